@@ -10,7 +10,7 @@ class JaxparError(Exception):
     """Base class of all errors of jaxpar; never raised itself.
 
     >>> import jaxpar
-    >>> issubclass(jaxpar.DeviceError, jaxpar.JaxparError)
+    >>> issubclass(jaxpar.errors.DeviceError, jaxpar.errors.JaxparError)
     True
     """
 
@@ -57,7 +57,7 @@ class RowsError(JaxparError, ValueError):
     """Two arrays of one batch have different numbers of rows.
 
     >>> import jax.numpy as jnp, jaxpar
-    >>> jaxpar.scatter((jnp.ones(2), jnp.ones(3)), jaxpar.devices()[:1])
+    >>> jaxpar.scatter((jnp.ones(2), jnp.ones(3)), jaxpar.Placement(tuple(jaxpar.devices()[:1])))
     Traceback (most recent call last):
     jaxpar.errors.RowsError: scatter: inputs[0] has 2 rows and inputs[1] has 3. ...
 

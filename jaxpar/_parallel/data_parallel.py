@@ -139,10 +139,12 @@ def _refuse_nesting() -> None:
 class DataParallel(abc.ABC):
     """A module that shares every batch out over the devices.
 
-    ```python
-    net = jaxpar.DataParallel(net)     # the only line that changes
-    y = net(x)
-    ```
+    >>> import jax.numpy as jnp, jaxpar
+    >>> from flax import nnx
+    >>> net = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    >>> net = jaxpar.DataParallel(net)  # the only line that changes
+    >>> net(jnp.ones((8, 3))).shape
+    (8, 2)
 
     Args:
       module: an `nnx.Module`, a `flax.linen.Module`, or a function of arrays.

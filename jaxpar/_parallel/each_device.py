@@ -27,9 +27,11 @@ class EachDeviceState(NamedTuple):
 def each_device(tx: optax.GradientTransformation) -> optax.GradientTransformation:
     """The same transformation, applied separately to the parameters of each device.
 
-    ```python
-    optimizer = nnx.Optimizer(net, jaxpar.each_device(optax.adam(1e-3)), wrt=nnx.Param)
-    ```
+    >>> import jax.numpy as jnp, jaxpar, optax
+    >>> tx = jaxpar.each_device(optax.sgd(0.1))
+    >>> updates, _ = tx.update({"w": jnp.ones(2)}, tx.init({"w": jnp.zeros(2)}))
+    >>> [round(float(u), 3) for u in updates["w"]]
+    [-0.1, -0.1]
 
     What a transformation computes over the whole tree (a global norm) it computes for each device's
     part. Parameters must not change devices between updates. Inside `jax.jit` all parameters are

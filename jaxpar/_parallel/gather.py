@@ -31,6 +31,10 @@ def gather(
 ) -> PyTree:
     """Concatenate the replicas' outputs along `dim`.
 
+    >>> import jax.numpy as jnp, jaxpar
+    >>> jaxpar.gather([jnp.array([1, 2]), jnp.array([3])])
+    Array([1, 2, 3], dtype=int...)
+
     Args:
       outputs: Shards, or a sequence with one tree for each replica.
       target_device: where the result goes; the first replica's device if left out. `"cpu"` is the

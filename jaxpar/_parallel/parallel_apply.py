@@ -44,6 +44,11 @@ def parallel_apply(
 ) -> Shards | list[Any]:
     """Apply module i to inputs i, for all i at once.
 
+    >>> import jax.numpy as jnp, jaxpar
+    >>> double, square = lambda x: 2 * x, lambda x: x**2
+    >>> [int(y) for y in jaxpar.parallel_apply([double, square], [jnp.array(3), jnp.array(4)])]
+    [6, 16]
+
     Args:
       modules: what `replicate` returned, or a sequence of any modules.
       inputs: what `scatter` returned, or a sequence. A tuple or list is a module's positional

@@ -27,6 +27,11 @@ from ..errors import DeviceError
 class Placement:
     """Which devices, which axis, where results go.
 
+    >>> import jaxpar
+    >>> placement = jaxpar.Placement(tuple(jaxpar.devices()[:1]), dim=1)
+    >>> placement.N, placement.dim, placement.device_ids
+    (1, 1, [0])
+
     Attributes:
       devices: the N devices in replica order; none at all means pass-through.
       dim: the batch dimension of every input and output; negative counts from the end.

@@ -70,6 +70,13 @@ class Replicas(Sequence):
 def replicate(network: Module, devices: Iterable[DeviceLike] | Placement, detach: bool = False) -> Replicas:
     """A copy of a module on each device.
 
+    >>> import jaxpar
+    >>> from flax import nnx
+    >>> placement = jaxpar.Placement(tuple(jaxpar.devices()[:1]))
+    >>> replicas = jaxpar.replicate(nnx.Linear(3, 2, rngs=nnx.Rngs(0)), placement)
+    >>> len(replicas), type(replicas[0]).__name__
+    (1, 'Linear')
+
     Args:
       network: an NNX module, a bound Linen module (`module.bind(variables)`) or a function. NNX
         variables are replaced by arrays that all devices hold, in place; the module goes on working.

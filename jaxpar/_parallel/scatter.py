@@ -30,6 +30,11 @@ from .shards import Shards, combine, separate
 def scatter(inputs: PyTree, target_gpus: Iterable[DeviceLike] | Placement, dim: int = 0) -> Shards:
     """Split the arrays of a tree along `dim` and send piece i to device i.
 
+    >>> import jax.numpy as jnp, jaxpar
+    >>> placement = jaxpar.Placement(tuple(jaxpar.devices()[:1]))
+    >>> jaxpar.scatter({"x": jnp.ones((4, 3)), "name": "train"}, placement)[0]["x"].shape
+    (4, 3)
+
     Args:
       inputs: any pytree. Arrays [..., B, ...] are split; other leaves go to every replica as they
         are. Without any array there is one piece for each device; a tree without leaves has one.
@@ -58,6 +63,13 @@ def scatter_kwargs(
     dim: int = 0,
 ) -> tuple[Shards, Shards]:
     """`scatter` for arguments and keyword arguments, split as one batch.
+
+    >>> import jax.numpy as jnp
+    >>> import jaxpar
+    >>> placement = jaxpar.Placement(tuple(jaxpar.devices()[:1]))
+    >>> inputs, kwargs = scatter_kwargs((jnp.ones(4),), {"y": jnp.zeros(4)}, placement)
+    >>> inputs.sizes, kwargs.sizes
+    ((4,), (4,))
 
     torch counterpart: `torch.nn.parallel.scatter_gather.scatter_kwargs`; as there, arguments that
     are not a tuple are split as they are.

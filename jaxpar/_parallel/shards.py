@@ -29,7 +29,7 @@ class Shards(Sequence):
     """A tree cut into pieces for the k replicas that got some.
 
     >>> import jax.numpy as jnp, jaxpar
-    >>> shards = jaxpar.scatter(jnp.arange(4.0), jaxpar.devices()[:1])
+    >>> shards = jaxpar.scatter(jnp.arange(4.0), jaxpar.Placement(tuple(jaxpar.devices()[:1])))
     >>> len(shards), shards.sizes, shards[0].shape
     (1, (4,), (4,))
 

@@ -69,9 +69,17 @@ class Arrays(abc.ABC):
     def read(self) -> list:
         """The module's arrays on this process's devices."""
 
-    def take(self, keep: bool) -> tuple[list, dict[str, Any]]:
-        """Return the module's arrays and the step's extra state on all devices. `keep`: no update follows."""
+    def take(self) -> tuple[list, dict[str, Any]]:
+        """Return the module's arrays and the step's extra state on all devices."""
         return self.world.shared(self.read()), {}
+
+    def program_extra(self, extra: dict[str, Any], keep: bool) -> dict[str, Any]:
+        """Return the part of the extra state that a program takes. `keep`: no update follows."""
+        return extra
+
+    def replace(self, values: list, changes: Changes) -> list:
+        """Commit changes between `take` and the program; return the program's values with the changes."""
+        raise NotImplementedError("only a module that holds its arrays receives values in mid-step")
 
     def shapes(self, keep: bool) -> tuple[list, dict[str, Any]]:
         """Return what `take` would return, as shapes with shardings. Arrays may be anywhere, or be shapes."""
@@ -189,8 +197,14 @@ class ModuleArrays(ObjectArrays, Arrays):
     def parameters(self) -> tuple[int, ...]:  # type: ignore[override]
         return self._structure()[0]
 
-    def take(self, keep: bool) -> tuple[list, dict[str, Any]]:
+    def take(self) -> tuple[list, dict[str, Any]]:
         return self.for_program(self.read()), {}
+
+    def replace(self, values: list, changes: Changes) -> list:
+        self.commit(changes)
+        # A bare array stays in the module, and so does the program's copy.
+        put = self.world.shared({i: x for i, x in changes.items() if self.view.are_variables[i]})
+        return [put.get(i, x) for i, x in enumerate(values)]
 
     def shapes(self, keep: bool) -> tuple[list, dict[str, Any]]:
         return self._shapes(self.current_values()), {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -27,7 +27,7 @@ from .._typing import DeviceLike, PyTree
 from ..comm_hooks import CommHook
 from ..distributed.check_replicas import check_replicas
 from ..distributed.group import Group, NonMember, registered
-from ..errors import GradientError, GroupError, ParametersError, StagedError
+from ..errors import GroupError, ParametersError
 from .agreement import SameRows
 from .arrays import Arrays, FunctionArrays, LinenArrays, ModuleArrays
 from .batch_checks import check_rows
@@ -35,6 +35,7 @@ from .engine import Engine
 from .engine_state import EngineState
 from .initial_sync import NOTHING_TO_TRAIN, settle
 from .join import Join
+from .misuse import check_staged, without_gradient
 from .replica_groups import settle_groups
 from .work import Objective, ReplicaWork
 from .world import World, make_world
@@ -43,10 +44,13 @@ from .world import World, make_world
 class DistributedDataParallel(abc.ABC):
     """A module whose every replica takes the loss of its own rows, and the mean of their gradients.
 
-    ```python
-    net = jaxpar.DistributedDataParallel(net)
-    loss, gradients = net.value_and_grad(loss_fn)(x, y)  # loss_fn(net, x, y), on each replica's rows
-    ```
+    >>> import jax.numpy as jnp, jaxpar
+    >>> from flax import nnx
+    >>> net = jaxpar.DistributedDataParallel(nnx.Linear(3, 1, rngs=nnx.Rngs(0)))
+    >>> value_and_grad = net.value_and_grad(lambda net, x: (net(x) ** 2).mean())
+    >>> loss, gradients = value_and_grad(jnp.ones((8, 3)))
+    >>> loss.shape, gradients["module"]["kernel"][...].shape
+    ((), (3, 1))
 
     A replica is a device of any process. In one process it needs no process group; with
     `jaxpar.distributed.init_process_group()` every process brings its own rows, as in torch.
@@ -65,7 +69,7 @@ class DistributedDataParallel(abc.ABC):
       backend: `"shard_map"` or `"pmap"`; equal results.
       bucket_cap_mb, find_unused_parameters, gradient_as_bucket_view, static_graph: taken and not needed.
         Buckets are XLA's business, and a parameter that no loss uses has gradient zero.
-      broadcast_buffers: torch's older word for `forward_sync_buffers`.
+      broadcast_buffers: torch's older name of `forward_sync_buffers`.
 
     Raises:
       ParametersError: nothing to train; or other ranks have other parameters.
@@ -162,24 +166,32 @@ class _Distributed:
         """N: the replicas of all processes."""
         return self.world.N
 
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Calls in here leave their gradients on the replicas; the next one outside adds to them.
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        """Leave gradients of calls in this context on the replicas; the next call outside adds to them.
+
+        >>> import jax.numpy as jnp, jaxpar
+        >>> from flax import nnx
+        >>> net = jaxpar.DistributedDataParallel(nnx.Linear(3, 1, rngs=nnx.Rngs(0)))
+        >>> value_and_grad = net.value_and_grad(lambda net, x: net(x).mean())
+        >>> with net.no_sync():
+        ...     loss, gradients = value_and_grad(jnp.ones((8, 3)))
+        >>> gradients is None
+        True
 
         There, `value_and_grad` returns this process's mean loss, and None for the gradients. The next call
         outside returns the mean over the replicas of the sum over the calls, after one all-reduce.
 
         torch counterpart: `DistributedDataParallel.no_sync` (docs/semantics.md row D9).
         """
-        state = self.engine_state
-        before, state.synchronises = state.synchronises, False
-        try:
-            yield
-        finally:
-            state.synchronises = before
+        return self.engine_state.unsynchronised()
 
     def register_comm_hook(self, hook: CommHook) -> None:
-        """Reduces gradients as `hook` says, from the next call on. Once only.
+        """Reduce gradients with `hook` from the next call on. Can be called once.
+
+        >>> import jax.numpy as jnp, jaxpar
+        >>> from flax import nnx
+        >>> net = jaxpar.DistributedDataParallel(nnx.Linear(3, 1, rngs=nnx.Rngs(0)))
+        >>> net.register_comm_hook(jaxpar.comm_hooks.bf16_compress)
 
         Raises:
           RuntimeError: there is one already. TypeError: it is not a hook.
@@ -196,15 +208,15 @@ class _Distributed:
 
     def _forward(self, module: Any, args: tuple, kwargs: dict) -> PyTree:
         outputs = forward(module, args, kwargs, self.world.local, self.backend, self.programs)
-        return outputs if self.world.N == 1 else _without_gradient(outputs)
+        return outputs if self.world.N == 1 else without_gradient(outputs)
 
     def _compare(self, what: str, values: PyTree) -> None:
-        """Once: values that the user holds are the same on all ranks, which nobody could make them be."""
+        """Check once that user-held values match on all ranks (we cannot sync them)."""
         if self.engine_state.compared or is_staged():
             return
         if self.world.size > 1:
             check_replicas({what: values}, self.world.group)
-        self.engine_state.compared = True
+        self.engine_state.compared = True  # for the life of the wrapper: later values come from equal steps
 
     def _gradients(
         self, arrays: Arrays, loss_fn: Callable[..., Any], has_aux: bool, batch: tuple, kwargs: dict[str, Any]
@@ -214,7 +226,7 @@ class _Distributed:
             raise ParametersError(NOTHING_TO_TRAIN)
         check_rows(batch, kwargs, "value_and_grad")
         state = self.engine_state
-        _check_staged(self.world, state)
+        check_staged(self.world, state)
         work = ReplicaWork(Objective(loss_fn, has_aux), self.world, state, self.backend, state.programs)
         engine = Engine(arrays, work, state, self.world, loss_fn)
         keep = not state.synchronises
@@ -225,42 +237,6 @@ class _Distributed:
         return value, arrays.gradients(self.world.local_shared(done.after)), done.committed
 
 
-def _check_staged(world: World, state: EngineState) -> None:
-    if not is_staged():
-        return
-    what = "several processes" if world.size > 1 else "no_sync()"
-    if (
-        world.size > 1
-        or not state.synchronises
-        or (state.replica_state is not None and state.replica_state.gradients)
-    ):
-        raise StagedError(
-            f"value_and_grad: called inside jax.jit (or nnx.jit), which cannot be done with {what}: it "
-            "compiles its own program over all devices. Call it outside, or use jaxpar.train_step, which "
-            "compiles the whole step."
-        )
-
-
-@jax.custom_vjp
-def _without_gradient(outputs: PyTree) -> PyTree:
-    return outputs
-
-
-def _kept(outputs: PyTree) -> tuple[PyTree, None]:
-    return outputs, None
-
-
-def _backward(residual: None, cotangents: PyTree) -> Any:
-    # Without this the gradient would be the sum over this process's replicas: no mean, and not the others'.
-    raise GradientError(
-        "DistributedDataParallel: net(x) is not differentiated, because nothing would average the gradient "
-        "over the replicas. Write net.value_and_grad(loss_fn)(x, y), or jaxpar.train_step."
-    )
-
-
-_without_gradient.defvjp(_kept, _backward)
-
-
 class _NNXDistributed(_Distributed, nnx.Module):
     def __init__(self, module: nnx.Module, world: World, backend: str, state: EngineState, init_sync: bool):
         self._remember(module, world, backend, state)
@@ -269,7 +245,7 @@ class _NNXDistributed(_Distributed, nnx.Module):
         arrays.commit(dict(enumerate(settle(arrays, world, init_sync))))
 
     def arrays(self, wrt: nnx.filterlib.Filter) -> ModuleArrays:
-        """The wrapped module's, of which `wrt` says what is trained."""
+        """Return the wrapped module's arrays; `wrt` selects the trained ones."""
         world, structures = self.world, self.engine_state.structures
         return ModuleArrays(self, self.module, wrt, world.local, world, structures, "DistributedDataParallel")
 
@@ -284,13 +260,21 @@ class _NNXDistributed(_Distributed, nnx.Module):
     def value_and_grad(
         self, loss_fn: Callable[..., Any], *, has_aux: bool = False, wrt: nnx.filterlib.Filter = nnx.Param
     ) -> Callable[..., Any]:
-        """A function of a batch that returns the mean loss and the mean gradients.
+        """Return a function of a batch that returns the mean loss and the mean gradients.
+
+        >>> import jax.numpy as jnp, jaxpar
+        >>> from flax import nnx
+        >>> net = jaxpar.DistributedDataParallel(nnx.Linear(3, 1, rngs=nnx.Rngs(0)))
+        >>> value_and_grad = net.value_and_grad(lambda net, x: (net(x).mean(), net(x)), has_aux=True)
+        >>> (loss, outputs), gradients = value_and_grad(jnp.ones((8, 3)))
+        >>> outputs.shape
+        (8, 1)
 
         Args:
           loss_fn: `loss_fn(module, *batch)` is evaluated on every replica's own rows; it returns one number,
             or `(number, aux)` with `has_aux`.
           has_aux: aux is any tree of arrays [b, ...]; those of this process's replicas are concatenated.
-          wrt: the NNX filter that says what is trained.
+          wrt: the NNX filter of what is trained.
 
         Returns:
           `f(*batch) -> (loss, gradients)`, with aux `((loss, aux), gradients)`. Gradients are an `nnx.State`
@@ -316,6 +300,13 @@ class _NNXDistributed(_Distributed, nnx.Module):
     ) -> Join:
         """A context in which ranks may have different numbers of batches, and batches of different sizes.
 
+        >>> import jax.numpy as jnp, jaxpar
+        >>> from flax import nnx
+        >>> net = jaxpar.DistributedDataParallel(nnx.Linear(3, 1, rngs=nnx.Rngs(0)))
+        >>> with net.join():
+        ...     for x in (jnp.ones((8, 3)), jnp.ones((8, 3))):
+        ...         loss, gradients = net.value_and_grad(lambda net, x: net(x).mean())(x)
+
         Args:
           divide_by_initial_world_size: gradients are divided by all replicas, or else by those with rows.
           enable: False does nothing, for ranks that are known to have as many batches.
@@ -336,7 +327,7 @@ class _LinenDistributed(_Distributed):
         self._remember(module, world, backend, state)
 
     def holding(self, module: nnx.Module) -> Any:
-        """The same wrapper of a module that holds its variables, which are made equal on all ranks."""
+        """Return the same wrapper of a module that holds its variables, which are made equal on all ranks."""
         return _NNXDistributed(module, self.world, self.backend, self.engine_state, True)
 
     def init(self, rngs: Any, *args: PyTree, **kwargs: PyTree) -> PyTree:
@@ -374,7 +365,7 @@ class _LinenDistributed(_Distributed):
 
 class _FunctionDistributed(_Distributed):
     def __init__(self, module: Callable[..., Any], world: World, backend: str, state: EngineState):
-        FunctionView(module)  # says now if it cannot be used
+        FunctionView(module)  # fail now rather than at the first call
         self._remember(module, world, backend, state)
 
     def __call__(self, parameters: PyTree, *inputs: PyTree, **kwargs: PyTree) -> PyTree:
@@ -398,6 +389,6 @@ class _FunctionDistributed(_Distributed):
 
 
 for _kind in (_NNXDistributed, _LinenDistributed, _FunctionDistributed):
-    # One public word: this is what repr and isinstance show.
+    # One public name: this is what repr and isinstance show.
     _kind.__name__ = "DistributedDataParallel"
     DistributedDataParallel.register(_kind)

@@ -98,7 +98,7 @@ class Engine:
         """Run a step on this rank's batch. `keep` leaves gradients on their replicas for the next step to add
         to."""
         batch = self.work.bring(args, kwargs)
-        if self.state.strategy is not self.state.usual:
+        if self.state.joining:
             self.state.engine = self
         done = self.turn(batch, keep)
         assert done is not None  # a rank with rows takes part in the step
@@ -110,7 +110,7 @@ class Engine:
         """The program of a step, for shapes: nothing is sent, run, changed or compared with other ranks.
 
         Args:
-          keep: as for `step`. kept: whether gradients of earlier calls are there, to be added to.
+          keep: as for `step`. adds: whether the replicas hold gradients of earlier calls, to be added to.
         """
         values, extra = self.arrays.shapes(keep)
         agreement = self.state.usual.agree(self.work.shapes(args, kwargs), None, keep)
@@ -123,28 +123,25 @@ class Engine:
         return program.trace(values, extra, replica_state, batch)  # type: ignore[attr-defined]
 
     def turn(self, batch: Any, keep: bool = False) -> StepOutcome | None:
-        """Once around the loop. None, with nothing done, when no rank has rows any more."""
-        values, extra = self.arrays.take(keep)
+        """Go around the loop once. Return None, with nothing done, when no rank has rows left."""
+        # Taken before the agreement, so that a deleted array raises before other ranks count on this one.
+        values, extra = self.arrays.take()
         metadata = self._metadata(keep) if self.world.size > 1 else None
-        if metadata is not None and not keep and self.state.strategy is self.state.usual and not is_staged():
-            # While gradients are kept no rank needs another, and torch's may make different numbers of calls.
-            # In join they announce every step, which is noted there.
+        if metadata is not None and not keep and not self.state.joining and not is_staged():
+            # While gradients are kept ranks are independent, and torch's may make different numbers of calls.
+            # In join every step is announced, and recorded there.
             begin(self._call, f"{self._call} of {metadata.number}", self.world.group)
         agreement = self.state.strategy.agree(batch, metadata, keep)
         if agreement is None:
             return None
         agreed, batch = agreement
-        moved = agreed.buffers_from is not None and self.receive(agreed.buffers_from, buffers=True)
-        if moved or agreed.keep != keep:
-            keep = agreed.keep
-            values, extra = self.arrays.take(keep)
-        program, program_batch = self.work.program(self.arrays, batch, agreed, keep)
-        arguments = (
-            values,
-            extra,
-            self.state.replica_state or self._first_replica_state(values),
-            program_batch,
-        )
+        if agreed.buffers_from is not None:
+            values = self._received(values, agreed.buffers_from, buffers=True)
+        # A rank without rows takes `keep` from the ranks that have some.
+        extra = self.arrays.program_extra(extra, agreed.keep)
+        program, program_batch = self.work.program(self.arrays, batch, agreed, agreed.keep)
+        replica_state = self.state.replica_state or self._first_replica_state(values)
+        arguments = values, extra, replica_state, program_batch
         with Compiling(self._describe, rank()):
             if metadata is not None and not is_staged():
                 compare_programs(metadata, program, arguments)
@@ -157,7 +154,7 @@ class Engine:
         replica_state, world = self.state.replica_state, self.world
         if replica_state is not None and replica_state.gradients:
             zeros = [world.stacked(jnp.zeros_like(world.local_stacked(x))) for x in replica_state.gradients]
-            self.state.replica_state = replica_state._replace(gradients=zeros)
+            self.state.replace(replica_state._replace(gradients=zeros))
 
     def _describe(self) -> str:
         """Return a description of the compilation, for stderr."""
@@ -168,8 +165,7 @@ class Engine:
     def _put(self, done: StepResult, agreed: Agreement, batch: Any) -> StepOutcome:
         # Inside of the user's jit nothing has run yet, so nothing may be remembered.
         if done.replica_state is not None and not is_staged():
-            self.state.replica_state = done.replica_state
-            self.state.steps += 1
+            self.state.advance(done.replica_state)
             beat()
         loss, aux, changes = self.work.read(done, agreed, batch)
         report = done.extra.pop("report", None)
@@ -183,7 +179,7 @@ class Engine:
     def _metadata(self, keep: bool) -> StepMetadata:
         """Return the metadata that must be the same on all ranks, in addition to the rows."""
         state, arrays = self.state, self.arrays
-        state.number = state.number or next_number(self.world.group)
+        state.number = state.number or next_number(self.world.group)  # at a step, which all ranks make
         return StepMetadata(
             state.number,
             state.steps,
@@ -196,15 +192,18 @@ class Engine:
             self.world.group,
         )
 
-    def receive(self, src: int, *, buffers: bool, parameters: bool = False) -> bool:
-        """Take the module's buffers or parameters from a rank of the world; all ranks call it. Return whether
-        there were any."""
-        values, _ = self.arrays.take(keep=True)
+    def receive(self, src: int, *, buffers: bool, parameters: bool = False) -> None:
+        """Take the module's buffers or parameters from a rank of the world; all ranks call it."""
+        values, _ = self.arrays.take()
+        self._received(values, src, buffers=buffers, parameters=parameters)
+
+    def _received(self, values: list, src: int, *, buffers: bool, parameters: bool = False) -> list:
+        """`receive`; return the program's values with the received ones."""
         trained = set(self.arrays.parameters)
         which = [i for i in range(len(values)) if (parameters if i in trained else buffers)]
-        if which:
-            sent = self.world.local_shared([values[i] for i in which])
-            received = broadcast(sent, group=self.world.group, group_src=src)
-            received = jax.device_put(received, self.world.local.replicated)
-            self.arrays.commit(dict(zip(which, received, strict=True)))
-        return bool(which)
+        if not which:
+            return values
+        sent = self.world.local_shared([values[i] for i in which])
+        received = broadcast(sent, group=self.world.group, group_src=src)
+        received = jax.device_put(received, self.world.local.replicated)
+        return self.arrays.replace(values, dict(zip(which, received, strict=True)))

@@ -1,10 +1,13 @@
 """engine_state: what an engine remembers from step to step, and the user's settings for it.
 
-No program contains it. torch keeps the same things in the DDP object and its reducer.
+No program contains it. Engine, join and the wrappers change it through its methods. torch keeps the same
+things in the DDP object and its reducer.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from .._parallel.programs import Programs
@@ -44,6 +47,35 @@ class EngineState:
         self.timeout = 600.0
         self.structures: dict[Any, Any] = {}
         self.programs = Programs(compiled)
+
+    @property
+    def joining(self) -> bool:
+        """Whether steps are announced: inside of `join()`."""
+        return self.strategy is not self.usual
+
+    def enter_join(self, strategy: Strategy) -> None:
+        self.strategy = strategy
+
+    def leave_join(self) -> None:
+        self.strategy, self.engine = self.usual, None
+
+    @contextlib.contextmanager
+    def unsynchronised(self) -> Iterator[None]:
+        """A context in which gradients stay on the replicas."""
+        outer, self.synchronises = self.synchronises, False
+        try:
+            yield
+        finally:
+            self.synchronises = outer
+
+    def advance(self, replica_state: ReplicaState) -> None:
+        """Record a step."""
+        self.replica_state = replica_state
+        self.steps += 1
+
+    def replace(self, replica_state: ReplicaState) -> None:
+        """Set the replicas' state between two steps."""
+        self.replica_state = replica_state
 
     def register(self, hook: CommHook) -> None:
         """Raises RuntimeError if the user has chosen one already."""

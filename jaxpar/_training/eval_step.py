@@ -84,7 +84,7 @@ def eval_step(
     run = _call if function is None else function
     arrays = EvaluationArrays(as_one(net), as_one(net), placement, ALONE, "eval_step")
     state = EngineState(Alone())
-    state.replica_state = ReplicaState()  # an evaluation has no per-replica state
+    state.replace(ReplicaState())  # an evaluation has no per-replica state
     engine = Engine(arrays, OutputWork(run, precision, placement), state, ALONE, run)
 
     def evaluate(*batch: PyTree, **kwargs: PyTree) -> PyTree:

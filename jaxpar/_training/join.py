@@ -124,7 +124,7 @@ class Join:
 
     def __enter__(self) -> Join:
         if self._enable:
-            self._state.strategy = self._strategy
+            self._state.enter_join(self._strategy)
         return self
 
     def __exit__(
@@ -137,7 +137,7 @@ class Join:
                 self._go_on()
         finally:
             # torch leaves its hooks in place (J5), and later steps take buffers from the highest rank.
-            self._state.strategy, self._state.engine = self._state.usual, None
+            self._state.leave_join()
 
     def _go_on(self) -> None:
         """Take part with zeros until no rank has batches left, then take the last rank's values."""

@@ -125,7 +125,7 @@ def refuse_context(nets: Sequence[Any]) -> None:
     """Raise RuntimeError: one of several networks is inside of `no_sync()` or `join()`."""
     for net in nets if len(nets) > 1 else ():
         state = net.engine_state if isinstance(net, DistributedDataParallel) else None
-        if state is not None and not (state.synchronises and state.strategy is state.usual):
+        if state is not None and (state.joining or not state.synchronises):
             raise RuntimeError(
                 "train_step: several networks are trained together, and one of them is inside of no_sync() "
                 "or join(), which hold for steps of that one alone."

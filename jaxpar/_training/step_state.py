@@ -62,14 +62,14 @@ def restore(engine: Engine, arrays: TrainingArrays, state: dict[str, Any]) -> No
             f"{WHERE}: the step was saved with {_listed(stored)} and keeps {_listed(current)}. Give "
             "train_step the precision and the on_nonfinite that it had."
         )
-    values, _ = arrays.take(keep=True)
+    values, _ = arrays.take()
     trained = engine.world.local_shared([values[i] for i in arrays.parameters])
     gradients = engine.work.gradients_like(trained) if state["gradients"] else []
     expected, form = jax.tree.flatten(ReplicaState(gradients, engine.work.first_replica_state(trained).hook))
     stored_arrays = [*state["gradients"], *state["hook"]]
     _check(expected, stored_arrays)
     arrays.reset({name: jnp.asarray(x) for name, x in state["step"].items()})
-    engine.state.replica_state = jax.tree.unflatten(form, list(map(_placed, expected, stored_arrays)))
+    engine.state.replace(jax.tree.unflatten(form, list(map(_placed, expected, stored_arrays))))
 
 
 def _listed(names: set[str]) -> str:

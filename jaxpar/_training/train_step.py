@@ -53,35 +53,36 @@ def train_step(
 ) -> TrainStep:
     """A function that trains: `loss = step(*batch)`.
 
-    ```python
-    net = jaxpar.DataParallel(net)
-    optimizer = nnx.Optimizer(net, optax.adam(1e-3), wrt=nnx.Param)
-    step = jaxpar.train_step(net, optimizer, lambda net, x, y: ((net(x) - y) ** 2).mean())
-    for x, y in batches:
-        loss = step(x, y)
-    ```
+    >>> import jax, jax.numpy as jnp, jaxpar, optax
+    >>> from flax import nnx
+    >>> net = jaxpar.DataParallel(nnx.Linear(3, 1, rngs=nnx.Rngs(0)))
+    >>> optimizer = nnx.Optimizer(net, optax.sgd(0.1), wrt=nnx.Param)
+    >>> step = jaxpar.train_step(net, optimizer, lambda net, x: (net(x) ** 2).mean())
+    >>> losses = [float(step(jnp.ones((8, 3)))) for _ in range(3)]
+    >>> losses[2] < losses[0], step.updates
+    (True, 3)
 
     Args:
       net: an NNX module: plain, a DataParallel, or a DistributedDataParallel. It holds the results after
         every step, and may be read, changed, saved and evaluated between two of them. Or several such
         modules, `(a, b)`, all wrapped alike; a loss function is then given `(a, b)`.
         A Linen module, or its wrapper, is one too.
-      optimizer: made from `net`; what its `wrt` lets through is trained. Of several modules one for each. Of
-        a Linen module its `TrainState`, whose arrays the step takes over; `step.state` is the next one.
-      loss_fn: `loss_fn(net, *batch)`, one number; of several modules also a tuple with one for each, by
-        which that module alone is trained. A DistributedDataParallel evaluates it on every replica's
+      optimizer: made from `net`; what its `wrt` lets through is trained. One per module. For
+        Linen, the `TrainState`, whose arrays the step takes over; `step.state` is the next one.
+      loss_fn: `loss_fn(net, *batch)`, one number; for several modules also a tuple with one for each, which
+        trains that module alone. A DistributedDataParallel evaluates it on every replica's
         own rows with the module that it wraps. The batch is whatever the step is called with: arrays, and
         also modules, `nnx.Rngs` and metrics, which it uses and does not train. As in torch their statistics,
         counters and streams move on.
       accumulate: an update after every so many calls, with the mean of their gradients.
       has_aux: the loss function returns `(loss, aux)`, and so does the step.
-      precision: computes in another type than that of the parameters.
+      precision: the computing type, if not the parameters' type.
       on_nonfinite: a gradient that is infinite or not a number raises some steps later ("raise"; nothing
         moves in between), leaves the update out ("skip"), or is not looked for ("ignore"). With a loss
         scale such updates are always left out.
 
     Returns:
-      A TrainStep. The loss stays on the device: nothing waits for it until it is read. Arrays that the net
+      A TrainStep. The loss stays on the device: nothing waits until it is read. Arrays that the net
       and the optimizer held before are donated, so use what they hold now.
 
     Raises:
@@ -105,6 +106,14 @@ def train_step(
 
 class TrainStep:
     """What `train_step` returns.
+
+    >>> import jax, jax.numpy as jnp, jaxpar, optax
+    >>> from flax import nnx
+    >>> net = jaxpar.DataParallel(nnx.Linear(3, 1, rngs=nnx.Rngs(0)))
+    >>> optimizer = nnx.Optimizer(net, optax.sgd(0.1), wrt=nnx.Param)
+    >>> step = jaxpar.train_step(net, optimizer, lambda net, x: (net(x) ** 2).mean())
+    >>> step(jnp.ones((8, 3))).shape, step.calls
+    ((), 1)
 
     Attributes:
       net, optimizer: what it trains.
@@ -160,10 +169,14 @@ class TrainStep:
     def lower(self, *batch: PyTree, **kwargs: PyTree) -> jax.stages.Lowered:
         """The program of a call that updates, for shapes, without running it.
 
-        ```python
-        compiled = step.lower(jax.ShapeDtypeStruct((64, 8), "float32")).compile()
-        compiled.memory_analysis().temp_size_in_bytes  # on each device
-        ```
+        >>> import jax, jax.numpy as jnp, jaxpar, optax
+        >>> from flax import nnx
+        >>> net = jaxpar.DataParallel(nnx.Linear(3, 1, rngs=nnx.Rngs(0)))
+        >>> optimizer = nnx.Optimizer(net, optax.sgd(0.1), wrt=nnx.Param)
+        >>> step = jaxpar.train_step(net, optimizer, lambda net, x: (net(x) ** 2).mean())
+        >>> compiled = step.lower(jax.ShapeDtypeStruct((64, 3), "float32")).compile()
+        >>> compiled.memory_analysis().temp_size_in_bytes >= 0  # on each device
+        True
 
         Args:
           batch: arrays, of which only the shapes are read, or `jax.ShapeDtypeStruct`s: the rows of this
@@ -187,10 +200,9 @@ class TrainStep:
 
     @property
     def state(self) -> Any:
-        """Of a Linen module: its TrainState as it is now; of several, a tuple. The next step donates its
-        arrays.
+        """The TrainState of a Linen module; a tuple for several. The next step donates its arrays.
 
-        Raises AttributeError: of an NNX module, which holds its own state.
+        Raises AttributeError: for an NNX module, which holds its own state.
         """
         pairs = zip(self._nets, nets_of(as_one(self.optimizer)), strict=True)
         states = tuple(its.state(net) if isinstance(its, LinenOptimizer) else None for net, its in pairs)
@@ -202,11 +214,20 @@ class TrainStep:
 
     def check(self) -> None:
         """Waits for the last step, and raises NonFiniteError if a gradient was not finite since the last
-        time. Of several processes all call it: one alone would go on while the others stand."""
+        time. All processes must call it: calling it on one rank would deadlock the rest."""
         self._raise_if_reported(wait=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the step remembers beside the net and the optimizer, for a checkpoint.
+        """Return the state not held by net or optimizer, for a checkpoint.
+
+        >>> import jax, jax.numpy as jnp, jaxpar, optax
+        >>> from flax import nnx
+        >>> net = jaxpar.DataParallel(nnx.Linear(3, 1, rngs=nnx.Rngs(0)))
+        >>> optimizer = nnx.Optimizer(net, optax.sgd(0.1), wrt=nnx.Param)
+        >>> step = jaxpar.train_step(net, optimizer, lambda net, x: (net(x) ** 2).mean())
+        >>> loss = step(jnp.ones((8, 3)))
+        >>> sorted(step.state_dict())
+        ['calls', 'gradients', 'hook', 'step', 'updates']
 
         Returns:
           `calls` and `updates`; `step`, the loss scale and its count of good steps, or the number of updates
@@ -214,7 +235,7 @@ class TrainStep:
           communication hook's state. Arrays are NumPy's; what every replica keeps for itself has shape [N,
           ...].
 
-        Of several processes all call it, and all get the same.
+        All processes must call it, and get the same.
 
         torch counterpart: `GradScaler.state_dict` and `PowerSGDState.__getstate__`; the gradients of a torch
         script that accumulates are lost.
@@ -222,11 +243,18 @@ class TrainStep:
         return {"calls": self.calls, "updates": self.updates} | saved(self._engine, self._arrays)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from a `state_dict`: the next call gives the bits that it would have given then.
+        """Restore a `state_dict`: the next call is bit-identical to the one that would have followed.
+
+        >>> import jax, jax.numpy as jnp, jaxpar, optax
+        >>> from flax import nnx
+        >>> net = jaxpar.DataParallel(nnx.Linear(3, 1, rngs=nnx.Rngs(0)))
+        >>> optimizer = nnx.Optimizer(net, optax.sgd(0.1), wrt=nnx.Param)
+        >>> step = jaxpar.train_step(net, optimizer, lambda net, x: (net(x) ** 2).mean())
+        >>> step.load_state_dict(step.state_dict())
 
         Raises:
-          CheckpointError: it is that of another step (another `accumulate` in the middle of an accumulation,
-            another precision, hook, module or number of replicas). Nothing has changed then.
+          CheckpointError: it belongs to a different step (a different `accumulate` in the middle of an
+        """Restore a `state_dict`: the next call gives the same bits as the call that would have followed.
         """
         calls, updates = counts(state_dict, self._accumulate)
         restore(self._engine, self._arrays, state_dict)
@@ -234,7 +262,7 @@ class TrainStep:
         self._reports.clear()
 
     def _bring(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        """The batch without the modules and streams in it, which go with the networks."""
+        """Return the batch without its modules and streams, which go with the networks."""
         args, kwargs, objects = set_aside(args, kwargs)
         if objects:
             check_objects(self._nets, objects, "train_step")
@@ -249,7 +277,7 @@ class TrainStep:
                 "train_step: it updates, so it cannot be called inside of no_sync(); write "
                 "train_step(..., accumulate=k), which communicates once in k calls."
             )
-        if state.strategy is not state.usual and self._accumulate > 1:
+        if state.joining and self._accumulate > 1:
             raise RuntimeError(
                 "train_step: accumulate cannot be used inside of join(): ranks with other numbers of calls "
                 "would leave it in the middle of other accumulations. Use value_and_grad and no_sync() there."
@@ -271,14 +299,14 @@ class TrainStep:
 
 
 def _placement(net: nnx.Module) -> Placement | None:
-    """Where this process's arrays go; None leaves those of a plain module where they are."""
+    """Where this process's arrays go; None leaves a plain module's in place."""
     return net.world.local if isinstance(net, DistributedDataParallel) else placement_of(net)
 
 
 def _engine(
     nets: Sequence[nnx.Module], net: Any, optimizer: Any, objective: Objective, loss_fn: Callable[..., Any]
 ) -> tuple[Engine, TrainingArrays]:
-    """The loop for this kind of module, and the arrays that go around in it."""
+    """Return the loop for this kind of module, and its arrays."""
     programs = Programs(compiled)
     work: Work
     placement = _placement(nets[0])
@@ -294,7 +322,7 @@ def _engine(
     arrays.reset(objective.update.start())
     compared: Fingerprint = ()
     if world.size > 1:
-        values, extra = arrays.take(keep=False)
+        values, extra = arrays.take()
         names = [name.removeprefix("module.") for name in arrays.optimizer.view.names]
         compared = fingerprint(objective.update, values, extra["optimizer"], names)
     return Engine(arrays, work, state, world, loss_fn, compared, "train_step"), arrays

@@ -69,22 +69,22 @@ class TrainingArrays(CallArrays):
             placed = jax.device_put(extra, self.placement.replicated)
         self.extra |= self.world.shared(placed)
 
-    def take(self, keep: bool) -> tuple[list, dict[str, Any]]:
+    def take(self) -> tuple[list, dict[str, Any]]:
         self._numbers = _exact.recall_all(
             self.optimizer.current_values()
         )  # before reading, which may move them
         values, optimizer = take_distinct(self, self.optimizer)
-        if keep:  # the gradients need the loss scale and nothing else
-            return values, {name: x for name, x in self.extra.items() if name == "scale"}
         return values, {**self.extra, "optimizer": optimizer}
+
+    def program_extra(self, extra: dict[str, Any], keep: bool) -> dict[str, Any]:
+        # Without an update the gradients need the loss scale and nothing else.
+        return {name: x for name, x in extra.items() if name == "scale"} if keep else extra
 
     def shapes(self, keep: bool) -> tuple[list, dict[str, Any]]:
         values, optimizer, extra = self._shapes(
             (self.current_values(), self.optimizer.current_values(), self.extra)
         )
-        if keep:
-            return values, {name: x for name, x in extra.items() if name == "scale"}
-        return values, {**extra, "optimizer": optimizer}
+        return values, self.program_extra({**extra, "optimizer": optimizer}, keep)
 
     def put(self, after: list, extra: dict[str, Any], changes: Changes) -> None:
         if extra:

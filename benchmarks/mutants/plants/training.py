@@ -100,7 +100,7 @@ PLANTS = [
     *plants("jaxpar/_training/join.py",
         ('enable and world.size > 1', 'world.size > 1', "tests/test_join.py"),
         ('if kind is None:  # docs', 'if True:  # docs', "tests/test_join.py"),
-        ('self._state.strategy, self._state.engine = self._state.usual, None', 'self._state.engine = None', "tests/test_join.py"),
+        ('self._state.leave_join()', 'self._state.engine = None', "tests/test_join.py"),
         ('self.last = max(r for r in range(len(announcements)) if r not in done)', 'self.last = min(r for r in range(len(announcements)) if r not in done)', "tests/test_join.py"),
         ('divisor = self._world.N if self._divides_by_all else active', 'divisor = active if self._divides_by_all else self._world.N', "tests/test_join.py"),
         ('if self._world.rank in done', 'if self._world.rank not in done', "tests/test_join.py"),

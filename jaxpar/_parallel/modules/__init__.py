@@ -14,41 +14,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import jax
 from flax import linen, nnx
 
 from ..._typing import PyTree
 from ..placement import Placement
 from .closure_view import ClosureView, watched_cells
+from .definition import Changes as Changes
+from .definition import Definition as Definition
 from .function_view import Applied, AppliedView, FunctionView
 from .linen_view import LinenView
 from .nnx_view import view_nnx
 
 Module = Callable[..., Any]
-Changes = dict[Any, PyTree]
-
-
-class Definition(Protocol):
-    """The module without its arrays. Hashable."""
-
-    def __hash__(self) -> int: ...
-
-    def __call__(
-        self, values: PyTree, replica: jax.Array | None, args: tuple, kwargs: dict, /
-    ) -> tuple[PyTree, Changes]:
-        """Run the module on one replica; return its outputs and the values that changed. `replica` is folded
-        into every random stream, unless it is None."""
-
-    def apply(
-        self,
-        function: Callable[..., Any],
-        values: PyTree,
-        replica: jax.Array | None,
-        args: tuple,
-        kwargs: dict,
-        /,
-    ) -> tuple[PyTree, Changes]:
-        """The same for `function(module, *args, **kwargs)`."""
 
 
 class View(Protocol):

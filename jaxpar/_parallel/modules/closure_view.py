@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import operator
 import types
 from collections.abc import Callable
 from typing import Any
@@ -20,21 +19,17 @@ from ..._tree import has_tracers, is_array, is_staged
 from ..._typing import PyTree, Static
 from ..placement import Placement
 from ..spread import spread
+from .definition import Definition
 from .function_view import FunctionView
 
 Cells = dict[int, PyTree]
 
 
 @dataclasses.dataclass(frozen=True)
-class ClosureDefinition:
+class ClosureDefinition(Definition):
     """A function without the cells that its `values` fill."""
 
     function: Static
-
-    def __call__(
-        self, values: Cells, replica: jax.Array | None, args: tuple, kwargs: dict
-    ) -> tuple[PyTree, dict[Any, PyTree]]:
-        return self.apply(operator.call, values, replica, args, kwargs)
 
     def apply(
         self,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import operator
 import types
 from collections.abc import Callable
 from typing import Any
@@ -17,16 +16,12 @@ from ..._tree import check_alive, is_staged, paths
 from ..._typing import PyTree, Static
 from ..placement import Placement
 from ..spread import spread
+from .definition import Definition
 
 
 @dataclasses.dataclass(frozen=True)
-class FunctionDefinition:
+class FunctionDefinition(Definition):
     function: Static
-
-    def __call__(
-        self, values: tuple, replica: jax.Array | None, args: tuple, kwargs: dict
-    ) -> tuple[PyTree, dict[Any, PyTree]]:
-        return self.apply(operator.call, values, replica, args, kwargs)
 
     def apply(
         self,
@@ -58,13 +53,8 @@ class FunctionView:
 
 
 @dataclasses.dataclass(frozen=True)
-class ParametersDefinition:
+class ParametersDefinition(Definition):
     function: Static
-
-    def __call__(
-        self, values: PyTree, replica: jax.Array | None, args: tuple, kwargs: dict
-    ) -> tuple[PyTree, dict[Any, PyTree]]:
-        return self.apply(operator.call, values, replica, args, kwargs)
 
     def apply(
         self,

@@ -7,7 +7,6 @@ and into which changed ones are written.
 from __future__ import annotations
 
 import dataclasses
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -19,18 +18,14 @@ from ..._typing import PyTree, Static
 from ...errors import UninitializedError
 from ..placement import Placement
 from ..spread import spread
+from .definition import Definition
 from .streams import fold
 
 
 @dataclasses.dataclass(frozen=True)
-class LinenDefinition:
+class LinenDefinition(Definition):
     module: Static
     mutable: Static
-
-    def __call__(
-        self, values: dict, replica: jax.Array | None, args: tuple, kwargs: dict
-    ) -> tuple[PyTree, dict[tuple[str, ...], PyTree]]:
-        return self.apply(operator.call, values, replica, args, kwargs)
 
     def apply(
         self,

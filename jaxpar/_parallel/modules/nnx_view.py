@@ -22,11 +22,12 @@ from ..._typing import Array, PyTree, Static
 from ..._upstream import set_past_trace
 from ..placement import Placement
 from ..spread import spread
+from .definition import Definition
 from .function_view import refuse_hidden_module
 from .streams import fold
 
 
-class NNXDefinition:
+class NNXDefinition(Definition):
     """A module without its arrays: what is compiled. Equal for modules of equal structure."""
 
     def __init__(self, graphdef: nnx.GraphDef, paths: Sequence[tuple], kinds: Sequence[str]):
@@ -48,11 +49,6 @@ class NNXDefinition:
             and self.paths == other.paths
             and self.graphdef == other.graphdef
         )
-
-    def __call__(
-        self, values: list, replica: jax.Array | None, args: tuple, kwargs: dict
-    ) -> tuple[PyTree, dict[int, PyTree]]:
-        return self.apply(operator.call, values, replica, args, kwargs)
 
     def merge(self, values: Sequence[Any]) -> nnx.Module:
         """Return the object with these values."""

@@ -86,7 +86,23 @@ class Plan:
 
 
 def planned(programs: Sequence[ClosedJaxpr]) -> Plan | None:
-    """Return a plan that lets the largest program serve all numbers of rows, or None if unproven."""
+    """Return a plan that lets the largest program serve all numbers of rows, or None if unproven.
+
+    A mean over rows is a sum, whose padding is masked, and a division by a number from a table:
+
+    >>> import jax.numpy as jnp
+    >>> mean = [jax.make_jaxpr(lambda x: x.sum(0) / x.shape[0])(jnp.ones((b, 5))) for b in (3, 1)]
+    >>> plan = planned(mean)
+    >>> plan.sizes, plan.operand_rows[0].axis, plan.result_rows
+    ((3, 1), 0, (None,))
+    >>> [mask.neutral for mask in plan.steps[0].masks], [float(n) for n in plan.steps[1].tables[0][1]]
+    ([0], [3.0, 1.0])
+
+    Nothing is proven for a sum that runs along the rows:
+
+    >>> planned([jax.make_jaxpr(lambda x: jnp.cumsum(x, 0))(jnp.ones((b, 5))) for b in (3, 1)]) is None
+    True
+    """
     variables: list[Any] = [opened(p)[0].invars for p in programs]
     shapes = list(zip(*([v.aval.shape for v in of] for of in variables), strict=True))
     try:
@@ -119,6 +135,44 @@ def _input(shapes: Sequence[Shape], sizes: Sequence[int]) -> Rows | None:
     return axis and Rows(axis[0], 1, axis[1])
 
 
+class _Environment:
+    """The variables of all programs: which correspond to each other, and where they have rows.
+
+    Variables are paired in the order in which the programs bind them. Each trace makes new variables, so
+    a pair is the only evidence that two operands are the same value.
+    """
+
+    def __init__(self, sizes: tuple[int, ...], programs: int):
+        self._sizes = sizes
+        self._rows: dict[Any, Rows | None] = {}  # by variables of the first program
+        self._first: list[dict[Any, Any]] = [{} for _ in range(programs - 1)]  # of the others' variables
+
+    def bind(self, variables: Sequence[Sequence[Any]], rows: Where) -> None:
+        """Pair variables, one list for each program, whose lengths must be what the rules derived."""
+        for paired, where in zip(zip(*variables, strict=True), rows, strict=True):
+            avals = [v.aval for v in paired]
+            if len({a.dtype for a in avals}) > 1:
+                raise DependentError("dtype")
+            # The rules and the lengths are independent evidence. Only where both agree is the axis believed:
+            # a length that happens to be the number of rows proves nothing.
+            if axis_of([a.shape for a in avals], self._sizes) != (
+                where and (where.axis, where.outer * where.inner)
+            ):
+                raise DependentError("rows")
+            self._rows[paired[0]] = where
+            for first, v in zip(self._first, paired[1:], strict=True):
+                first[v] = paired[0]
+
+    def rows(self, atoms: Sequence[Sequence[Any]]) -> list[Rows | None]:
+        """Return where operands have rows, one list for each program, which must read the same variables."""
+        for first, others in zip(self._first, atoms[1:], strict=True):
+            for v, w in zip(atoms[0], others, strict=True):
+                literal = isinstance(v, Literal)
+                if literal != isinstance(w, Literal) or not (literal or first[w] is v):
+                    raise DependentError("operands")
+        return [None if isinstance(v, Literal) else self._rows[v] for v in atoms[0]]
+
+
 class _Walk:
     """Through programs for these numbers of rows; `strict`: nothing may need a mask or its own numbers."""
 
@@ -130,47 +184,24 @@ class _Walk:
         first = jaxprs[0]
         if len({(len(j.eqns), len(j.invars), len(j.constvars), len(j.outvars)) for j in jaxprs}) > 1:
             raise DependentError("equations")
-        names: list[dict[Any, Any]] = [{} for _ in jaxprs[1:]]
-        where: dict[Any, Rows | None] = {}
-
-        def met(variables: Sequence[Sequence[Any]], rows: Where) -> None:
-            for (v, *others), r in zip(zip(*variables, strict=True), rows, strict=True):
-                self._check(v, others, r)
-                where[v] = r
-                for name, other in zip(names, others, strict=True):
-                    name[other] = v
-
-        met([j.invars for j in jaxprs], operand_rows)
-        met([j.constvars for j in jaxprs], [None] * len(first.constvars))
-        tables = tuple(zip(*consts, strict=True))
+        environment = _Environment(self.sizes, len(jaxprs))
+        environment.bind([j.invars for j in jaxprs], operand_rows)
+        environment.bind([j.constvars for j in jaxprs], [None] * len(first.constvars))
         steps: dict[int, EquationPlan] = {}
         for i, eqns in enumerate(zip(*(j.eqns for j in jaxprs), strict=True)):
-            for name, other in zip(names, eqns[1:], strict=True):
-                _check_operands(eqns[0], other, name)
-            rows = [None if isinstance(v, Literal) else where[v] for v in eqns[0].invars]
-            step, results = self._equation(eqns, rows)
+            step, rows = self._equation(eqns, environment.rows([e.invars for e in eqns]))
             if step != EquationPlan():
                 steps[i] = step
-            met([e.outvars for e in eqns], results)
-        for name, other in zip(names, jaxprs[1:], strict=True):
-            _check_operands(first, other, name, "outvars")
+            environment.bind([e.outvars for e in eqns], rows)
+        results = tuple(environment.rows([j.outvars for j in jaxprs]))
         for atoms in zip(*(j.outvars for j in jaxprs), strict=True):
             if isinstance(atoms[0], Literal) and not _alike(tuple(v.val for v in atoms)):
                 raise DependentError("results")
-        results = tuple(None if isinstance(v, Literal) else where[v] for v in first.outvars)
+        tables = tuple(zip(*consts, strict=True))
         plan = Plan(programs[0], self.sizes, tables, steps, tuple(operand_rows), results)
         if self.strict and not plan.plain:
             raise DependentError("mask")
         return plan
-
-    def _check(self, v: Any, others: Sequence[Any], rows: Rows | None) -> None:
-        """Check that the lengths of a variable are what the rules derived."""
-        avals = [v.aval, *(other.aval for other in others)]
-        if len({a.dtype for a in avals}) > 1:
-            raise DependentError("dtype")
-        axis = axis_of([a.shape for a in avals], self.sizes)
-        if axis != (rows and (rows.axis, rows.outer * rows.inner)):
-            raise DependentError("rows")
 
     def _equation(self, eqns: Sequence[JaxprEqn], where: Where) -> tuple[EquationPlan, Where]:
         first = eqns[0]
@@ -353,14 +384,6 @@ def _alike(values: Table) -> bool:
 
 def _array(value: Any) -> Any:
     return value if isinstance(value, jax.Array) else np.asarray(value)
-
-
-def _check_operands(first: Any, other: Any, name: dict[Any, Any], of: str = "invars") -> None:
-    """Check that two equations read the same variables."""
-    pairs = zip(getattr(first, of), getattr(other, of), strict=True)
-    for v, w in pairs:
-        if isinstance(v, Literal) != isinstance(w, Literal) or not (isinstance(v, Literal) or name[w] is v):
-            raise DependentError("operands")
 
 
 def _inside(value: Any) -> Iterator[ClosedJaxpr | Jaxpr]:

@@ -1,0 +1,37 @@
+"""Definition: the code of a module, without its arrays."""
+
+from __future__ import annotations
+
+import abc
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from ..._typing import PyTree
+
+Changes = dict[Any, PyTree]
+
+
+class Definition(abc.ABC):
+    """The module without its arrays. Hashable: a key of compiled programs."""
+
+    def __call__(
+        self, values: Any, replica: jax.Array | None, args: tuple, kwargs: dict, /
+    ) -> tuple[PyTree, Changes]:
+        """Run the module on one replica; return its outputs and the values that changed. `replica` is folded
+        into every random stream, unless it is None."""
+        return self.apply(operator.call, values, replica, args, kwargs)
+
+    @abc.abstractmethod
+    def apply(
+        self,
+        function: Callable[..., Any],
+        values: Any,
+        replica: jax.Array | None,
+        args: tuple,
+        kwargs: dict,
+        /,
+    ) -> tuple[PyTree, Changes]:
+        """The same for `function(module, *args, **kwargs)`."""
