@@ -12,6 +12,7 @@ import pytest
 import jaxpar
 from jaxpar import errors
 from jaxpar._training import join, local_batch
+from jaxpar._training.engine_state import EngineState
 from jaxpar._training.join import Announced, Join
 from jaxpar._training.world import World
 
@@ -124,8 +125,9 @@ def test_a_rank_that_has_left_learns_what_the_others_do(monkeypatch):
 
 
 def state():
-    usual = SimpleNamespace(shares_buffers=True)
-    return SimpleNamespace(strategy=usual, usual=usual, timeout=1.0, engine=None)
+    state = EngineState(SimpleNamespace(shares_buffers=True))
+    state.timeout = 1.0
+    return state
 
 
 def fake_engine(turns):

@@ -1,6 +1,6 @@
 """misuse: calls of a DistributedDataParallel whose gradient nothing would average, refused.
 
-torch's gradients are averaged by hooks wherever `backward` runs; here only `value_and_grad` and `train_step` do.
+torch's hooks average gradients wherever `backward` runs; here only `value_and_grad` and `train_step` do.
 """
 
 from __future__ import annotations

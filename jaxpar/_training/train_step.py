@@ -254,7 +254,8 @@ class TrainStep:
 
         Raises:
           CheckpointError: it belongs to a different step (a different `accumulate` in the middle of an
-        """Restore a `state_dict`: the next call gives the same bits as the call that would have followed.
+            accumulation, a different precision, hook, module or number of replicas). Nothing has changed
+            then.
         """
         calls, updates = counts(state_dict, self._accumulate)
         restore(self._engine, self._arrays, state_dict)
