@@ -1,7 +1,6 @@
-"""Translating: torch's words become JAX's, where they stand.
+"""Translating: one expression, statement or definition of torch as JAX source.
 
-Each class adds one kind of words to the one before it: `words` ─► `deciding` ─► `libraries` ─► `calls` ─►
-`pairs` ─► `stopping` ─► `assignments` ─► `branches` ─► `initial` ─► `statements`; `definitions` are classes
-and functions made of them. `precedence` says where an operation needs parentheses, `drawing` who draws
-random numbers.
+Each class translates one kind of syntax and inherits from the one before: `words` ─► `deciding` ─►
+`libraries` ─► `calls` ─► `pairs` ─► `stopping` ─► `assignments` ─► `branches` ─► `initial` ─► `statements`;
+`definitions` writes classes and functions. `precedence` adds parentheses, `drawing` finds random numbers.
 """

@@ -1,4 +1,4 @@
-"""Annotations: what stands in quotes in one, the names of things or a text."""
+"""Annotations in quotes: names, or plain text."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import re
 from ..reading.source import Source
 
 QUOTED = re.compile(r"torch\.|Tensor$")
-"""An annotation that names something of torch without needing it."""
+"""Quoted annotations of torch, which are left out."""
 
 
 def names_in(annotation: str) -> list[ast.Name]:
-    """The names in an annotation in quotes; none if it is a text, as that of an array's axes."""
+    """Return the names in a quoted annotation; none if it is plain text, such as an array's axes."""
     try:
         tree = ast.parse(annotation, mode="eval")
     except SyntaxError:
@@ -21,7 +21,7 @@ def names_in(annotation: str) -> list[ast.Name]:
 
 
 def is_literal(source: Source, node: ast.AST) -> bool:
-    """Whether a text in an annotation is one of the values that are allowed."""
+    """Return whether a string in an annotation is a value of `Literal`."""
     parent = source.parents[node]
     parent = source.parents[parent] if isinstance(parent, ast.Tuple) else parent
     return isinstance(parent, ast.Subscript) and ast.unparse(parent.value).endswith("Literal")

@@ -1,7 +1,7 @@
-"""Assignments: what is stored in a module, what changes a part of an array, what changes it in place.
+"""Assignments to attributes, to parts of arrays, and in place.
 
-JAX's arrays do not change: `x[0] = y` is `x = x.at[0].set(y)`, and a module's own array is exchanged as a
-whole.
+JAX's arrays are immutable: `x[0] = y` is `x = x.at[0].set(y)`, and a module's own array is
+replaced as a whole.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ PART = "it changes a part of an array in place"
 KEEPS = "it keeps an array in the module, which a compiled step would forget"
 KEEPING = ("append", "appendleft", "extend", "insert", "add", "update", "setdefault")
 PARTS = {"zero_": "set", "fill_": "set", "copy_": "set", "add_": "add", "mul_": "multiply"}
-"""What changes a part of an array in place."""
+"""In-place methods, and the method of `.at[...]` that applies them to a part of an array."""
 
 
 class Assignments(Stopping):
-    """Translates what stores a value."""
+    """Translates assignments."""
 
     def _buffer(self, call: ast.Call, func: ast.Attribute) -> str:
         named = {keyword.arg: keyword.value for keyword in call.keywords}
@@ -56,7 +56,7 @@ class Assignments(Stopping):
         return f"setattr({owner}, {self.text(name)}, {value})"
 
     def _in_place(self, call: ast.Call, func: ast.Attribute) -> str:
-        """`x.add_(y)` as `x = x + y`; of a module's own tensor the array in it is exchanged."""
+        """Write `x.add_(y)` as `x = x + y`; a module's own array is replaced."""
         name, target = func.attr, func.value
         if isinstance(target, ast.Subscript) and name in PARTS:
             value = self.value(call.args[0]) if call.args else "0"
@@ -71,10 +71,10 @@ class Assignments(Stopping):
         return f"{self._stored(_changed(target))} = {value}"
 
     def rebound(self, node: ast.stmt) -> str | None:
-        """The variable that `f(x)` changes in place, for `x = f(x)`, where the function returns it.
+        """Return the variable that `f(x)` changes in place and returns, for `x = f(x)`.
 
         Raises:
-          Hole: the function does not return it, or it is no variable.
+          Hole: the function does not return it, or it is not a variable.
         """
         call = node.value if isinstance(node, ast.Expr) else None
         if not isinstance(call, ast.Call):
@@ -95,7 +95,7 @@ class Assignments(Stopping):
         return None
 
     def _given(self, call: ast.Call, function: Function) -> dict[str, ast.expr]:
-        """The arguments of a call by the function's names for them."""
+        """Return the arguments of a call by the function's parameter names."""
         names = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
         method = isinstance(call.func, ast.Attribute) and self._is_module(call.func.value)
         by_place = dict(zip(names[method:], call.args, strict=False))
@@ -118,12 +118,12 @@ class Assignments(Stopping):
             return f"{written} = {self._where(target, written, verb, value)}"
         at = self.index(target.slice)
         if verb != "set" and any(map(self.is_array, indices)):
-            # A place that is there twice is changed once in torch; `.at[].add` would do it twice.
+            # torch changes an index that appears twice once; `.at[].add` would change it twice.
             return f"{written} = {written}.at[{at}].set({written}[{at}] {SIGNS[verb]} {grouped(value)})"
         return f"{written} = {written}.at[{at}].{verb}({value})"
 
     def _where(self, target: ast.Subscript, written: str, verb: str, value: str) -> str:
-        """`x[mask] = 0`; of an array the values would go to places that depend on data."""
+        """Write `x[mask] = 0`; where values of an array would go depends on data."""
         of_tensor, of_mask = self.site(target.value), self.site(target.slice)
         number = all(axes == 0 for axes in self._axes_of_value(target))
         if not (of_tensor and of_mask and of_tensor.axes == of_mask.axes and number):
@@ -132,7 +132,7 @@ class Assignments(Stopping):
         return f"jnp.where({self.text(target.slice)}, {new}, {written})"
 
     def _axes_of_value(self, target: ast.Subscript) -> set[int]:
-        """How many axes has what is assigned; none if it is a number."""
+        """Return the number of axes of the assigned value; none for a number."""
         statement = self.source.parents[target]
         assigned = getattr(statement, "value", None)
         site = self.site(assigned) if assigned is not None else None
@@ -178,11 +178,11 @@ class Assignments(Stopping):
         return getattr(self.source.around(node), "name", "") == "__init__"
 
     def _tuple(self, value: ast.expr, written: str) -> str:
-        """A list as a tuple, for NNX puts what is no array into the key of a compiled program."""
+        """Write a list as a tuple: NNX puts static attributes into the key of a compiled program."""
         return self._as_tuple(value, written) if isinstance(value, ast.List) else f"tuple({written})"
 
     def _grows(self, target: ast.Attribute) -> bool:
-        """Whether a list that is an attribute is changed later."""
+        """Return whether the file changes a list attribute of this name."""
         return any(
             isinstance(child, ast.Attribute)
             and child.attr in ("append", "extend", "insert", "pop", "add", "update")
@@ -212,7 +212,7 @@ class Assignments(Stopping):
         return len(stores) > 1
 
     def _tied(self, node: ast.Assign | ast.AnnAssign, target: ast.Attribute) -> str | None:
-        """`self.decoder.weight = self.embedding.weight`: one variable in two places."""
+        """Write `self.decoder.weight = self.embedding.weight`: one variable with two paths."""
         value = node.value
         if not (
             isinstance(value, ast.Attribute)
@@ -256,14 +256,14 @@ class Assignments(Stopping):
         return self.spliced(node)
 
     def keeps(self, target: ast.expr) -> bool:
-        """Whether a list or dict is one of a module: what is put into it stays there."""
+        """Return whether a list or dict is a module's attribute, which outlives the call."""
         while isinstance(target, ast.Subscript):
             target = target.value
         return isinstance(target, ast.Attribute) and self._is_module(target.value)
 
 
 def _changed(node: ast.expr) -> ast.expr:
-    """`x` of `x.mul_(2).add_(1)`."""
+    """Return `x` of `x.mul_(2).add_(1)`."""
     while (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
@@ -275,6 +275,6 @@ def _changed(node: ast.expr) -> ast.expr:
 
 
 def _read(node: ast.Attribute) -> ast.Attribute:
-    """The same attribute, read."""
+    """Return the same attribute in a reading context."""
     copy = ast.Attribute(node.value, node.attr, ast.Load())
     return ast.copy_location(copy, node)

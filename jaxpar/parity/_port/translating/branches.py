@@ -1,7 +1,7 @@
-"""Branches: blocks of statements, those that did not run among them, and statements that no block needs here.
+"""Branches: blocks of statements, including those that did not run.
 
-A block that did not run and that needs what has no counterpart raises. So does a branch that is taken by
-chance, where the chance is not zero.
+A block that did not run and has no counterpart raises in the ported file. So does a branch that is taken at
+random, unless its probability is zero.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from .assignments import Assignments
 from .precedence import grouped
 
 DELETED = "\0"
-"""A statement that is left out, with its line."""
+"""The text of a statement that is left out with its line."""
 
 
 class Branches(Assignments):
     """Translates blocks of statements."""
 
     def statement(self, node: ast.stmt) -> str:
-        """A statement in JAX's words; DELETED if it has none."""
+        """Write a statement in JAX; DELETED if it is left out."""
         raise NotImplementedError
 
     def silent(self, node: ast.stmt) -> bool:
-        """Whether a statement only gives initial values."""
+        """Return whether a statement only sets initial values."""
         raise NotImplementedError
 
     def block(self, body: Sequence[ast.stmt], last: bool = False) -> str:
-        """Statements as `_block` writes them; one that raises if they did not run and have no counterpart."""
+        """Write a block; a statement that raises if it did not run and has no counterpart."""
         if self.ran(body[0]) or not self.ran(self.source.parents[body[0]]):
             return self._block(body, last)
         try:
@@ -42,20 +42,20 @@ class Branches(Assignments):
             return self._refusal(body[0])
 
     def _refusal(self, node: ast.stmt) -> str:
-        """What stands for a statement that did not run, and for those behind it."""
+        """Write a statement that raises instead of one that did not run and those after."""
         self.needs.refused.add((self.source.path, node.lineno))
         return f"raise NotImplementedError({f'{self.source.place(node)} is not ported: no example ran it'!r})"
 
     def _block(self, body: Sequence[ast.stmt], last: bool) -> str:
-        """Statements with the lines between them, indented as in the source; "pass" if all are left out.
+        """Write statements and the lines between them, indented as in the source; "pass" if none remains.
 
-        With the comment behind them, if they are the `last` ones of a definition.
+        If they are the `last` ones of a definition, the comment after them is written, too.
         """
         written, at = "", start_of(body[0])
         for node in body:
             between = self.source.between(at, begins(node))
             if between.lstrip().startswith(";") and written == "":
-                between = ""  # the statement before it on the line is left out
+                between = ""  # the previous statement on the line is left out
             at = end_of(node)
             try:
                 with self.needs.unless_beyond():
@@ -75,7 +75,7 @@ class Branches(Assignments):
         return written.lstrip("\n").lstrip() if written.strip() else "pass"
 
     def _end_of_line(self, node: ast.stmt) -> tuple[int, int]:
-        """Behind a comment that stands on a statement's line."""
+        """Return the position after a statement and the comment on its last line."""
         line, column = end_of(node)
         remaining = self.source.lines[line - 1][column:].decode()
         return (
@@ -85,7 +85,7 @@ class Branches(Assignments):
         )
 
     def _stmt_annassign(self, node: ast.AnnAssign) -> str:
-        """Without an annotation that has no counterpart; a field of a class needs one."""
+        """Leave out an annotation without a counterpart; a field of a class becomes `Any`."""
         try:
             return super()._stmt_annassign(node)
         except Beyond:
@@ -96,7 +96,7 @@ class Branches(Assignments):
         return f"{self.source.segment(node.target)}: Any{value}"
 
     def logs(self, node: ast.stmt) -> bool:
-        """Whether a statement only tells a library's logger."""
+        """Return whether a statement only calls a library's logger."""
         call = node.value if isinstance(node, ast.Expr) else None
         if isinstance(node, ast.If):
             return not node.orelse and all(map(self.logs, node.body))
@@ -104,7 +104,7 @@ class Branches(Assignments):
         return isinstance(func, ast.Attribute) and is_logger(self.scope.value(func.value))
 
     def draws(self, node: ast.Assign) -> bool:
-        """Whether a statement draws a number, and only `by_chance` uses it."""
+        """Return whether a statement draws a number that only conditions of `by_chance` use."""
         value, target = node.value, node.targets[0]
         if not (isinstance(value, ast.Call) and self.scope.value(value.func) is torch.rand and value.args):
             return False
@@ -117,14 +117,14 @@ class Branches(Assignments):
         return all(self._below(use) for use in used if isinstance(use.ctx, ast.Load))
 
     def _below(self, node: ast.AST) -> bool:
-        """Whether a name is on the left of `if x < p`, in a branch that did not run."""
+        """Return whether a name is on the left of `if x < p`, whose branch did not run."""
         test = self.source.parents[node]
         branch = self.source.parents.get(test)
         less = isinstance(test, ast.Compare) and test.left is node and isinstance(test.ops[0], ast.Lt)
         return less and isinstance(branch, ast.If) and branch.test is test and not self.ran(branch.body[0])
 
     def by_chance(self, node: ast.If) -> str | None:
-        """`if torch.rand([]) < p`, which never was, raises if it could be; one with an `if` around it."""
+        """Write `if torch.rand([]) < p` that was never true, also in an `if`: raise if `p` is positive."""
         statements = [
             statement
             for statement in node.body
@@ -160,7 +160,7 @@ class Branches(Assignments):
         return bool(drawn) and self._below(test.left) and all(map(self.draws, drawn))
 
     def device(self, node: ast.Assign) -> bool:
-        """Whether a statement only keeps a device or its name, which no array is asked for, in a variable."""
+        """Return whether a statement only assigns a device or its name to a variable."""
         site = self.site(node.value)
         named = all(isinstance(target, ast.Name) for target in node.targets)
         if not named or site is None or not site.kinds <= {torch.device, str}:
@@ -170,13 +170,13 @@ class Branches(Assignments):
 
 
 def begins(node: ast.AST) -> tuple[int, int]:
-    """Where a statement begins, with its decorators."""
+    """Return the first position of a statement, including decorators."""
     first = min([start_of(node), *(start_of(decorator) for decorator in getattr(node, "decorator_list", []))])
     return (first[0], first[1] - 1) if first != start_of(node) else first
 
 
 def _apart(between: str) -> str:
-    """Comments between two statements, without those that stand on the lines right above the second."""
+    """Return the comments between two statements, without those directly above the second."""
     lines = between.rstrip().split("\n")
     while len(lines) > 1 and lines[-1].lstrip().startswith("#"):
         lines.pop()

@@ -1,6 +1,6 @@
-"""Calls: of torch's functions and layers, of a tensor's methods, and of the user's own classes.
+"""Calls of torch's functions and layers, of tensor methods, and of the user's own classes.
 
-Functions and methods go by the tables in `rules`. Whoever builds layers is given `rngs`.
+Functions and methods follow the tables in `rules`. Functions that build layers take `rngs`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Calls(Libraries):
         return self._with_rngs(node, self._targets(node))
 
     def _method(self, node: ast.Call, func: ast.Attribute) -> str | None:
-        """A method of a tensor or of a module."""
+        """Write a call of a tensor's or module's method; None for any other."""
         owner, name = self.site(func.value), func.attr
         if isinstance(func.value, ast.Call) and _is_super(func.value):
             return self._super(node, func)
@@ -112,7 +112,7 @@ class Calls(Libraries):
         raise Hole(f"there is no rule for {what} with these arguments")
 
     def _to(self, node: ast.Call, owner: ast.expr) -> str:
-        """`to` and `type` with a type change it; with a device they do nothing."""
+        """Write `to` and `type`: they convert to a type; a device is left out."""
         arguments = [
             *node.args,
             *(k.value for k in node.keywords if k.arg not in ("device", "copy", "non_blocking")),
@@ -136,7 +136,7 @@ class Calls(Libraries):
         return written
 
     def is_pair(self, node: ast.Call) -> bool:
-        """Whether a call of `max`, `min`, `sort` or `topk` gives values and places."""
+        """Return whether a call of `max`, `min`, `sort` or `topk` returns values and indices."""
         func = node.func
         name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
         if f"{name}.values" not in rules.PAIRS:
@@ -187,7 +187,7 @@ class Calls(Libraries):
         )
 
     def _arguments(self, node: ast.Call) -> str:
-        """What stands between a call's parentheses."""
+        """Write the arguments of a call, without its parentheses."""
         parts = [*node.args, *node.keywords]
         if len(parts) == 1 and isinstance(parts[0], ast.GeneratorExp):
             return self.text(parts[0])[1:-1]
@@ -221,7 +221,7 @@ class Calls(Libraries):
         return f"nnx.{'Param' if trained else 'Variable'}({self.text(value)})"
 
     def _layer(self, node: ast.Call, target: type) -> str:
-        """A layer's constructor without the arguments that mean nothing here."""
+        """Write a layer's constructor without arguments that JAX has no use for."""
         if target in PARAMETERS:
             return f"nnx.{PARAMETERS[target]}({self._arguments(node)})"
         layer = jaxpar_layer(target)
@@ -250,7 +250,7 @@ class Calls(Libraries):
                 raise Hole(f"jaxpar's {target.__name__} has no {argument.arg}")
 
     def _with_rngs(self, node: ast.Call, targets: list[Any]) -> str:
-        """A call of the user's, with `rngs` if what it calls builds layers or draws."""
+        """Write a call of a user's function, with `rngs` if it builds layers or draws."""
         targets = [target_ for target_ in targets if not self._sees_rngs(target_, node)]
         if any(self.needs_rngs(target) for target in targets):
             return self._extended(node, "rngs=rngs")
@@ -258,7 +258,7 @@ class Calls(Libraries):
         return self._extended(node, f"rngs={self._stream()}" if drawing else "")
 
     def _sees_rngs(self, target: Any, call: ast.Call) -> bool:
-        """Whether a function is defined in one that the call stands in: it sees the `rngs` of that one."""
+        """Return whether a function is nested in one around the call, and can use that one's `rngs`."""
         plain = isinstance(target, FunctionType) and target.__code__.co_filename == self.source.path
         node = self.source.function(target.__code__) if plain else None
         outer, enclosing = self.source.around(node) if node else None, self.source.around(call)
@@ -267,18 +267,18 @@ class Calls(Libraries):
         return bool(outer and enclosing)
 
     def _stream(self) -> str:
-        """What random numbers are drawn from: the module's own stream, or that which a function is given."""
+        """Return the stream of random numbers: the module's attribute, or a function's argument."""
         return "self.rngs" if self.kind else "rngs"
 
     def _check_stream(self) -> None:
         kinds: tuple[Any, ...] = self.kind.__mro__ if self.kind else ()
         first = [base for base in kinds if draws_first(self, base)]
-        # Where there is no constructor at all, `definitions` writes one.
+        # Without any constructor, `definitions` writes one.
         if not any("__init__" in vars(base) or base.__init__ is nn.Module.__init__ for base in first):
             raise Hole("it draws random numbers, by a stream that a constructor of the class would make")
 
     def call_draws(self, node: ast.Call) -> bool:
-        """Whether a call draws random numbers, itself or in a function of the user."""
+        """Return whether a call draws random numbers, directly or in a user's function."""
         candidates = self._rules_of(node)
         if candidates:
             rule = next((rule for rule in candidates if rule.accepts(node)), None)
@@ -293,7 +293,7 @@ class Calls(Libraries):
         return rules.METHODS.get(node.func.attr, []) if site is None or site.is_tensor else []
 
     def at(self, source: Source, names: Mapping[str, Any], kind: type | None = None) -> Calls:
-        """The translation of another file."""
+        """Return a translator for a different file."""
         return Calls(source, self.watched, Scope(dict(names)), Needs(), kind)
 
     def _extended(self, node: ast.Call, extra: str) -> str:
@@ -315,7 +315,7 @@ class Calls(Libraries):
         return "".join([*written, self.source.between(at, end_of(node))])
 
     def _targets(self, node: ast.Call) -> list[Any]:
-        """What a call calls: as was seen, or as the name says."""
+        """Return the recorded callables of a call or, if it did not run, the value of the name."""
         site = self.site(node.func)
         if site:
             return list(site.objects.values())
@@ -323,7 +323,7 @@ class Calls(Libraries):
         return [] if value is UNKNOWN else [value]
 
     def needs_rngs(self, target: Any) -> bool:
-        """Whether something that is called needs `rngs` to build layers with."""
+        """Return whether a callable needs `rngs` to build layers."""
         if isinstance(target, functools.partial):
             return self.needs_rngs(target.func)
         if isinstance(target, MethodType):
@@ -337,11 +337,11 @@ class Calls(Libraries):
         return isinstance(target, FunctionType) and self._builds(target)
 
     def _builds(self, function: FunctionType) -> bool:
-        """Whether a function of the user builds layers."""
+        """Return whether a user's function builds layers."""
         function = inspect.unwrap(function)
         builds = _BUILDS.get(function)
         if builds is None:
-            _BUILDS[function] = False  # for those that call themselves
+            _BUILDS[function] = False  # ends recursion
             _BUILDS[function] = builds = self._looks_building(function)
         return builds
 
@@ -367,13 +367,13 @@ class Calls(Libraries):
 
 
 def _own(kind: type) -> Any:
-    """What stands for the layer of torch that a class is or derives from."""
+    """Return the counterpart of the torch layer that a class is or derives from."""
     layer = _layer(kind)
     return getattr(nnx, PARAMETERS[layer]) if layer in PARAMETERS else jaxpar_layer(layer) or nnx.Module
 
 
 def _layer(kind: type) -> type:
-    """The layer of torch that a class is or derives from."""
+    """Return the torch layer that a class is or derives from."""
     return next(base for base in kind.__mro__ if is_layer(base))
 
 
@@ -382,12 +382,12 @@ def _draws(target: Any) -> bool:
 
 
 def is_method(name: str) -> bool:
-    """Whether a name is that of a tensor's method, of which there is a rule."""
+    """Return whether a tensor's method has a rule."""
     return name in rules.METHODS or name in rules.IN_PLACE
 
 
 def _caller(source: Source, node: ast.AST) -> ast.AST:
-    """What is called with a node as its argument; the node's parent if that is no call."""
+    """Return the callable that a node is an argument of; the node's parent if that is not a call."""
     parent = source.parents[node]
     return parent.func if isinstance(parent, ast.Call) else parent
 

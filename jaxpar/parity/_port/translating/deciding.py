@@ -1,6 +1,6 @@
-"""Deciding: where Python takes a number out of a tensor, which JAX cannot while it compiles.
+"""Conditions and indices, where Python reads a tensor's numbers; JAX cannot while it compiles.
 
-Conditions, `int(x)`, `range(n)`, `x[:n]`, `x[mask]`: what runs, and what shape it has, would depend on data.
+With `if x:`, `int(x)`, `range(n)`, `x[:n]` or `x[mask]`, control flow or shapes would depend on data.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..reading.scope import UNKNOWN
 from .words import Hole, Words
 
 TAKING = ("int", "float", "bool", "complex", "range", "max", "min", "any", "all", "sorted", "divmod")
-"""Functions of Python that want to know a tensor's numbers."""
+"""Functions of Python that read a tensor's numbers."""
 _TAKING = {id(getattr(builtins, name)) for name in TAKING}
 DECIDES = "it decides by data"
 SHAPE = "its shape depends on data"
@@ -27,7 +27,7 @@ class Deciding(Words):
     """Translates conditions and indices."""
 
     def test(self, node: ast.expr) -> str:
-        """The condition of an `if`, of a `while` or of an `assert`."""
+        """Write the condition of an `if`, a `while` or an `assert`."""
         return self.hole(node, DECIDES) if self.is_tensor(node) else self.text(node)
 
     def _expr_ifexp(self, node: ast.IfExp) -> str:
@@ -66,7 +66,7 @@ class Deciding(Words):
         return self.spliced(node)
 
     def check_python(self, node: ast.Call) -> None:
-        """Refuses `int(x)` and its like of a tensor."""
+        """Refuse `int(x)` and similar calls on a tensor."""
         value = self.scope.value(node.func)
         if value is UNKNOWN or not (id(value) in _TAKING or self._of_numbers(node.func)):
             return
@@ -74,7 +74,7 @@ class Deciding(Words):
             raise Hole("it takes a number out of a tensor")
 
     def _of_numbers(self, func: ast.expr) -> bool:
-        """Whether a function is one of `math` or of NumPy."""
+        """Return whether a function is from `math` or NumPy."""
         while isinstance(func, ast.Attribute):
             func = func.value
         return self.scope.value(func) in (math, np)
@@ -94,7 +94,7 @@ class Deciding(Words):
         return self.spliced(node, lambda part: self.index(part) if part is node.slice else self.text(part))
 
     def index(self, node: ast.AST) -> str:
-        """What stands in the brackets behind an array; lists are arrays there."""
+        """Write an index; lists become arrays."""
         if isinstance(node, ast.Tuple) and not self.needs.rewritten(self.source, node):
             return self.spliced(node, self.index)
         site = self.site(node)
@@ -112,13 +112,13 @@ class Deciding(Words):
         return bool(site and site.types & {torch.bool, torch.uint8})
 
     def is_array(self, node: ast.AST) -> bool:
-        """Whether an index takes several places, maybe one of them twice."""
+        """Return whether an index selects several elements, possibly with repetition."""
         site = self.site(node)
         return isinstance(node, ast.List) or bool(site and (site.is_tensor or site.kinds & {list}))
 
 
 def places_of(node: ast.expr) -> list[ast.expr]:
-    """The indices of the single axes."""
+    """Return the indices of the individual axes."""
     return list(node.elts) if isinstance(node, ast.Tuple) else [node]
 
 

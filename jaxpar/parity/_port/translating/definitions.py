@@ -1,4 +1,4 @@
-"""Definitions: a class or a function of the user as it is written, and what of it is left out."""
+"""Definitions: a user's classes and functions, without the members that are left out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EMPTY = '"""Not ported, for the example does not run it."""'
 
 
 def takes_rngs(value: Any, watched: Watched) -> bool:
-    """Whether a class or function of the user, as it is written here, is given `rngs`."""
+    """Return whether a user's class or function takes `rngs` in the written file."""
     source, _ = definition(value)
     translator = Statements(source, watched, Scope(dict(vars(sys.modules[value.__module__]))), Needs())
     return translator.needs_rngs(value)
@@ -40,9 +40,9 @@ def function_text(value: FunctionType, source: Source, node: Function, watched: 
 
 
 def class_text(value: type, source: Source, node: ast.ClassDef, watched: Watched, needs: Needs) -> str:
-    """A class without the methods that did not run.
+    """Write a class without the methods that did not run.
 
-    Of a class that is no module those stay that say everything in Python's words, run or not.
+    A class that is not a module has all methods without holes, even if they did not run.
     """
     kind = value if issubclass(value, nn.Module) else None
     translator = Statements(source, watched, Scope(dict(vars(sys.modules[value.__module__]))), needs, kind)
@@ -61,13 +61,13 @@ def class_text(value: type, source: Source, node: ast.ClassDef, watched: Watched
 
 
 def _of_runtime(translator: Statements, node: ast.stmt) -> bool:
-    """Whether a class's attribute is something of a library's that did not run."""
+    """Return whether a class attribute is a part of a library that did not run."""
     value = translator.scope.value(node.value) if isinstance(node, ast.Assign) else None
     return of_library(value) and is_beyond(value, translator.watched)
 
 
 def _members(translator: Statements, value: type, node: ast.ClassDef) -> Iterator[tuple[ast.stmt, str]]:
-    """What stands in a class, and behind its docstring what is added where it has no constructor."""
+    """Yield a class's statements; additions for a missing constructor follow the docstring."""
     documented = ast.get_docstring(node) is not None
     added = [] if "__init__" in vars(value) else [*_state(translator, value, node)]
     yield from [(node.body[0], translator.statement(node.body[0]))] if documented else []
@@ -84,7 +84,7 @@ def _members(translator: Statements, value: type, node: ast.ClassDef) -> Iterato
 
 
 def _state(translator: Statements, value: type, node: ast.ClassDef) -> Iterator[tuple[ast.stmt, str]]:
-    """The mode as an attribute of the class; a stream in a constructor."""
+    """Yield the mode as a class attribute, or a constructor that makes a random stream."""
     mode = [MODE] if reads_training_first(translator.kind) else []
     if draws_first(translator, translator.kind) and value.__init__ is nn.Module.__init__:  # type: ignore[misc]
         indent = "\n" + " " * (2 * node.body[0].col_offset)
@@ -95,7 +95,7 @@ def _state(translator: Statements, value: type, node: ast.ClassDef) -> Iterator[
 
 
 def _head(translator: Statements, node: ast.ClassDef) -> str:
-    """`class Net(nnx.Module):` up to its first statement."""
+    """Write `class Net(nnx.Module):` up to its first statement."""
     written, at = "", start_of(node)
     parts = head_parts(node)
     values = [translator.scope.value(part) for part in parts]
@@ -115,7 +115,7 @@ def _head(translator: Statements, node: ast.ClassDef) -> str:
 
 
 def _decorated(translator: Statements, node: ast.ClassDef, decorator: ast.expr) -> str | None:
-    """A class's decorator; outputs of a library are trees of arrays here."""
+    """Write a class's decorator; a library's output classes become trees of arrays."""
     is_dataclass = translator.scope.value(decorator) is dataclasses.dataclass
     if is_dataclass and any(of_runtime(translator.scope.value(base)) for base in node.bases):
         return "struct.dataclass"
@@ -140,7 +140,7 @@ def _method(translator: Statements, value: type, node: Function) -> str:
 
 
 def _whole(translator: Statements, node: Function, name: str) -> str:
-    """A method of a class that is no module; left out if it has holes."""
+    """Write a method of a class that is not a module; it is left out if it has holes."""
     needs = translator.needs
     mark = needs.mark()
     try:
@@ -155,7 +155,7 @@ def _whole(translator: Statements, node: Function, name: str) -> str:
 
 
 def function_in(value: type, name: str) -> Any:
-    """The plain function behind a method, a property, a static or a class method."""
+    """Return the plain function of a method, a property, a static or a class method."""
     function = vars(value).get(name)
     function = getattr(function, "__func__", getattr(function, "fget", function))
     function = inspect.unwrap(function) if callable(function) else function
@@ -169,7 +169,7 @@ def ran(translator: Statements, node: Function) -> bool:
 
 
 def not_run(source: Source, node: ast.AST, watched: Watched, say: Callable[[ast.stmt], None]) -> None:
-    """Says which statements did not run, where those around them did. Refusals need not run."""
+    """Report the first statements of blocks that did not run although the code around them did."""
     for body in blocks(node):
         if isinstance(node, ast.ClassDef):
             pass

@@ -1,6 +1,6 @@
-"""Drawing: which functions and classes of the user draw random numbers when they are called, as dropout does.
+"""Drawing: which of the user's functions and classes draw random numbers when called, as dropout does.
 
-A class that draws keeps a stream of its own, as `nnx.Dropout` does. A function is given that of its caller.
+A class that draws has its own stream, as `nnx.Dropout` does. A function takes its caller's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DRAWS: WeakKeyDictionary[FunctionType, bool] = WeakKeyDictionary()
 
 
 class Reader(Protocol):
-    """Whoever reads calls: in another file or class, inside of a definition."""
+    """Interface for resolving calls in a different file, class or function."""
 
     def at(self, source: Source, globals: dict[str, Any], kind: type | None = None) -> Reader: ...
 
@@ -30,7 +30,7 @@ class Reader(Protocol):
 
 
 def draws(reader: Reader, target: Any) -> bool:
-    """Whether a function of the user must be given a stream; a method of a module has the module's."""
+    """Return whether a user's function needs a stream argument; a method uses its module's stream."""
     if isinstance(target, functools.partial):
         return draws(reader, target.func)
     if isinstance(target, MethodType) or not defined_by_user(target) or inspect.isclass(target):
@@ -38,14 +38,14 @@ def draws(reader: Reader, target: Any) -> bool:
     function = inspect.unwrap(target)
     drawing = _DRAWS.get(function)
     if drawing is None:
-        _DRAWS[function] = False  # for those that call themselves
+        _DRAWS[function] = False  # ends recursion
         source, node = definition(function)
         _DRAWS[function] = drawing = _any(reader.at(source, function.__globals__), node)
     return drawing
 
 
 def draws_itself(reader: Reader, kind: type | None) -> bool:
-    """Whether the methods of a class draw, without those of its base classes."""
+    """Return whether a class's own methods draw, ignoring base classes."""
     if kind is None or not defined_by_user(kind):
         return False
     source, node = definition(kind)
@@ -55,7 +55,7 @@ def draws_itself(reader: Reader, kind: type | None) -> bool:
 
 
 def draws_first(reader: Reader, kind: type | None) -> bool:
-    """Whether a class draws, and none of its base classes."""
+    """Return whether a class draws and none of its base classes do."""
     bases = kind.__mro__[1:] if kind else ()
     return draws_itself(reader, kind) and not any(draws_itself(reader, base) for base in bases)
 

@@ -1,4 +1,4 @@
-"""Initial values: statements that do nothing else, and are left out, for they come with torch's weights."""
+"""Initial values: statements that only set them are left out, because torch's weights are copied."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ..reading.scope import UNKNOWN, dotted
 from .branches import DELETED, Branches
 
 INITIAL = re.compile(r"(uniform|normal|zero|fill|copy|constant|trunc_normal|kaiming\w*|xavier\w*)_$")
-"""Methods that give a parameter its initial value."""
+"""Methods that set a parameter's initial value."""
 _ASKED: set[FunctionType] = set()
-"""Functions that are being looked at."""
+"""Functions under examination, to end recursion."""
 
 
 class Initial(Branches):
-    """Finds statements that give initial values, or tell torch that a class is used."""
+    """Finds statements that set initial values, or only register something with torch."""
 
     def said_silent(self, node: ast.stmt) -> str:
         if any(
@@ -34,7 +34,7 @@ class Initial(Branches):
         return DELETED
 
     def silent(self, node: ast.stmt) -> bool:
-        """Whether a statement does nothing but give initial values, or tell torch that a class is used."""
+        """Return whether a statement only sets initial values, or registers something with torch."""
         if isinstance(node, ast.Expr):
             return self._silent_call(node.value)
         if isinstance(node, ast.If):
@@ -46,13 +46,13 @@ class Initial(Branches):
         return isinstance(node, ast.Pass)
 
     def _all_silent(self, body: Sequence[ast.stmt]) -> bool:
-        """Beside statements that are silent, local variables may be set."""
+        """Return whether all statements are silent or set local variables."""
         local = [isinstance(statement, ast.Assign) and _is_local(statement) for statement in body]
         silent = list(map(self.silent, body))
         return any(silent) and all(a or b for a, b in zip(local, silent, strict=True))
 
     def _initial_data(self, target: ast.expr) -> bool:
-        """`m.weight.data = ...` or `m.weight.data[i] = ...`"""
+        """Return whether a target is `m.weight.data` or `m.weight.data[i]`."""
         while isinstance(target, ast.Subscript):
             target = target.value
         return isinstance(target, ast.Attribute) and target.attr == "data"
@@ -75,7 +75,7 @@ class Initial(Branches):
         return self._silent_method(node.func)
 
     def _of_parameter(self, node: ast.expr) -> bool:
-        """Whether a tensor is a parameter or a part of one, or the data of what is computed from them."""
+        """Return whether a tensor is a parameter, a part of one, or the `data` of either."""
         data = False
         while isinstance(node, ast.Subscript) or (isinstance(node, ast.Attribute) and node.attr == "data"):
             data |= isinstance(node, ast.Attribute)
@@ -88,7 +88,7 @@ class Initial(Branches):
         return bool(site.kinds) and all(issubclass(kind, nn.Parameter) for kind in site.kinds)
 
     def _silent_method(self, func: ast.Attribute) -> bool:
-        """A method of the user that only gives initial values."""
+        """Return whether a user's method only sets initial values."""
         site = self.site(func)
         functions = list(site.objects.values()) if site else []
         if functions and all(library_name(function) in rules.LIBRARY_SILENT for function in functions):

@@ -1,4 +1,4 @@
-"""Libraries: expressions that refer to a library's runtime, and what is as it was in every run: devices."""
+"""Libraries: references to a library's runtime, and expressions about devices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Libraries(Deciding):
         return written or super()._reference(node, value, name)
 
     def _of_library(self, node: ast.AST, value: Any) -> str | None:
-        """What a library's runtime is written as; None for what is ported like a user's."""
+        """Write a reference to a library's runtime; None if it is ported like a user's code."""
         if name := stand_in(value):
             self.needs.stand_ins[name] = None
             return name
@@ -38,7 +38,7 @@ class Libraries(Deciding):
         raise Hole("it belongs to the runtime of its library")
 
     def _expr_dict(self, node: ast.Dict) -> str:
-        """A dict without those entries of a library's that did not run."""
+        """Write a dict without a library's entries that did not run."""
         values = [self.scope.value(value) for value in node.values]
         pairs = list(zip(node.keys, node.values, values, strict=True))
         entries = [(key, entry) for key, entry, value in pairs if not self._is_beyond(value)]
@@ -52,7 +52,7 @@ class Libraries(Deciding):
         return of_library(value) and is_beyond(value, self.watched)
 
     def _expr_arg(self, node: ast.arg) -> str:
-        """An argument; without an annotation that has no counterpart."""
+        """Write a parameter, without an annotation that has no counterpart."""
         try:
             return self.spliced(node)
         except Beyond:
@@ -64,7 +64,7 @@ class Libraries(Deciding):
         return self.spliced(node, self._operand)
 
     def _operand(self, node: ast.AST) -> str:
-        """A part of a conditional expression; one that raises if it did not run and has no counterpart."""
+        """Write a part of a conditional expression; a hole if it did not run and has no counterpart."""
         try:
             return self.text(node)
         except Beyond as beyond:
@@ -77,7 +77,7 @@ class Libraries(Deciding):
         return "None" if site and site.kinds == {torch.device} else super()._expr_attribute(node)
 
     def _expr_compare(self, node: ast.Compare) -> str:
-        """A comparison of devices is as it was."""
+        """Write a comparison; one of devices is replaced by its recorded value."""
         sites = [self.site(operand) for operand in (node.left, *node.comparators)]
         comparison = self.site(node)
         if (
@@ -90,6 +90,6 @@ class Libraries(Deciding):
         return self._resolved(node, value)
 
     def _resolved(self, node: ast.AST, value: Any) -> str:
-        """What an expression was in torch, and will not be asked again."""
+        """Write an expression's value in torch, as a constant."""
         self.needs.note(f"resolved: {self.source.place(node)}: {self.source.segment(node)} is {value}")
         return str(value)

@@ -1,4 +1,4 @@
-"""Needs: what the written text refers to, and what is to be said of it."""
+"""Needs: what the written text refers to."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from ..reading.source import Source
 
 
 class Needs:
-    """What the written text refers to.
+    """The definitions and imports that the written text refers to, and its holes and notes.
 
     Attributes:
-      definitions: classes and functions of the user, in the order in which they were met.
-      constants: assignments of modules, by file and name.
-      imports: lines by the name that they bind.
-      holes: what could not be said, with the places in the source.
+      definitions: the user's classes and functions, in the order of their first use.
+      constants: module-level assignments, by file and name.
+      imports: import lines, by the name that they bind.
+      holes: source without a counterpart, with its location.
       notes: what was left out.
       written_holes: the number of calls of `hole` in the text, including lines that did not run.
-      stand_ins: names of what is copied from the stand-ins of a library's runtime.
-      refused: places of blocks that did not run and that raise.
-      turned: definitions whose arguments of these names come with their channels last.
-      images: what is written differently for images that have their channels last everywhere.
+      stand_ins: the names of the stand-ins of a library's runtime to copy.
+      refused: the locations of blocks that did not run and raise.
+      turned: definitions, and the names of their arguments that have their channels last.
+      images: the expressions that change if all images have their channels last.
     """
 
     def __init__(self) -> None:
@@ -44,11 +44,11 @@ class Needs:
 
     @property
     def layers(self) -> str:
-        """The module of `jaxpar.nn` that has the layers."""
+        """The module of `jaxpar.nn` that defines the layers."""
         return "channels_last" if self.images else "channels_first"
 
     def rewritten(self, source: Source, node: ast.expr) -> bool:
-        """Whether an expression is written for images that have their channels last."""
+        """Return whether an expression is written for images that have their channels last."""
         return self.images is not None and source.key(node) in self.images.replaced
 
     def hole(self, text: str) -> None:
@@ -70,7 +70,7 @@ class Needs:
 
     @contextmanager
     def unless_beyond(self) -> Iterator[None]:
-        """What is met inside is forgotten if it ends with `Beyond`."""
+        """Restore everything if the context ends with `Beyond`."""
         before = {name: copy.copy(value) for name, value in vars(self).items()}
         try:
             yield

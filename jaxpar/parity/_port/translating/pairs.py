@@ -1,7 +1,7 @@
-"""Pairs: `x.max(1)`, `x.sort()` and `x.topk(2)` give values and places; in JAX these are two calls.
+"""Pairs: `x.max(1)`, `x.sort()` and `x.topk(2)` return values and indices; in JAX these are two calls.
 
-One of them is taken where it stands: `x.max(1)[0]`, `_, i = x.max(1)`. Where both are, the tensor is a name,
-so that nothing is computed twice.
+If only one is used, as in `x.max(1)[0]` or `_, i = x.max(1)`, that one is written. If both are, the tensor
+must be a name, so that nothing is computed twice.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ CHOSEN = {0: "values", 1: "indices", -1: "indices"}
 
 
 class Pairs(Calls):
-    """Translates calls that give values and places."""
+    """Translates calls that return values and indices."""
 
     def _expr_attribute(self, node: ast.Attribute) -> str:
         if node.attr in CHOSEN.values() and isinstance(node.value, ast.Call):
@@ -34,7 +34,7 @@ class Pairs(Calls):
         return super()._expr_subscript(node)
 
     def pair(self, node: ast.Assign) -> str | None:
-        """`values, places = x.max(1)`; None if it is something else."""
+        """Write `values, indices = x.max(1)`; None for any other assignment."""
         target, call = node.targets[0], node.value
         if not (isinstance(target, ast.Tuple) and len(target.elts) == 2 and isinstance(call, ast.Call)):
             return None
@@ -70,7 +70,7 @@ class Pairs(Calls):
         return axis == -1 or bool(site and site.axes and all(axes - 1 == axis for axes in site.axes))
 
     def _pair_of(self, call: ast.Call) -> tuple[str, ast.expr, ast.Call] | None:
-        """The word, the tensor, and the call without it."""
+        """Return the function's name, the tensor, and the call without the tensor."""
         if not self.is_pair(call):
             return None
         func = call.func

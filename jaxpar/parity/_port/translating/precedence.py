@@ -1,4 +1,4 @@
-"""Precedence: where an expression that became another one needs parentheses around it."""
+"""Precedence: where a replaced expression needs parentheses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ATOMS = (
 
 
 def level(node: ast.AST) -> int:
-    """How tightly an expression holds together; a tuple without its parentheses not at all."""
+    """Return an expression's precedence; 0 for a tuple without parentheses."""
     if isinstance(node, ast.BinOp | ast.BoolOp):
         return _OPERATORS[type(node.op)]
     if isinstance(node, ast.UnaryOp):
@@ -37,7 +37,7 @@ def level(node: ast.AST) -> int:
 
 
 def joined(parent: ast.AST, part: ast.AST, written: str) -> str:
-    """What a part of an expression became, in parentheses where its new form is too loose for its place."""
+    """Parenthesise a replaced operand whose precedence is too low for its position."""
     needed = _needed(parent, part)
     if needed == 0 or level(part) < needed:  # the source has its own parentheses around it
         return written
@@ -45,7 +45,7 @@ def joined(parent: ast.AST, part: ast.AST, written: str) -> str:
 
 
 def grouped(written: str) -> str:
-    """A text that can stand beside any operator."""
+    """Parenthesise a text so that it can be any operator's operand."""
     return written if _level_of(written) == ATOM else f"({written})"
 
 
@@ -64,7 +64,7 @@ def _needed(parent: ast.AST, part: ast.AST) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def parsed(text: str) -> ast.expr | None:
-    """An expression's tree, whose lines may be those of something in parentheses; None if it is none."""
+    """Parse an expression, which may have line breaks; None if it is not an expression."""
     for candidate in (textwrap.dedent(text).strip(), f"({text}\n)"):
         try:
             return ast.parse(candidate, mode="eval").body

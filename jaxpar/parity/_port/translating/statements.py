@@ -1,7 +1,7 @@
-"""Statements and definitions: what stands on lines of its own.
+"""Statements and definitions.
 
 A statement without counterpart is left out together with its line: `super().__init__()` of nn.Module, initial
-values (they come with torch's weights), contexts that mean nothing in JAX.
+values (torch's weights are copied), contexts without a meaning in JAX.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from .unbound import unbound
 from .words import Hole, positioned
 
 MODE = "self.deterministic = False"
-"""What `self.training` is to NNX, set by `train()` and `eval()`."""
+"""NNX's counterpart of `self.training`, set by `train()` and `eval()`."""
 
 
 class Statements(Initial):
-    """Translates statements, and with them functions and classes."""
+    """Translates statements and functions."""
 
     def statement(self, node: ast.stmt) -> str:
         method = getattr(self, f"_stmt_{type(node).__name__.lower()}", None)
@@ -49,7 +49,7 @@ class Statements(Initial):
             raise Hole(f"it changes {' and '.join(read)} as well, in place")
 
     def _with_blocks(self, node: ast.stmt) -> str:
-        """A statement whose parts are expressions and blocks."""
+        """Write a statement whose parts are expressions and blocks."""
         bodies = {id(body[0]): body for body in blocks(node)}
         hidden = {id(statement) for body in bodies.values() for statement in body[1:]}
         parts = sorted((part for part in positioned(node) if id(part) not in hidden), key=begins)
@@ -206,7 +206,7 @@ class Statements(Initial):
         return "".join(line[cut:] if line[:cut].isspace() else line for line in lines).lstrip()
 
     def function(self, node: Function, rngs: str = "") -> str:
-        """A function, `forward` as `__call__`; `rngs` is the type of that argument, if it needs one."""
+        """Write a function, `forward` as `__call__`; `rngs` is that argument's type, "" without one."""
         inner = self.inside(node)
         if self.decorated(node):
             inner = inner.stopping()
@@ -242,7 +242,7 @@ class Statements(Initial):
         return f"{head}{written}{body}"
 
     def body(self, node: Function) -> str:
-        """A function's statements; images that come with their channels last are turned before them."""
+        """Write a function's statements, after lines that transpose images with their channels last."""
         names = self.needs.turned.get(node, ())
         docstring = node.body[: int(bool(names) and is_docstring(node.body[0]))]
         lines = [f"{name} = jnp.moveaxis({name}, -1, 1)  # from [N, H, W, C]" for name in names]
@@ -272,7 +272,7 @@ class Statements(Initial):
         return True
 
     def _unchecked(self, node: ast.stmt) -> str:
-        """A check of numbers, which changes no result, is left out: JAX has no numbers while it compiles."""
+        """Leave out a check of numbers, which does not change the result: JAX traces abstract arrays."""
         condition = " ".join(self.source.segment(node).split())
         self.needs.note(f"{self.source.place(node)}: {condition}: what it checks depends on data; left out")
         return DELETED
@@ -288,12 +288,12 @@ class Statements(Initial):
 
 
 def uses_training(kind: type | None) -> bool:
-    """Whether a class reads `self.training`, itself or in a base class of the user."""
+    """Return whether a class or one of its bases in the user's code reads `self.training`."""
     return any(map(_reads_training, kind.__mro__ if kind else ()))
 
 
 def reads_training_first(kind: type | None) -> bool:
-    """Whether a class reads `self.training`, and none of its base classes."""
+    """Return whether a class reads `self.training` and none of its base classes do."""
     return kind is not None and _reads_training(kind) and not any(map(_reads_training, kind.__mro__[1:]))
 
 
@@ -305,7 +305,7 @@ def _reads_training(kind: type) -> bool:
 
 
 def head_parts(node: Function | ast.ClassDef) -> list[ast.AST]:
-    """What stands between `def` or `class` and the first statement, in order."""
+    """Return the parts between `def` or `class` and the first statement, in order."""
     decorators = node.decorator_list
     parts = (
         child for child in positioned(node) if not isinstance(child, ast.stmt) and child not in decorators
@@ -319,7 +319,7 @@ def blocks(node: ast.AST) -> list[list[ast.stmt]]:
 
 
 def _last_argument(node: Function) -> ast.AST | None:
-    """The last part of a function's arguments before `**kwargs`."""
+    """Return the last part of a function's parameters before `**kwargs`."""
     a = node.args
     parts: list[ast.AST] = [
         *a.posonlyargs,
@@ -340,7 +340,7 @@ def _rngs_argument(node: Function, kind: str) -> str:
 
 
 def _known(test: str) -> bool | None:
-    """The value of a condition that consists of constants."""
+    """Return the value of a condition that consists of constants; None if unknown."""
     try:
         return bool(eval(compile(ast.parse(test, mode="eval"), "test", "eval"), {"__builtins__": {}}))
     except Exception:

@@ -1,6 +1,6 @@
-"""Stopping: under `torch.no_grad()` what is assigned, returned or stored carries no gradient.
+"""Stopping: values that are assigned, returned or stored under `torch.no_grad()` carry no gradient.
 
-JAX has no such context; `jax.lax.stop_gradient` stands around each value that leaves it.
+JAX has no such context; each value that leaves it is wrapped in `jax.lax.stop_gradient`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Stopping(Pairs):
     """Translates values that are assigned, returned or stored."""
 
     stops = False
-    """Whether this is the translation of such a context or function."""
+    """Whether this translates such a context or function."""
 
     def stopping(self) -> Self:
         copied = copy.copy(self)
@@ -31,19 +31,19 @@ class Stopping(Pairs):
         return copied
 
     def value(self, node: ast.expr) -> str:
-        """A value that is assigned, stored or returned."""
+        """Write a value that is assigned, stored or returned."""
         if self.stops and isinstance(node, ast.Tuple):
             return self.spliced(node, lambda part: self.value(part))  # type: ignore[arg-type]
         return self.stopped(node, self.text(node))
 
     def stopped(self, node: ast.expr, written: str) -> str:
-        """What is computed here carries no gradient; what came with a name still does."""
+        """Stop the gradient of a computed value; names and attributes keep theirs."""
         if not self.stops or isinstance(node, ast.Name | ast.Attribute | ast.Constant):
             return written
         return f"jax.lax.stop_gradient({written})" if self._carries(node) else written
 
     def _carries(self, node: ast.expr) -> bool:
-        """Whether there may be a gradient in a value."""
+        """Return whether a value can have a gradient."""
         site = self.site(node)
         if site is None:
             return True
@@ -51,7 +51,7 @@ class Stopping(Pairs):
         return floating or any(issubclass(kind, tuple | list | dict) for kind in site.kinds - {torch.Size})
 
     def check_stopping(self, node: ast.stmt) -> None:
-        """Refuses what changes a local array in place there: its gradient is then that of before."""
+        """Refuse changes of a local array in place: in torch they keep its earlier gradient."""
         changes = isinstance(node, ast.AugAssign) or (
             isinstance(node, ast.Expr)
             and isinstance(node.value, ast.Call)
@@ -69,14 +69,14 @@ class Stopping(Pairs):
             raise Hole(STOPS)
 
     def _named_tensor(self, name: str) -> bool:
-        """Whether a variable of this name is a tensor somewhere in the file."""
+        """Return whether a variable of this name is a tensor anywhere in the file."""
         uses = (
             child for child in ast.walk(self.source.tree) if isinstance(child, ast.Name) and child.id == name
         )
         return any(map(self.is_tensor, uses))
 
     def stops_gradients(self, node: ast.expr) -> bool:
-        """Whether a context or a decorator is `torch.no_grad()`."""
+        """Return whether a context or a decorator is `torch.no_grad()`."""
         value = self.scope.value(node.func if isinstance(node, ast.Call) else node)
         return getattr(value, "__name__", "") in NO_GRAD and str(value.__module__).startswith("torch.")
 

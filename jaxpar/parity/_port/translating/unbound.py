@@ -1,4 +1,4 @@
-"""Unbound: variables of a function whose only assignments stand in branches that were left out."""
+"""Unbound: variables of a function whose only assignments are in branches that were left out."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from ..reading.source import Function
 
 
 def unbound(function: Function, written: str) -> frozenset[str]:
-    """Names that the written body reads, and that only torch's function assigns.
+    """Return the names that the written body reads and that only torch's function assigns.
 
     Args:
-      function: torch's.
-      written: the body of the ported function, from its first line on; later lines have their indent.
+      function: torch's function.
+      written: the ported body; all lines but the first have their indent.
     """
     indent = " " * function.body[0].col_offset
     head = "async def f():" if isinstance(function, ast.AsyncFunctionDef) else "def f():"

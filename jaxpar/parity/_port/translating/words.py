@@ -1,7 +1,7 @@
-"""Words: an expression of torch, with its line breaks and comments, in JAX's words; without calls.
+"""Expressions without calls: torch's text, with its line breaks and comments, in JAX.
 
-What no rule knows stays as it was written: only the words that change are exchanged in the text. What cannot
-be said becomes a hole, `hole("models.py:12: x.sum() > 0 ...")`, in the place of the expression.
+An expression without a rule keeps its text; only the parts with a counterpart are replaced. An expression
+without a counterpart becomes a hole, `hole("models.py:12: x.sum() > 0 ...")`.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ WORDS = (
 
 
 LEAF = re.compile(r"([\w.]+)\[\.\.\.\](\.T|\.transpose\([\d, ]+\))?")
-"""An array of a layer, in torch's layout."""
+"""The text of a layer's array, in torch's layout."""
 
 
 class Hole(Exception):
-    """What has no counterpart, and why."""
+    """Source without a counterpart in JAX; the message is the reason."""
 
 
 class Words:
     """Translates the expressions of one file.
 
     Attributes:
-      unbound: variables that no written line assigns.
+      unbound: variables that none of the written lines assign.
     """
 
     unbound: frozenset[str] = frozenset()
@@ -65,11 +65,11 @@ class Words:
         self.source, self.watched, self.scope, self.needs, self.kind = source, watched, scope, needs, kind
 
     def inside(self, function: ast.AST) -> Self:
-        """The translation within a function."""
+        """Return the translator for the body of a function."""
         return type(self)(self.source, self.watched, self.scope.inside(function), self.needs, self.kind)
 
     def text(self, node: ast.AST, form: str = "") -> str:
-        """A node in JAX's words; the form of an argument is as in `rules`."""
+        """Write a node in JAX; `form` is an argument's form in `rules`."""
         written = self._written(node)
         if form == "n":
             return {"True": "1", "False": "0"}.get(written, f"int({written})")
@@ -99,7 +99,7 @@ class Words:
         return written
 
     def _written(self, node: ast.AST) -> str:
-        """As `_in_order`, with the axes of images that have their channels last."""
+        """Write a node; the axes of images with their channels last are adapted."""
         images = self.needs.images
         if images is None or not isinstance(node, ast.expr):
             return self._in_order(node)
@@ -122,7 +122,7 @@ class Words:
             return self.hole(node, str(hole))
 
     def hole(self, node: ast.AST, reason: str) -> str:
-        """An expression that raises with torch's line."""
+        """Write an expression that raises with torch's line."""
         code = " ".join(self.source.segment(node).split())
         message = f"{self.source.place(node)}: {code}: {reason}"
         if self.ran(node) and not (isinstance(node, ast.Name) and node.id in self.unbound):
@@ -133,7 +133,7 @@ class Words:
         return f"hole({message!r})"
 
     def spliced(self, node: ast.AST, text: Callable[[ast.AST], str] | None = None) -> str:
-        """The text of a node as it is, with its parts translated."""
+        """Write a node's own text, with its parts translated."""
         text = text or self.text
         parts = sorted(positioned(node), key=start_of)
         written, at = [], start_of(node)
@@ -146,7 +146,7 @@ class Words:
         return "".join([*written, self.source.between(at, end_of(node))])
 
     def _expr_constant(self, node: ast.Constant) -> str:
-        """As it is; of annotations in quotes those of torch are JAX's, or left out, as are unknown ones."""
+        """Write a constant; quoted annotations of torch are replaced or, like unknown ones, left out."""
         value = node.value
         if not (isinstance(value, str) and self._in_annotation(node) and not is_literal(self.source, node)):
             return self.source.segment(node)
@@ -158,12 +158,12 @@ class Words:
         return self.source.segment(node)
 
     def _quoted(self, node: ast.Constant, name: ast.Name) -> str:
-        """A name in an annotation in quotes as the file has it; nothing if nobody knows it."""
+        """Write a name in a quoted annotation; "" if it is unknown."""
         value = self.scope.value(name)
         return "" if value is UNKNOWN else self._reference(node, value, name.id)
 
     def _expr_joinedstr(self, node: ast.JoinedStr) -> str:
-        # Its parts have no positions in older Pythons. What it says of a tensor's shape is the same in JAX.
+        # Its parts have no positions in older Pythons. A shape is formatted the same way in JAX.
         return self.source.segment(node)
 
     def _expr_name(self, node: ast.Name) -> str:
@@ -189,11 +189,11 @@ class Words:
         return leaf if leaf else f"{self.text(node.value, 'a')}.{node.attr}"
 
     def _known(self, node: ast.Attribute) -> bool:
-        """Whether arrays have an attribute with the same meaning; methods are called, and have rules."""
+        """Return whether arrays have the same attribute; methods have rules."""
         return node.attr in rules.ATTRIBUTES or callable(getattr(torch.Tensor, node.attr))
 
     def _leaf(self, node: ast.Attribute) -> str | None:
-        """`self.weight` of a module, if it is a parameter or buffer: the array, where it is read."""
+        """Write a read of a module's parameter or buffer as its array: `self.weight[...]`."""
         owner = self.site(node.value)
         modules = (
             [module for module in owner.objects.values() if isinstance(module, nn.Module)] if owner else []
@@ -218,7 +218,7 @@ class Words:
         )
 
     def _reference(self, node: ast.AST, value: Any, name: str | None) -> str:
-        """A global name, or an attribute of one."""
+        """Write a global name, or an attribute of one."""
         name_ = rule_name(value)
         if name_ is None and isinstance(value, float | int) and name is None:
             root = self.scope.value(_root(node))
@@ -240,7 +240,7 @@ class Words:
         return self._imported(name)
 
     def _own(self, node: ast.AST, value: Any) -> str:
-        """A class or function of the user. A module that is only in an annotation is just a module."""
+        """Write a user's class or function; a module that only annotates becomes `nnx.Module`."""
         if inspect.isclass(value) and issubclass(value, nn.Module) and self._in_annotation(node):
             functions = {id(function) for function in self.watched.functions.values()}
             if not any(id(attribute) in functions for attribute in vars(value).values()):
@@ -263,7 +263,7 @@ class Words:
         return f"{self.text(node.value)}.{node.attr}"
 
     def _imported(self, name: str) -> str:
-        """A constant of the file, or a name that it imports."""
+        """Write a constant of the file, or a name that it imports."""
         import builtins
         import sys
 
@@ -278,14 +278,14 @@ class Words:
         return name
 
     def site(self, node: ast.AST) -> Site | None:
-        """What an expression was; a variable in a line that did not run is what it was elsewhere."""
+        """Return an expression's values; for a variable that did not run, those from other lines."""
         site = self.watched.site(self.source, node)
         if site is None and isinstance(node, ast.Name) and node.id in self.scope.local:
             return self.watched.variables(self.source).get((self.source.around(node), node.id))
         return site
 
     def ran(self, node: ast.AST) -> bool:
-        """Whether the statement of a node ran, or what stands outside of functions."""
+        """Return whether the statement of a node ran; code outside of functions always did."""
         child: ast.AST | None = node
         while child is not None and not isinstance(child, ast.stmt):
             parent = self.source.parents.get(child)
@@ -301,13 +301,13 @@ class Words:
         return (self.source.path, child.lineno) in self.watched.lines
 
     def in_call(self, node: ast.AST) -> bool:
-        """Whether the statement of a node ran when the module was called, and not when it was made."""
+        """Return whether the statement of a node ran when the module was called."""
         while not isinstance(node, ast.stmt):
             node = self.source.parents[node]
         return (self.source.path, node.lineno) in self.watched.called
 
     def only_making(self, node: ast.AST) -> bool:
-        """Whether an expression ran only while the module was made: its arrays have their numbers."""
+        """Return whether an expression ran only in the constructor, where arrays are concrete."""
         while not isinstance(node, ast.stmt):
             node = self.source.parents[node]
         location = self.source.path, node.lineno
@@ -325,12 +325,12 @@ class Words:
 
 
 def kept_tensors(module: nn.Module) -> set[str]:
-    """The names of a module's own tensors; a buffer that is not kept with its weights is a plain array."""
+    """Return the names of a module's own tensors; a buffer that is not persistent is a plain array."""
     return {*module._parameters, *module._buffers} - module._non_persistent_buffers_set
 
 
 def _layer_of(kind: type, name: str) -> str | None:
-    """The layer of torch that a class is or derives from; None if a tensor of this name is the user's."""
+    """Return the torch layer that a class is or derives from; None if the user's class adds the tensor."""
     layers = [base for base in kind.__mro__ if is_layer(base) and base is not nn.Module]
     of_torch = re.compile(rf"self\.{name}\b|['\"]{name}['\"]|\b{name}:")
     recurrent = name.startswith(("weight_", "bias_"))  # `weight_ih_l0` is in no text
@@ -346,12 +346,12 @@ def _root(node: ast.AST) -> ast.AST:
 
 
 def _is_word(text: str) -> bool:
-    """Whether a text can stand before a dot or in an operation without parentheses."""
+    """Return whether a text needs no parentheses before a dot or in an operation."""
     return isinstance(parsed(text), WORDS)
 
 
 def positioned(node: ast.AST) -> Iterator[ast.AST]:
-    """The parts of a node that have a place in the text."""
+    """Yield the parts of a node that have a position in the text."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.expr_context | ast.operator | ast.unaryop | ast.boolop | ast.cmpop):
             continue
