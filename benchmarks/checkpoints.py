@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 
 import jaxpar
-from jaxpar._checkpointer.plain import flat_bytes
+from jaxpar._checkpointer.json_values import flat_bytes
 from jaxpar._checkpointer.step import digest as sha256
 from jaxpar._checkpointer.store import Store
 from jaxpar.errors import CheckpointError

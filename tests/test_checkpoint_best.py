@@ -63,7 +63,7 @@ def test_the_best_k_are_kept(tmp_path_factory, k, mode, metrics):
     """Against sorting all of them at once."""
     writes = Writes(tmp_path_factory.getbasetemp(), k)
     for i, value in enumerate(metrics):
-        if writes.store.wants(Metric(value, mode)):
+        if writes.store.accepts(Metric(value, mode)):
             writes.kept[i] = Metric(value, mode)
             worst = writes.store._ranked()[:-k]
             writes.kept = {step: m for step, m in writes.kept.items() if step not in worst}

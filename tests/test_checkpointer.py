@@ -22,7 +22,7 @@ from processes import environment, free_port, outputs, ranks
 
 import jaxpar
 from jaxpar import Checkpointer
-from jaxpar._checkpointer import plain
+from jaxpar._checkpointer import json_values
 from jaxpar._checkpointer.store import Store
 from jaxpar.errors import CheckpointError
 
@@ -144,12 +144,12 @@ STATES = [
 
 def test_states_of_loaders_come_back_as_they_were():
     for state in STATES:
-        back = plain.decode(plain.encode(state, "state"))
+        back = json_values.decode(json_values.encode(state, "state"))
         np.testing.assert_equal(back, state)
         assert repr(back) == repr(state)
     for strange in (object(), {"f": len}, [{1}], np.array([object()])):
         with pytest.raises(CheckpointError, match="nothing is pickled"):
-            plain.encode(strange, "state")
+            json_values.encode(strange, "state")
 
 
 class Place:
@@ -373,10 +373,10 @@ def same_state(state, seed):
 
 @pytest.mark.parametrize(("more", "is_file"), [(-1, False), (0, True), (1, True)])
 def test_from_how_many_bytes_on_an_array_is_a_file(more, is_file):
-    large, x = {}, np.zeros(plain.LARGE + more, np.uint8)
-    text = plain.encode({"x": x}, "item", "state", large)
+    large, x = {}, np.zeros(json_values.LARGE + more, np.uint8)
+    text = json_values.encode({"x": x}, "item", "state", large)
     assert (list(large) == ["state['x']"]) == is_file
-    assert np.array_equal(plain.decode(text, large)["x"], x)
+    assert np.array_equal(json_values.decode(text, large)["x"], x)
 
 
 def test_large_arrays_in_a_state_are_files(tmp_path):
@@ -889,12 +889,15 @@ def test_more_processes_than_before_get_streams_of_their_own(monkeypatch, tmp_pa
     from jaxpar._checkpointer import ranks as world
 
     states = [
-        {"rngs": {"key": {"value": plain.encode(jax.random.key(r), ""), "stream": True}}} for r in range(2)
+        {"rngs": {"key": {"value": json_values.encode(jax.random.key(r), ""), "stream": True}}}
+        for r in range(2)
     ]
     monkeypatch.setattr(world, "size", lambda: 4)
     found = []
     for r in range(4):
         monkeypatch.setattr(world, "rank", lambda r=r: r)
-        found.append(raw(plain.decode(world.own(tmp_path, {"states": states}, "rngs")["key"]["value"])))
+        found.append(
+            raw(json_values.decode(world.rank_values(tmp_path, {"states": states}, "rngs")["key"]["value"]))
+        )
     assert found[:2] == [raw(jax.random.key(r)) for r in range(2)]
     assert len(set(found)) == 4

@@ -37,29 +37,29 @@ class BestStore(Store):
         ranked = self._ranked()
         return ranked[-1] if ranked else None
 
-    def wants(self, metric: Metric | None) -> bool:
+    def accepts(self, metric: Metric | None) -> bool:
         """Whether a step with this metric is to be kept. Raises CheckpointError for the other mode."""
         assert metric is not None
-        found = self._metrics()
-        if any(other.mode != metric.mode for other in found.values()):
+        metrics = self._metrics()
+        if any(other.mode != metric.mode for other in metrics.values()):
             raise CheckpointError(
                 f"Checkpointer.save_best: the steps in {self.directory} are the best with another mode than "
                 f"{metric.mode!r}. Use another directory for another metric."
             )
         if math.isnan(metric.value):
             return False
-        if len(found) < self._keep:
+        if len(metrics) < self._keep:
             return True
-        return metric.badness < max(other.badness for other in found.values())
+        return metric.badness < max(other.badness for other in metrics.values())
 
     def _ranked(self) -> list[int]:
         """The worst first; of equal ones the later."""
-        found = self._metrics()
-        return sorted(found, key=lambda step: (-found[step].badness, -step))
+        metrics = self._metrics()
+        return sorted(metrics, key=lambda step: (-metrics[step].badness, -step))
 
     def _metrics(self) -> dict[int, Metric]:
-        found = {}
+        metrics = {}
         for step in super().steps():
             with contextlib.suppress(Damage, CheckpointError, KeyError, TypeError):
-                found[step] = Metric(*read_manifest(self.path(step))["metric"])
-        return found
+                metrics[step] = Metric(*read_manifest(self.path(step))["metric"])
+        return metrics

@@ -123,10 +123,10 @@ class Checkpointer:
             return False
         if not items:
             raise TypeError("Checkpointer.save: there is nothing to save; pass items by name: net=net.")
-        came, started = self._saver.begin(step, items, together=leaving)
+        ranks, started = self._saver.begin(step, items, together=leaving)
         if leaving or not self.asynchronous:
             started = self.wait() and started
-        if leaving and len(came) < size():
+        if leaving and len(ranks) < size():
             take_along(f"rank 0 has saved step {step} after a SIGTERM, and ends all ranks.", REQUEUE)
         if leaving:
             raise SystemExit(REQUEUE)
@@ -156,10 +156,10 @@ class Checkpointer:
 
         torch counterpart: `if is_best: shutil.copyfile(..., "model_best.pth.tar")` of its imagenet example.
         """
-        step, found = _number(step, "save_best"), Metric.of(metric, mode)
+        step, score = _number(step, "save_best"), Metric.of(metric, mode)
         if not items:
             raise TypeError("Checkpointer.save_best: there is nothing to save; pass items by name: net=net.")
-        _, started = self._best.begin(step, items, together=True, metric=found)
+        _, started = self._best.begin(step, items, together=True, metric=score)
         if started and not self.asynchronous:
             started = self._best.wait()
         return started
@@ -279,8 +279,8 @@ class Checkpointer:
         Raises:
           CheckpointError: as `restore`; an item is a tree, which cannot be updated in place.
         """
-        for name, given in items.items():
-            if isinstance(item_of(name, given), TreeItem):
+        for name, target in items.items():
+            if isinstance(item_of(name, target), TreeItem):
                 raise CheckpointError(
                     f"Checkpointer.resume: {name} is a tree, which cannot be updated in place. Give it to "
                     "restore, which returns another one and the `next` step."

@@ -16,12 +16,12 @@ import numpy as np
 
 from .._typing import PyTree
 from ..errors import CheckpointError
-from .item import Leaf
-from .plain import decode, is_key
+from .item import ItemLeaf
+from .json_values import decode, is_key
 from .step import SavedArray, SavedValue
 from .warn import warn
 
-MOST = 5
+MAX_LISTED = 5
 """Leaves that an error lists."""
 
 Spec: TypeAlias = "tuple[tuple[int, ...], str] | None"
@@ -29,37 +29,39 @@ Spec: TypeAlias = "tuple[tuple[int, ...], str] | None"
 
 
 def fit(
-    item: str, leaves: Mapping[str, Leaf], saved: Mapping[str, Spec], at: Path, strict: bool
+    item: str, leaves: Mapping[str, ItemLeaf], saved: Mapping[str, Spec], path: Path, strict: bool
 ) -> dict[str, str]:
     """What an object's leaves are called in the checkpoint at `at`.
 
     Raises CheckpointError if a leaf is only on one side, or has another shape or kind; another dtype is an
     error or, where `strict` is False, a warning.
     """
-    whole = [name for name, leaf in leaves.items() if leaf.whole]
-    if whole and whole[0] in saved:
-        return {name: name for name in whole}  # the arrays beside it are parts of it
-    names = _matched(item, leaves, saved, at)
+    opaque = [name for name, leaf in leaves.items() if leaf.opaque]
+    if opaque and opaque[0] in saved:
+        return {name: name for name in opaque}  # the arrays beside it are parts of it
+    names = _matched(item, leaves, saved, path)
     for name, leaf in leaves.items():
         _check_same(
-            f"Checkpointer.restore: {item}: {name}", _spec(leaf.value), saved[names[name]], at, strict
+            f"Checkpointer.restore: {item}: {name}", _spec(leaf.value), saved[names[name]], path, strict
         )
     return names
 
 
-def _check_same(name: str, here: Spec, there: Spec, at: Path, strict: bool) -> None:
-    if here == there:
+def _check_same(name: str, live: Spec, saved: Spec, path: Path, strict: bool) -> None:
+    if live == saved:
         return
-    if here is None or there is None:
-        ours, theirs = ("a number, text or None" if spec is None else "an array" for spec in (here, there))
-        raise CheckpointError(f"{name} is {ours} here and {theirs} in {at}.")
-    if here[0] != there[0]:
-        raise CheckpointError(
-            f"{name} has shape {here[0]} here and {there[0]} in {at}. Nothing was restored; build the object "
-            "as it was when the step was saved."
+    if live is None or saved is None:
+        live_kind, saved_kind = (
+            "a number, text or None" if spec is None else "an array" for spec in (live, saved)
         )
-    text = f"{name} is {here[1]} here and {there[1]} in {at}"
-    if strict or "key" in here[1] + there[1]:
+        raise CheckpointError(f"{name} is {live_kind} here and {saved_kind} in {path}.")
+    if live[0] != saved[0]:
+        raise CheckpointError(
+            f"{name} has shape {live[0]} here and {saved[0]} in {path}. Nothing was restored; build the "
+            "object as it was when the step was saved."
+        )
+    text = f"{name} is {live[1]} here and {saved[1]} in {path}"
+    if strict or "key" in live[1] + saved[1]:
         raise CheckpointError(
             f"{text}. Nothing was restored; build the object with that dtype, or allow the conversion with "
             "strict_dtype=False."
@@ -67,36 +69,37 @@ def _check_same(name: str, here: Spec, there: Spec, at: Path, strict: bool) -> N
     warn(f"{text}; it is converted.")
 
 
-def _matched(item: str, here: Iterable[str], there: Iterable[str], at: Path) -> dict[str, str]:
+def _matched(item: str, live: Iterable[str], saved: Iterable[str], path: Path) -> dict[str, str]:
     """By name, and where that fails by the name without the `module` that a wrapper puts into it.
 
     torch's users strip `module.` by hand, when a checkpoint of a wrapped net goes into a bare one.
     """
-    here, there = list(here), set(there)
-    if set(here) == there:
-        return {name: name for name in here}
-    ours, theirs = _bare(here), _bare(there)
-    if len(set(ours.values())) == len(ours) and len(set(theirs.values())) == len(theirs):
-        back = {bare: name for name, bare in theirs.items()}
+    live, saved = list(live), set(saved)
+    if set(live) == saved:
+        return {name: name for name in live}
+    live_bare, saved_bare = _bare(live), _bare(saved)
+    if len(set(live_bare.values())) == len(live_bare) and len(set(saved_bare.values())) == len(saved_bare):
+        saved_by_bare = {bare: name for name, bare in saved_bare.items()}
     else:
-        ours, back = {name: name for name in here}, {name: name for name in there}
-    missing = [name for name in here if ours[name] not in back]
-    extra = sorted(set(back) - set(ours.values()))
-    if missing or extra:
+        live_bare, saved_by_bare = {name: name for name in live}, {name: name for name in saved}
+    only_live = [name for name in live if live_bare[name] not in saved_by_bare]
+    only_saved = sorted(set(saved_by_bare) - set(live_bare.values()))
+    if only_live or only_saved:
         raise CheckpointError(
-            f"Checkpointer.restore: {item} is another object than the one in {at}. Only here: "
-            f"{_some(missing)}; only there: {_some([back[name] for name in extra])}. Nothing was restored."
+            f"Checkpointer.restore: {item} is another object than the one in {path}. Only here: "
+            f"{_listed(only_live)}; only there: {_listed([saved_by_bare[name] for name in only_saved])}. Nothing "
+            "was restored."
         )
-    return {name: back[ours[name]] for name in here}
+    return {name: saved_by_bare[live_bare[name]] for name in live}
 
 
 def _bare(names: Iterable[str]) -> dict[str, str]:
     return {name: ".".join(part for part in name.split(".") if part != "module") for name in names}
 
 
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
-    return ", ".join(names[:MOST]) + more or "nothing"
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return ", ".join(names[:MAX_LISTED]) + more or "nothing"
 
 
 def _spec(value: PyTree) -> Spec:
@@ -107,8 +110,8 @@ def _spec(value: PyTree) -> Spec:
 
 def saved_specs(arrays: Mapping[str, SavedArray], small: Mapping[str, SavedValue]) -> dict[str, Spec]:
     """The specs of all leaves of an item in a manifest, whose entries stand in for large arrays."""
-    found: dict[str, Spec] = {name: (tuple(entry["shape"]), entry["dtype"]) for name, entry in arrays.items()}
-    return found | {name: _spec(decode(entry["value"], arrays)) for name, entry in small.items()}
+    specs: dict[str, Spec] = {name: (tuple(entry["shape"]), entry["dtype"]) for name, entry in arrays.items()}
+    return specs | {name: _spec(decode(entry["value"], arrays)) for name, entry in small.items()}
 
 
 def like(old: PyTree, new: PyTree) -> PyTree:

@@ -23,25 +23,25 @@ from .._training.train_step import TrainStep
 from .._tree import is_array
 from .._typing import PyTree
 from ..errors import CheckpointError
-from .plain import is_key
+from .json_values import is_key
 
 
-class Leaf(NamedTuple):
+class ItemLeaf(NamedTuple):
     """A value; whether it belongs to a stream of random numbers; whether it is an object's own state."""
 
     value: PyTree
     stream: bool = False
-    whole: bool = False
+    opaque: bool = False
 
 
 class NNXItem:
     """An NNX module, optimizer or `Rngs`, updated in place. Its leaves' names are its attributes'.
 
-    `alike`: whether all ranks are known to hold the same, whatever the leaf is.
+    `replicated`: whether all ranks are known to hold the same, whatever the leaf is.
     """
 
-    def __init__(self, name: str, node: nnx.Pytree, alike: bool = False):
-        self.name, self.node, self.alike = name, node, alike
+    def __init__(self, name: str, node: nnx.Pytree, replicated: bool = False):
+        self.name, self.node, self.replicated = name, node, replicated
         self._state = [
             (path, leaf)
             for path, leaf in nnx.to_flat_state(nnx.state(node, graph=True))
@@ -49,21 +49,21 @@ class NNXItem:
             if not isinstance(leaf, (nnx.Intermediate, nnx.Perturbation))
         ]
 
-    def leaves(self) -> dict[str, Leaf]:
-        found: dict[str, Leaf] = {}
+    def leaves(self) -> dict[str, ItemLeaf]:
+        leaves: dict[str, ItemLeaf] = {}
         for path, leaf in self._state:
-            for inside, value in jax.tree_util.tree_leaves_with_path(_raw(leaf)):
-                name = ".".join(map(str, path)) + jax.tree_util.keystr(inside)
-                if name in found:
+            for subpath, value in jax.tree_util.tree_leaves_with_path(_raw(leaf)):
+                name = ".".join(map(str, path)) + jax.tree_util.keystr(subpath)
+                if name in leaves:
                     raise CheckpointError(f"Checkpointer: {self.name} has two leaves called {name}.")
-                found[name] = Leaf(value, isinstance(leaf, nnx.RngState) or is_key(value))
-        return found
+                leaves[name] = ItemLeaf(value, isinstance(leaf, nnx.RngState) or is_key(value))
+        return leaves
 
     def put(self, values: Mapping[str, PyTree]) -> None:
-        state, left = [], iter(values.values())
+        state, remaining = [], iter(values.values())
         for path, leaf in self._state:
             leaves, treedef = jax.tree.flatten(_raw(leaf))
-            value = jax.tree.unflatten(treedef, [next(left) for _ in leaves])
+            value = jax.tree.unflatten(treedef, [next(remaining) for _ in leaves])
             state.append((path, leaf.copy(value) if isinstance(leaf, nnx.Variable) else value))
         nnx.update(self.node, nnx.from_flat_state(state))
 
@@ -71,15 +71,16 @@ class NNXItem:
 class TreeItem:
     """A pytree; another one of the same structure is returned."""
 
-    alike = False
+    replicated = False
 
     def __init__(self, name: str, tree: PyTree):
         self.name = name
         self._paths, self._structure = jax.tree_util.tree_flatten_with_path(tree)
 
-    def leaves(self) -> dict[str, Leaf]:
+    def leaves(self) -> dict[str, ItemLeaf]:
         return {
-            jax.tree_util.keystr(path) or "value": Leaf(value, is_key(value)) for path, value in self._paths
+            jax.tree_util.keystr(path) or "value": ItemLeaf(value, is_key(value))
+            for path, value in self._paths
         }
 
     def put(self, values: Mapping[str, PyTree]) -> PyTree:
@@ -89,12 +90,14 @@ class TreeItem:
 class StatefulItem:
     """An object that gives and takes its own state: a loader, a sampler, a generator, a training step."""
 
-    def __init__(self, name: str, give: Callable[[], object], take: Callable[[PyTree], object], alike: bool):
-        self.name, self.give, self._take, self.alike = name, give, take, alike
+    def __init__(
+        self, name: str, give: Callable[[], object], take: Callable[[PyTree], object], replicated: bool
+    ):
+        self.name, self.give, self._take, self.replicated = name, give, take, replicated
 
-    def leaves(self) -> dict[str, Leaf]:
+    def leaves(self) -> dict[str, ItemLeaf]:
         """The state as one leaf, whose value is asked for in `save` only."""
-        return {"state": Leaf(None, whole=True)}
+        return {"state": ItemLeaf(None, opaque=True)}
 
     def put(self, values: Mapping[str, PyTree]) -> None:
         self._take(values["state"])
@@ -103,43 +106,43 @@ class StatefulItem:
 Item: TypeAlias = "NNXItem | TreeItem | StatefulItem"
 
 
-def item_of(name: str, given: PyTree) -> Item:
+def item_of(name: str, target: PyTree) -> Item:
     """The item of an argument of `save` or `restore`.
 
     Raises:
       CheckpointError: its state cannot be had.
     """
-    inner, alike = given, False
+    inner, replicated = target, False
     while isinstance(inner, (DataParallel, DistributedDataParallel)):
         # Its steps give all ranks the buffers of one, and random streams are among them.
-        alike |= isinstance(inner, DistributedDataParallel) and inner.engine_state.usual.shares_buffers
+        replicated |= isinstance(inner, DistributedDataParallel) and inner.engine_state.usual.shares_buffers
         inner = inner.module  # so that a checkpoint does not depend on the wrapper
     if isinstance(inner, nnx.Pytree):
-        return NNXItem(name, inner, alike)
-    if isinstance(inner, linen.Module) or inner is not given:
+        return NNXItem(name, inner, replicated)
+    if isinstance(inner, linen.Module) or inner is not target:
         raise CheckpointError(
             f"Checkpointer: {name} is a {type(inner).__name__} without a state of its own; pass its "
             "variables, which are a tree."
         )
     for get, put in (("state_dict", "load_state_dict"), ("get_state", "set_state")):
-        give, take = getattr(given, get, None), getattr(given, put, None)
+        give, take = getattr(target, get, None), getattr(target, put, None)
         if callable(give) and callable(take):
-            return StatefulItem(name, give, take, isinstance(given, TrainStep))
-    stuck = isinstance(given, Iterator)
-    leaves = [] if stuck else jax.tree.leaves(given, is_leaf=lambda node: isinstance(node, nnx.Pytree))
+            return StatefulItem(name, give, take, isinstance(target, TrainStep))
+    stuck = isinstance(target, Iterator)
+    leaves = [] if stuck else jax.tree.leaves(target, is_leaf=lambda node: isinstance(node, nnx.Pytree))
     if any(isinstance(leaf, nnx.Pytree) for leaf in leaves):
         raise CheckpointError(
             f"Checkpointer: {name} is a tree with an NNX object in it; pass that as an item of its own, it "
             "is updated in place."
         )
-    if stuck or (len(leaves) == 1 and leaves[0] is given and not _is_value(given)):
+    if stuck or (len(leaves) == 1 and leaves[0] is target and not _is_value(target)):
         raise CheckpointError(
-            f"Checkpointer: {name} is a {type(given).__module__}.{type(given).__qualname__}, which has "
+            f"Checkpointer: {name} is a {type(target).__module__}.{type(target).__qualname__}, which has "
             "neither state_dict and load_state_dict nor get_state and set_state. Its position cannot be "
             "saved, and a resumed run would see other data. Use a loader that has them (jaxpar.data), or "
             "save the number of batches taken and begin there."
         )
-    return TreeItem(name, given)
+    return TreeItem(name, target)
 
 
 def _raw(leaf: PyTree) -> PyTree:

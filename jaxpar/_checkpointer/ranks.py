@@ -27,17 +27,17 @@ from ..distributed.attendance import take_along as take_along
 from ..distributed.exchange import PREFIX, delete, put, take
 from ..distributed.group import rank, ranks_text, size
 from ..errors import CheckpointError, DistributedError, DivergenceError
-from .plain import LARGE, decode, encode
+from .json_values import LARGE, decode, encode
 from .step import Manifest, SavedValue, digest
 from .warn import warn
 
 PATIENCE = 1800.0
 """Seconds to wait for rank 0's disk, and for reading; what torch waits for a collective."""
 
-MOST = 1 << 20
+MAX_MESSAGE = 1 << 20
 """Bytes that a rank may send: they travel through the coordinator."""
 
-OK, KEPT = "on disk", 64
+OK, MAX_OUTCOMES = "on disk", 64
 """What stands for a step that was written, and how many outcomes are kept for ranks that are behind."""
 
 T = TypeVar("T")
@@ -58,10 +58,10 @@ def agree(what: str, directory: Path, work: Callable[[], T], together: bool = Tr
     error = None
     try:
         text = json.dumps({"value": work()})
-        if len(text) > MOST:
+        if len(text) > MAX_MESSAGE:
             raise CheckpointError(
                 f"Checkpointer: the numbers, texts and states of rank {rank()} are {len(text):,} bytes, and "
-                f"{MOST:,} can be exchanged; keep large state in arrays of {LARGE:,} bytes or more."
+                f"{MAX_MESSAGE:,} can be exchanged; keep large state in arrays of {LARGE:,} bytes or more."
             )
     except Exception as raised:  # whatever an item raises
         error = raised
@@ -86,46 +86,46 @@ class Outcomes:
 
     def __init__(self, directory: Path):
         self._folder = f"{PREFIX}/checkpoints/{_short(directory)}"
-        self._told: deque[int] = deque()
+        self._reported: deque[int] = deque()
 
     def begin(self) -> None:
         """Notes that rank 0 saves, which is what the others may wait for."""
         whereabouts.begin("Checkpointer.save", f"outcomes in {self._folder}", ())
 
-    def tell(self, step: int, trouble: str) -> None:
+    def report(self, step: int, trouble: str) -> None:
         """Says on rank 0 what went wrong with a step, "" if it is on disk."""
         if size() == 1:
             return
         with contextlib.suppress(DistributedError):  # nobody is there any more who could ask
             put(f"{self._folder}/{step}", trouble or OK, over=True)
-            self._told.append(step)
-            if len(self._told) > KEPT:
-                delete(f"{self._folder}/{self._told.popleft()}")
+            self._reported.append(step)
+            if len(self._reported) > MAX_OUTCOMES:
+                delete(f"{self._folder}/{self._reported.popleft()}")
 
-    def ask(self, step: int) -> str | None:
+    def receive(self, step: int) -> str | None:
         """What went wrong with a step, as soon as it is known; None if it is on disk."""
         whereabouts.begin("Checkpointer.wait", f"outcomes in {self._folder}", (0,))
         with whereabouts.waiting([0]):
-            found = take(f"{self._folder}/{step}", PATIENCE)
-        if found is None:
+            outcome = take(f"{self._folder}/{step}", PATIENCE)
+        if outcome is None:
             raise DistributedError(
                 f"Checkpointer.wait: rank 0 did not write step {step} within {PATIENCE:g} s."
             )
-        return None if found == OK else found
+        return None if outcome == OK else outcome
 
 
 def _short(directory: Path) -> str:
     return digest(str(directory).encode())[:12]
 
 
-def check_alike(digests: Sequence[Mapping[str, str]]) -> None:
+def check_equal(digests: Sequence[Mapping[str, str]]) -> None:
     """Compares the ranks' digests of large arrays, by leaf.
 
     Raises:
       CheckpointError: an array differs between ranks, or only some of them have it.
     """
-    for leaf in dict.fromkeys(leaf for held in digests for leaf in held):
-        first, *others = [held.get(leaf) for held in digests]
+    for leaf in dict.fromkeys(leaf for by_leaf in digests for leaf in by_leaf):
+        first, *others = [by_leaf.get(leaf) for by_leaf in digests]
         differing = [i for i, other in enumerate(others, 1) if other != first]
         if differing:
             raise CheckpointError(
@@ -135,7 +135,7 @@ def check_alike(digests: Sequence[Mapping[str, str]]) -> None:
             )
 
 
-def own(path: Path, manifest: Manifest, item: str) -> dict[str, SavedValue]:
+def rank_values(path: Path, manifest: Manifest, item: str) -> dict[str, SavedValue]:
     """This rank's small values of an item, in the step at `path`.
 
     With as many ranks as saved them, each gets its own, and rank 0's where it has none. With another number,
@@ -149,15 +149,15 @@ def own(path: Path, manifest: Manifest, item: str) -> dict[str, SavedValue]:
     if parts and size() == parts["size"]:
         if rank() in parts["ranks"]:
             return states[parts["ranks"].index(rank()) % len(states)].get(item, {})
-        _tell_missing(path, parts["ranks"], item, states[0].get(item, {}), item in parts["items"])
+        _warn_missing(path, parts["ranks"], item, states[0].get(item, {}), item in parts["items"])
         return states[0].get(item, {})
     if len(states) in (1, size()):
         return states[rank() % len(states)].get(item, {})
-    found: dict[str, SavedValue] = {}
+    values: dict[str, SavedValue] = {}
     for name, first in states[0].get(item, {}).items():
-        theirs = [state[item][name] for state in states]
-        if all(entry == first for entry in theirs):
-            found[name] = first
+        by_rank = [state[item][name] for state in states]
+        if all(entry == first for entry in by_rank):
+            values[name] = first
         elif not first["stream"]:
             raise CheckpointError(
                 f"Checkpointer.restore: {item}: {name} was different on each of the {len(states)} ranks that "
@@ -166,13 +166,13 @@ def own(path: Path, manifest: Manifest, item: str) -> dict[str, SavedValue]:
                 f"{item!r} and begin at the start of an epoch."
             )
         elif rank() < len(states):
-            found[name] = theirs[rank()]
+            values[name] = by_rank[rank()]
         else:
-            found[name] = _folded(first)
-    return found
+            values[name] = _folded(first)
+    return values
 
 
-def _tell_missing(
+def _warn_missing(
     path: Path, ranks: list[int], item: str, values: Mapping[str, SavedValue], differs: bool
 ) -> None:
     """Warns of what may have been something else on this rank, which did not save it. Numbers and texts of

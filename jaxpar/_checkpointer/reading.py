@@ -9,9 +9,9 @@ from typing import TypeAlias
 from .._typing import PyTree
 from ..errors import CheckpointError
 from .fit import fit, like, saved_specs
-from .item import Item, Leaf
-from .plain import decode
-from .ranks import own
+from .item import Item, ItemLeaf
+from .json_values import decode
+from .ranks import rank_values
 from .step import Damage, read_arrays, read_manifest
 from .store import Store
 from .warn import warn
@@ -29,8 +29,10 @@ def read_step(store: Store, step: int | None, items: Mapping[str, Item], strict:
     if step is None:
         return _newest(store, steps, items, strict)
     if step not in steps:
-        there = f"there are {', '.join(map(str, steps))}" if steps else "there is none"
-        raise CheckpointError(f"Checkpointer.restore: there is no step {step} in {store.directory}; {there}.")
+        existing = f"there are {', '.join(map(str, steps))}" if steps else "there is none"
+        raise CheckpointError(
+            f"Checkpointer.restore: there is no step {step} in {store.directory}; {existing}."
+        )
     try:
         return step, _values(store.path(step), items, strict)
     except Damage as damage:
@@ -63,18 +65,18 @@ def _values(path: Path, items: Mapping[str, Item], strict: bool) -> Values:
     """New values for every leaf of every item. Raises Damage or CheckpointError."""
     leaves = {name: item.leaves() for name, item in items.items()}
     try:
-        found = _read(path, leaves, strict)
+        by_item = _read(path, leaves, strict)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         # The manifest has the bytes that were written, so only a writer with a fault comes here.
         raise Damage(f"its manifest makes no sense: {type(error).__name__}: {error}") from None
-    for name, values in found.items():
+    for name, values in by_item.items():
         for leaf, old in leaves[name].items():
-            if not old.whole:
+            if not old.opaque:
                 values[leaf] = like(old.value, values[leaf])
-    return found
+    return by_item
 
 
-def _read(path: Path, items: Mapping[str, Mapping[str, Leaf]], strict: bool) -> Values:
+def _read(path: Path, items: Mapping[str, Mapping[str, ItemLeaf]], strict: bool) -> Values:
     """What a step has for the leaves of some items, by the names that they have here."""
     manifest = read_manifest(path)
     small, names = {}, {}
@@ -84,13 +86,15 @@ def _read(path: Path, items: Mapping[str, Mapping[str, Leaf]], strict: bool) -> 
                 f"Checkpointer.restore: {path} has no item {item!r}; it has "
                 f"{', '.join(map(repr, manifest['states'][0]))}."
             )
-        small[item] = own(path, manifest, item)
+        small[item] = rank_values(path, manifest, item)
         specs = saved_specs(manifest["arrays"].get(item, {}), small[item])
         names[item] = fit(item, leaves, specs, path, strict)
-    found = read_arrays(path, manifest, items)
-    for item, values in found.items():
+    by_item = read_arrays(path, manifest, items)
+    for item, values in by_item.items():
         values |= {leaf: decode(entry["value"], values) for leaf, entry in small[item].items()}
-    return {item: {leaf: found[item][there] for leaf, there in names[item].items()} for item in items}
+    return {
+        item: {leaf: by_item[item][saved_leaf] for leaf, saved_leaf in names[item].items()} for item in items
+    }
 
 
 def _holds(directory: Path) -> str:

@@ -27,19 +27,19 @@ class Restored(NamedTuple):
 def restore(store: Store, step: int | None, items: Mapping[str, PyTree], strict_dtype: bool) -> Restored:
     """Puts a step of a directory, the newest one if it is None, into the items. Raises as
     `Checkpointer.restore`."""
-    held = {name: item_of(name, given) for name, given in items.items()}
+    targets = {name: item_of(name, target) for name, target in items.items()}
     values: Values = {}
 
-    def read(at: int | None) -> int:
-        found, new = read_step(store, at, held, strict_dtype)
+    def read(wanted_step: int | None) -> int:
+        read_number, new = read_step(store, wanted_step, targets, strict_dtype)
         values.update(new)
-        return found
+        return read_number
 
     answers = agree("Checkpointer.restore", store.directory, lambda: read(step) if rank() == 0 else -1)
     chosen = answers[0]
     if len(answers) > 1:
         agree("Checkpointer.restore: read", store.directory, lambda: rank() == 0 or read(chosen))
     # What may refuse its state goes first, so that nothing has changed if it does.
-    order = sorted(held, key=lambda name: not isinstance(held[name], StatefulItem))
-    put = {name: held[name].put(values[name]) for name in order}
-    return Restored(chosen, {name: put[name] for name in held if isinstance(held[name], TreeItem)})
+    order = sorted(targets, key=lambda name: not isinstance(targets[name], StatefulItem))
+    put = {name: targets[name].put(values[name]) for name in order}
+    return Restored(chosen, {name: put[name] for name in targets if isinstance(targets[name], TreeItem)})

@@ -9,23 +9,26 @@ from .._typing import PyTree
 from ..errors import CheckpointError
 from .background import Background
 from .metric import Metric
-from .ranks import Outcomes, agree, check_alike, rank, size
-from .snapshot import Snapshot, on_host, snapshot
+from .ranks import Outcomes, agree, check_equal, rank, size
+from .snapshot import StateSnapshot, on_host, snapshot
 from .step import Arrays, Damage, Parts, State, check_step
 from .store import Store
 from .warn import warn
 
 
-class Said(NamedTuple):
-    """What a rank says of a step that it saves. From rank 0: `before`, what went wrong with the step before,
-    `full`, that the disk has no room, and whether it is `wanted` at all."""
+class RankReport(NamedTuple):
+    """A rank's report about the step that it saves; all ranks must report the same step.
+
+    Only rank 0 fills in `previous_error` (the error of the previous background write), `disk_error` (the disk
+    has no room for this step) and `accepted` (False if a best step's metric is not good enough).
+    """
 
     step: int
     state: State
     digests: dict[str, str]
-    before: str | None
-    full: str | None
-    wanted: bool
+    previous_error: str | None
+    disk_error: str | None
+    accepted: bool
 
 
 class Saver:
@@ -50,63 +53,63 @@ class Saver:
         Returns:
           The ranks that take part, as far as that matters, and whether the step is being written.
         """
-        taken, failed = _taken(items)
-        together = together or taken is None or bool(taken.own)
+        contents, failure = _snapshot_or_error(items)
+        together = together or contents is None or bool(contents.per_rank)
         arrays: Arrays = {}
 
-        def say() -> Said:
-            if failed is not None:
-                raise failed
-            assert taken is not None
-            before = full = None
-            wanted = True
+        def make_report() -> RankReport:
+            if failure is not None:
+                raise failure
+            assert contents is not None
+            previous_error = disk_error = None
+            accepted = True
             if rank() == 0:
-                before = self._background.wait()
+                previous_error = self._background.wait()
                 self._store.open()
-                wanted = self._store.wants(metric)
-                if wanted:
-                    arrays.update(on_host(taken.arrays))
+                accepted = self._store.accepts(metric)
+                if accepted:
+                    arrays.update(on_host(contents.arrays))
                     self._make_way(step, metric)
-                    full = self._store.full(step, arrays)
-            return Said(step, taken.small, taken.digests, before, full, wanted)
+                    disk_error = self._store.disk_error(step, arrays)
+            return RankReport(step, contents.small, contents.digests, previous_error, disk_error, accepted)
 
         if rank() == 0:
             self._outcomes.begin()
         else:
             self._pending = step
         try:
-            answers = agree("Checkpointer.save", self._store.directory, say, together)
-            said = {i: Said(*answer) for i, answer in answers.items()}
-            first, *_ = said.values()
-            self._check(list(said.values()))
+            answers = agree("Checkpointer.save", self._store.directory, make_report, together)
+            reports = {i: RankReport(*answer) for i, answer in answers.items()}
+            first, *_ = reports.values()
+            self._check(list(reports.values()))
         except Exception as error:
             self._pending = None
             if rank() == 0:
-                self._outcomes.tell(step, str(error))
+                self._outcomes.report(step, str(error))
             raise
-        started = first.wanted and first.full is None
+        started = first.accepted and first.disk_error is None
         if not started:
             self._pending = None
         elif rank() == 0:
-            assert taken is not None
+            assert contents is not None
             parts: Parts | None = None
-            if together and len(said) < size():
-                parts = {"ranks": list(said), "size": size(), "items": taken.own}
-            states = [one.state for one in said.values()]
-            once = states[:1] if all(state == states[0] for state in states) else states
-            self._background.start(lambda: self._write(step, arrays, once, parts, metric))
-        return list(said), started
+            if together and len(reports) < size():
+                parts = {"ranks": list(reports), "size": size(), "items": contents.per_rank}
+            states = [report.state for report in reports.values()]
+            distinct = states[:1] if all(state == states[0] for state in states) else states
+            self._background.start(lambda: self._write(step, arrays, distinct, parts, metric))
+        return list(reports), started
 
-    def _check(self, said: list[Said]) -> None:
-        steps = [one.step for one in said]
+    def _check(self, reports: list[RankReport]) -> None:
+        steps = [report.step for report in reports]
         if len(set(steps)) > 1:
             raise CheckpointError(
                 f"Checkpointer.save: the ranks save different steps: {steps}. All must call it with the same "
                 "one."
             )
-        check_alike([one.digests for one in said])
-        self._complain(said[0].before)
-        self._complain(said[0].full)
+        check_equal([report.digests for report in reports])
+        self._complain(reports[0].previous_error)
+        self._complain(reports[0].disk_error)
 
     def _write(
         self, step: int, arrays: Arrays, states: list[State], parts: Parts | None, metric: Metric | None
@@ -118,7 +121,7 @@ class Saver:
             trouble = str(error)
             raise
         finally:
-            self._outcomes.tell(step, trouble)
+            self._outcomes.report(step, trouble)
 
     def _make_way(self, step: int, metric: Metric | None) -> None:
         """Sets a step aside whose number is needed, if it is damaged. That is found out here and now: a disk
@@ -156,7 +159,7 @@ class Saver:
         trouble = self._background.wait()
         if self._pending is not None:
             step, self._pending = self._pending, None
-            trouble = self._outcomes.ask(step)
+            trouble = self._outcomes.receive(step)
         self._complain(trouble)
         return trouble is None
 
@@ -172,7 +175,7 @@ class Saver:
         return trouble
 
 
-def _taken(items: Mapping[str, PyTree]) -> tuple[Snapshot | None, Exception | None]:
+def _snapshot_or_error(items: Mapping[str, PyTree]) -> tuple[StateSnapshot | None, Exception | None]:
     try:
         return snapshot(items), None
     except Exception as error:  # raised where all ranks hear of it

@@ -13,53 +13,53 @@ from .._typing import PyTree
 from ..distributed.group import size
 from ..errors import CheckpointError
 from .item import StatefulItem, item_of
-from .plain import Array, encode, flat_bytes, is_storable
+from .json_values import Array, encode, flat_bytes, is_storable
 from .step import Arrays, State, digest
 
 
-class Snapshot(NamedTuple):
-    """What items hold at one moment, by item and leaf; the arrays are still theirs.
+class StateSnapshot(NamedTuple):
+    """The items' values at one moment, by item and leaf; `arrays` still refers to the items' own arrays.
 
-    `digests` are those of the large arrays in state dicts, if there are several ranks: they must be equal on
-    all. Parameters and moments are not compared, since DistributedDataParallel keeps them equal. `own` names
-    the items that may be something else on each rank.
+    With several ranks, `digests` covers the large arrays in state dicts, which must be equal on all ranks.
+    Parameters and moments are not compared, since DistributedDataParallel keeps them equal. `per_rank` lists
+    the items whose values may differ between ranks.
     """
 
     small: State
     arrays: dict[tuple[str, str], Array]
     digests: dict[str, str]
-    own: list[str]
+    per_rank: list[str]
 
 
-def snapshot(items: Mapping[str, PyTree]) -> Snapshot:
+def snapshot(items: Mapping[str, PyTree]) -> StateSnapshot:
     """What the items hold now.
 
     Raises:
       CheckpointError: something in them cannot be saved.
     """
-    taken = Snapshot({}, {}, {}, [])
-    for name, given in items.items():
-        item = item_of(name, given)
-        small = taken.small[name] = {}
+    contents = StateSnapshot({}, {}, {}, [])
+    for name, source in items.items():
+        item = item_of(name, source)
+        small = contents.small[name] = {}
         if isinstance(item, StatefulItem):
             large: dict[str, Array] = {}
             small["state"] = {"value": encode(item.give(), name, "state", large), "stream": False}
-            taken.arrays.update({(name, leaf): value for leaf, value in large.items()})
+            contents.arrays.update({(name, leaf): value for leaf, value in large.items()})
             if size() > 1:
                 for leaf, value in large.items():
                     x = np.asarray(_local(f"{name}: {leaf}", value))
-                    taken.digests[f"{name}: {leaf}"] = f"{x.dtype}{x.shape} {digest(flat_bytes(x).data)}"
-            if not item.alike:
-                taken.own.append(name)
+                    contents.digests[f"{name}: {leaf}"] = f"{x.dtype}{x.shape} {digest(flat_bytes(x).data)}"
+            if not item.replicated:
+                contents.per_rank.append(name)
             continue
         for leaf, (value, stream, _) in item.leaves().items():
             if is_array(value) and not stream and value.size and is_storable(value):
-                taken.arrays[name, leaf] = value
+                contents.arrays[name, leaf] = value
             else:
                 small[leaf] = {"value": encode(value, name, leaf), "stream": stream}
-        if small and not item.alike:
-            taken.own.append(name)
-    return taken
+        if small and not item.replicated:
+            contents.per_rank.append(name)
+    return contents
 
 
 def on_host(arrays: Mapping[tuple[str, str], Array]) -> Arrays:
@@ -71,8 +71,8 @@ def on_host(arrays: Mapping[tuple[str, str], Array]) -> Arrays:
     Raises:
       DeletedError: an array was donated. CheckpointError: it is spread over processes.
     """
-    here = {at: _local(": ".join(at), x) for at, x in arrays.items()}
-    return {at: np.array(x) if isinstance(x, np.ndarray) else np.asarray(x) for at, x in here.items()}
+    local_arrays = {at: _local(": ".join(at), x) for at, x in arrays.items()}
+    return {at: np.array(x) if isinstance(x, np.ndarray) else np.asarray(x) for at, x in local_arrays.items()}
 
 
 def _local(name: str, x: Array) -> Array:

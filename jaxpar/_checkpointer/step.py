@@ -29,8 +29,8 @@ from typing import NotRequired, TypeAlias, TypedDict
 import numpy as np
 
 from ..errors import CheckpointError
+from .json_values import Json, dtype_of
 from .metric import Metric
-from .plain import Json, dtype_of
 
 FORMAT = 2
 MANIFEST, ARRAYS = "manifest", "arrays"
@@ -38,7 +38,7 @@ MANIFEST, ARRAYS = "manifest", "arrays"
 THREADS = 8
 """Files that are read, hashed or flushed at once: neither the disk nor hashing holds Python's lock."""
 
-MOST = 3
+MAX_LISTED = 3
 """Damaged leaves that an error lists."""
 
 
@@ -94,26 +94,26 @@ def read_manifest(step: Path) -> Manifest:
     """The manifest of a step; raises CheckpointError if it is whole and of another format."""
     if not (step / MANIFEST).exists() and not (step / ARRAYS).exists():
         raise Damage("it has neither manifest nor arrays, so it was not written by jaxpar.Checkpointer")
-    found = 1  # whose manifest is a folder
+    format_number = 1  # whose manifest is a folder
     if not (step / MANIFEST).is_dir():
         seal, _, text = bytes(_bytes(step, MANIFEST)).partition(b"\n")
         if seal != digest(text).encode():
             raise Damage(f"{MANIFEST} has other bytes than were written")
         manifest: Manifest = json.loads(text)
-        found = manifest["format"]
-    if found != FORMAT:
+        format_number = manifest["format"]
+    if format_number != FORMAT:
         raise CheckpointError(
-            f"Checkpointer: {step} has format {found}, and this version of jaxpar knows format {FORMAT} "
-            "only. The step is not damaged: restore it with the version that wrote it, or save to another "
+            f"Checkpointer: {step} has format {format_number}, and this version of jaxpar knows format "
+            f"{FORMAT} only. The step is not damaged: restore it with the version that wrote it, or save to another "
             "directory."
         )
     return manifest
 
 
-def read_arrays(step: Path, manifest: Manifest, wanted: Collection[str]) -> dict[str, dict[str, np.ndarray]]:
+def read_arrays(step: Path, manifest: Manifest, items: Collection[str]) -> dict[str, dict[str, np.ndarray]]:
     """The arrays of some items, by item and leaf. Every leaf is checked, also of the other items."""
 
-    found: dict[str, dict[str, np.ndarray]] = {item: {} for item in wanted}
+    by_item: dict[str, dict[str, np.ndarray]] = {item: {} for item in items}
 
     def read(at: tuple[str, str, SavedArray]) -> str | None:
         item, leaf, entry = at
@@ -121,17 +121,19 @@ def read_arrays(step: Path, manifest: Manifest, wanted: Collection[str]) -> dict
             array = _read_array(step, entry)
         except Damage as damage:
             return f"{damage} (leaf {item}: {leaf})"
-        if item in wanted:
-            found[item][leaf] = array
+        if item in items:
+            by_item[item][leaf] = array
         return None
 
-    leaves = [(item, *each) for item, arrays in manifest["arrays"].items() for each in arrays.items()]
+    leaves = [
+        (item, *leaf_entry) for item, arrays in manifest["arrays"].items() for leaf_entry in arrays.items()
+    ]
     with ThreadPoolExecutor(THREADS) as pool:
         damages = [damage for damage in pool.map(read, leaves) if damage]
     if damages:
-        more = f"; and {len(damages) - MOST} more" if len(damages) > MOST else ""
-        raise Damage("; ".join(damages[:MOST]) + more)
-    return found
+        more = f"; and {len(damages) - MAX_LISTED} more" if len(damages) > MAX_LISTED else ""
+        raise Damage("; ".join(damages[:MAX_LISTED]) + more)
+    return by_item
 
 
 def check_step(step: Path) -> None:
@@ -161,9 +163,9 @@ def flush(path: Path) -> None:
 def _bytes(step: Path, name: str, size: int | None = None) -> memoryview:
     """The bytes of a file. If it does not have `size` of them, nothing is read, and nothing allocated."""
     try:
-        found = (step / name).stat().st_size
-        if size is not None and found != size:
-            raise Damage(f"{name} has {found} bytes instead of {size}")
+        actual = (step / name).stat().st_size
+        if size is not None and actual != size:
+            raise Damage(f"{name} has {actual} bytes instead of {size}")
         return np.fromfile(step / name, np.uint8).data
     except FileNotFoundError:
         raise Damage(f"{name} is missing") from None

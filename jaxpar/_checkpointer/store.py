@@ -43,8 +43,8 @@ class Store:
         return sorted(int(path.name) for path in self._folders(NUMBER))
 
     def _folders(self, pattern: str) -> list[Path]:
-        there = list(self.directory.iterdir()) if self.directory.is_dir() else []
-        return [path for path in there if re.fullmatch(pattern, path.name) and path.is_dir()]
+        paths = list(self.directory.iterdir()) if self.directory.is_dir() else []
+        return [path for path in paths if re.fullmatch(pattern, path.name) and path.is_dir()]
 
     def path(self, step: int) -> Path:
         return self.directory / str(step)
@@ -66,8 +66,8 @@ class Store:
                 f"Checkpointer.save: {self.directory} cannot be written to: {error.strerror}."
             ) from None
         # Under the lock, so they are a dead process's and not another one's that is writing.
-        for left in self._folders(rf"{NUMBER}(\.old)?{re.escape(UNFINISHED)}"):
-            shutil.rmtree(left, ignore_errors=True)
+        for leftover in self._folders(rf"{NUMBER}(\.old)?{re.escape(UNFINISHED)}"):
+            shutil.rmtree(leftover, ignore_errors=True)
 
     def close(self) -> None:
         self._lock.release()
@@ -79,12 +79,12 @@ class Store:
             aside, i = self.directory / f"{step}.damaged-{i}", i + 1
         return self.path(step).rename(aside)
 
-    def full(self, step: int, arrays: Arrays) -> str | None:
+    def disk_error(self, step: int, arrays: Arrays) -> str | None:
         """What to say if the disk has no room for a step."""
         needed, free = _needed(arrays), shutil.disk_usage(self.directory).free
-        return None if needed <= free else self._full(step, arrays)
+        return None if needed <= free else self._disk_full_text(step, arrays)
 
-    def wants(self, metric: Metric | None) -> bool:
+    def accepts(self, metric: Metric | None) -> bool:
         """Whether a step is to be saved at all."""
         del metric
         return True
@@ -115,10 +115,11 @@ class Store:
         except Exception as error:
             shutil.rmtree(unfinished, ignore_errors=True)  # or it would go on filling the disk
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise CheckpointError(self._full(step, arrays)) from None
+                raise CheckpointError(self._disk_full_text(step, arrays)) from None
             raise CheckpointError(
                 f"Checkpointer.save: step {step} could not be written to {self.directory}: "
-                f"{type(error).__name__}: {textwrap.shorten(str(error), 200)}{_limit(error)}. {self._kept()}"
+                f"{type(error).__name__}: {textwrap.shorten(str(error), 200)}{_limit(error)}. "
+                f"{self._steps_text()}"
             ) from None
         self._remove_oldest(step)
         reached(step)
@@ -137,13 +138,13 @@ class Store:
             return bool(read_manifest(self.path(step)))
         return False
 
-    def _full(self, step: int, arrays: Arrays) -> str:
+    def _disk_full_text(self, step: int, arrays: Arrays) -> str:
         return (
             f"Checkpointer.save: the disk is full: step {step} needs {_needed(arrays):,} bytes, and "
-            f"{self.directory} has {shutil.disk_usage(self.directory).free:,} free. {self._kept()}"
+            f"{self.directory} has {shutil.disk_usage(self.directory).free:,} free. {self._steps_text()}"
         )
 
-    def _kept(self) -> str:
+    def _steps_text(self) -> str:
         return f"Steps on disk: {', '.join(map(str, self.steps())) or 'none'}."
 
 

@@ -20,8 +20,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore as ts
 
+from .json_values import flat_bytes
 from .metric import Metric
-from .plain import flat_bytes
 from .step import ARRAYS, FORMAT, MANIFEST, THREADS, Arrays, Manifest, Parts, State, digest, flush
 
 SAFE, LONGEST = " !$&'()+,;=@[]^{}", 200
@@ -40,12 +40,12 @@ def write_step(
     manifest: Manifest = {"format": FORMAT, "step": step, "arrays": {}, "states": states, "parts": parts}
     if metric is not None:
         manifest["metric"] = metric
-    words = _words(arrays)
+    keys = _orbax_keys(arrays)
     tree: dict[str, dict[str, np.ndarray]] = {}
-    for at, (first, second) in words.items():
+    for at, (first, second) in keys.items():
         # What TensorStore has no dtype for, such as datetime64, it is given as bytes.
-        known = hasattr(ts, arrays[at].dtype.name)
-        tree.setdefault(first, {})[second] = arrays[at] if known else flat_bytes(arrays[at])
+        has_dtype = hasattr(ts, arrays[at].dtype.name)
+        tree.setdefault(first, {})[second] = arrays[at] if has_dtype else flat_bytes(arrays[at])
     with ThreadPoolExecutor(THREADS) as pool:
         # Of the memory that is saved, not of the files, and while orbax writes.
         digests = pool.map(lambda x: digest(flat_bytes(x).data), arrays.values())
@@ -55,7 +55,7 @@ def write_step(
             manifest["arrays"].setdefault(item, {})[leaf] = {
                 "shape": list(x.shape),
                 "dtype": x.dtype.name,
-                "file": _file_of(folder, ".".join(words[item, leaf]), x.nbytes),
+                "file": _file_of(folder, ".".join(keys[item, leaf]), x.nbytes),
                 "sha256": sha256,
             }
         text = json.dumps(manifest).encode()
@@ -64,22 +64,22 @@ def write_step(
         list(pool.map(flush, [folder, *folder.rglob("*")]))
 
 
-def _words(arrays: Arrays) -> dict[tuple[str, str], tuple[str, str]]:
+def _orbax_keys(arrays: Arrays) -> dict[tuple[str, str], tuple[str, str]]:
     """The two keys of each leaf in orbax's tree; with a dot between them they are the name of its folder.
 
     A leaf may have any name. A folder's has no slash, at most 255 bytes, on some systems no case, and not
     the ending of TensorStore's lock files.
     """
-    found: dict[tuple[str, str], tuple[str, str]] = {}
-    taken: set[str] = set()
+    keys: dict[tuple[str, str], tuple[str, str]] = {}
+    used: set[str] = set()
     for i, (item, leaf) in enumerate(arrays):
         first, second = quote(item, SAFE).replace(".", "%2E"), quote(leaf, SAFE)
         name = f"{first}.{second}".casefold()
-        if len(name) > LONGEST or name in taken or name.endswith(".__lock"):
+        if len(name) > LONGEST or name in used or name.endswith(".__lock"):
             first, second = first[: LONGEST // 4], f"{second[: LONGEST // 2]}#{i}"  # `quote` leaves no #
-        taken.add(name)
-        found[item, leaf] = first, second
-    return found
+        used.add(name)
+        keys[item, leaf] = first, second
+    return keys
 
 
 def _file_of(step: Path, name: str, nbytes: int) -> str:

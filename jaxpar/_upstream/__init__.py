@@ -143,29 +143,29 @@ def opened(program: ClosedJaxpr | Jaxpr) -> tuple[Jaxpr, list[Any]]:
 
 def called(eqn: JaxprEqn) -> ClosedJaxpr | Jaxpr | None:
     """The program that an equation runs once; None if it runs none, or as often as it likes."""
-    held = eqn.params.get(CALLS.get(eqn.primitive.name, "_prim"))
-    if isinstance(held, PROGRAMS):
-        return held
-    return inside(held) if type(held).__name__ in NEXT_CALLS else None
+    parameter = eqn.params.get(CALLS.get(eqn.primitive.name, "_prim"))
+    if isinstance(parameter, PROGRAMS):
+        return parameter
+    return inside(parameter) if type(parameter).__name__ in NEXT_CALLS else None
 
 
 def has_own_jvp(eqn: JaxprEqn) -> bool:
     """Whether the equation is a function of `jax.custom_jvp`."""
-    held = eqn.params.get("_prim")
-    return eqn.primitive.name == "custom_jvp_call" or type(held).__name__ == "CustomJVPTraced"
+    primitive = eqn.params.get("_prim")
+    return eqn.primitive.name == "custom_jvp_call" or type(primitive).__name__ == "CustomJVPTraced"
 
 
 def has_own_vjp(eqn: JaxprEqn) -> bool:
     """Whether the equation is a function of `jax.custom_vjp`."""
-    held = eqn.params.get("_prim")
-    return eqn.primitive.name == "custom_vjp_call" or type(held).__name__ == "CustomVJPTraced"
+    primitive = eqn.params.get("_prim")
+    return eqn.primitive.name == "custom_vjp_call" or type(primitive).__name__ == "CustomVJPTraced"
 
 
 def bound(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
     """Runs one equation on other operands; its results."""
     with eqn.ctx.manager:
-        found = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
-    return found if eqn.primitive.multiple_results else [found]
+        results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
+    return results if eqn.primitive.multiple_results else [results]
 
 
 def inside(value: Any) -> ClosedJaxpr | Jaxpr | None:
@@ -178,8 +178,8 @@ def inside(value: Any) -> ClosedJaxpr | Jaxpr | None:
         return value
     if not hasattr(value, "in_avals_flat"):
         return None
-    found = getattr(value, "jaxpr", None) or getattr(getattr(value, "traced", None), "jaxpr", None)
-    return found if isinstance(found, PROGRAMS) else None
+    program = getattr(value, "jaxpr", None) or getattr(getattr(value, "traced", None), "jaxpr", None)
+    return program if isinstance(program, PROGRAMS) else None
 
 
 def part(
@@ -227,17 +227,20 @@ def backward_rule(rule: WrappedFun, change: Callable[[Callable[..., Any]], Calla
     """
 
     def changed(*args: Any) -> Any:
-        aside: list[Any] = []
+        captured: list[Any] = []
 
         def arrays(*args: Any) -> list[Any]:
             leaves, structure = jax.tree.flatten(rule.call_wrapped(*args))
-            real = [isinstance(leaf, jax.Array) for leaf in leaves]
-            aside[:] = structure, [None if own else leaf for leaf, own in zip(leaves, real, strict=True)]
-            return [leaf for leaf, own in zip(leaves, real, strict=True) if own]
+            are_arrays = [isinstance(leaf, jax.Array) for leaf in leaves]
+            captured[:] = (
+                structure,
+                [None if is_array else leaf for leaf, is_array in zip(leaves, are_arrays, strict=True)],
+            )
+            return [leaf for leaf, is_array in zip(leaves, are_arrays, strict=True) if is_array]
 
-        made = iter(change(arrays)(*args))
-        structure, others = aside
-        return structure.unflatten([next(made) if other is None else other for other in others])
+        new_leaves = iter(change(arrays)(*args))
+        structure, others = captured
+        return structure.unflatten([next(new_leaves) if other is None else other for other in others])
 
     return wrap_init(changed, debug_info=rule.debug_info)
 
@@ -245,13 +248,13 @@ def backward_rule(rule: WrappedFun, change: Callable[[Callable[..., Any]], Calla
 class _Intercepting(core.Trace):
     """Passes everything on to the trace around it, changed on the way there and back."""
 
-    def __init__(self, around: core.Trace, before: Before, after: Callable[[Any], Any]):
+    def __init__(self, outer: core.Trace, before: Before, after: Callable[[Any], Any]):
         super().__init__()
-        self.around, self.before, self.after = around, before, after
-        self.requires_low = around.requires_low
+        self.outer, self.before, self.after = outer, before, after
+        self.requires_low = outer.requires_low
 
     def process_primitive(self, primitive: Primitive, args: Any, params: dict, /) -> Any:
-        with core.set_current_trace(self.around):
+        with core.set_current_trace(self.outer):
             args, params = self.before(primitive, args, params)
             return self.after(primitive.bind(*args, **params))
 
@@ -271,9 +274,9 @@ class _Intercepting(core.Trace):
         return self._passed_on("process_shard_map", *args, **kwargs)
 
     def _passed_on(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        found = getattr(self.around, method)(*args, **kwargs)
-        with core.set_current_trace(self.around):
-            return self.after(found)
+        outputs = getattr(self.outer, method)(*args, **kwargs)
+        with core.set_current_trace(self.outer):
+            return self.after(outputs)
 
 
 @contextmanager
@@ -324,9 +327,9 @@ def detect_cluster(timeout: float) -> tuple[str | None, int | None, int | None, 
 
 def kubernetes_job() -> str | None:
     """The uid of this process's Kubernetes Job, if `detect_cluster` found the ranks there; else None."""
-    found = vars(clusters.K8sCluster)
+    attributes = vars(clusters.K8sCluster)
     # JAX keeps its client of Kubernetes there, and what it has asked. Nothing is asked a second time.
-    return str(clusters.K8sCluster._job().metadata.uid) if "_core_api" in found else None
+    return str(clusters.K8sCluster._job().metadata.uid) if "_core_api" in attributes else None
 
 
 def in_cloud_tpu_vm() -> bool:

@@ -42,8 +42,8 @@ def gpu_topology(shape: str, target: str, start: Callable[[], object]) -> tuple[
         start()
     if "cuda" not in xla_bridge._topology_factories and not _load_gpu_compiler():
         return None
-    found = topologies.get_topology_desc("gpu", platform="cuda", topology=shape, target_config=target)
-    return tuple(found.devices)
+    description = topologies.get_topology_desc("gpu", platform="cuda", topology=shape, target_config=target)
+    return tuple(description.devices)
 
 
 def _load_gpu_compiler() -> bool:
@@ -101,10 +101,10 @@ def cudnn_of(device: jax.Device) -> Iterator[None]:
     if not compile_only(device):
         yield
         return
-    here = tuple(int(n) for n in device.compute_capability.split("."))
+    capability = tuple(int(n) for n in device.compute_capability.split("."))
     before = attention.check_cudnn_version, attention.check_compute_capability
     attention.check_cudnn_version = lambda: CUDNN
-    attention.check_compute_capability = lambda least: here >= tuple(int(n) for n in least.split("."))
+    attention.check_compute_capability = lambda least: capability >= tuple(int(n) for n in least.split("."))
     try:
         yield
     finally:

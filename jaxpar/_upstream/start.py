@@ -24,10 +24,16 @@ _line: str | None = None
 
 def watch() -> None:
     """From now on the line that starts JAX is remembered. Does nothing where JAX runs already."""
-    known = xla_bridge._backend_factories.get("cpu")
-    if known is None or xla_bridge.backends_are_initialized() or isinstance(known.factory, _Watched):
+    registration = xla_bridge._backend_factories.get("cpu")
+    if (
+        registration is None
+        or xla_bridge.backends_are_initialized()
+        or isinstance(registration.factory, _Watched)
+    ):
         return
-    xla_bridge._backend_factories["cpu"] = dataclasses.replace(known, factory=_Watched(known.factory))
+    xla_bridge._backend_factories["cpu"] = dataclasses.replace(
+        registration, factory=_Watched(registration.factory)
+    )
 
 
 class _Watched:
@@ -60,9 +66,9 @@ def started_by() -> str:
     """
     if _line is not None:
         return f"JAX was started at {_line}"
-    found = _default()
-    if found is not None:
-        return f"JAX was started before jaxpar was in use, most likely by the default value at {found}"
+    location = _default()
+    if location is not None:
+        return f"JAX was started before jaxpar was in use, most likely by the default value at {location}"
     return "What started JAX is unknown: it was before jaxpar was in use"
 
 

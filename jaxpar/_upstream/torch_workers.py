@@ -14,7 +14,9 @@ def set_torch_worker(worker: int, workers: int, seed: int, dataset: Any) -> None
     data set.
     """
     torch = sys.modules["torch"]
-    theirs = torch.utils.data._utils.worker
+    worker_module = torch.utils.data._utils.worker
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    theirs._worker_info = theirs.WorkerInfo(id=worker, num_workers=workers, seed=seed, dataset=dataset)
+    worker_module._worker_info = worker_module.WorkerInfo(
+        id=worker, num_workers=workers, seed=seed, dataset=dataset
+    )

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from .._typing import PyTree
-from ._plain import allreduce
+from ._uncompressed import allreduce
 from .hook import Bucket, CommHook
 
 

@@ -22,7 +22,7 @@ from jax import lax
 
 from .._typing import Shape
 from ..random import Generator
-from ._plain import allreduce
+from ._uncompressed import allreduce
 from .hook import Bucket, CommHook
 
 
@@ -62,7 +62,7 @@ def powersgd(
             "Expect `start_powersgd_iter` > 1 if `use_error_feedback` or `warm_start` is enabled, because "
             "PowerSGD can only be applied after the first two iterations in DDP."
         )
-    settings = _Settings(
+    settings = _PowerSGDSettings(
         matrix_approximation_rank,
         start_powersgd_iter,
         min_compression_rate,
@@ -76,7 +76,7 @@ def powersgd(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Settings:
+class _PowerSGDSettings:
     rank: int
     start: int
     rate: float
@@ -87,7 +87,7 @@ class _Settings:
     order: tuple[int, ...] | None
 
 
-class _State(NamedTuple):
+class _PowerSGDState(NamedTuple):
     """The number of calls; what could not be said yet, by parameter; Q of those that are compressed."""
 
     calls: jax.Array
@@ -95,27 +95,29 @@ class _State(NamedTuple):
     queries: list[jax.Array]
 
 
-class _Large(NamedTuple):
+class _Compressed(NamedTuple):
     """A gradient that is compressed: whose it is, and the shape of its Q, [m, r]."""
 
     parameter: int
     shape: tuple[int, int]
 
 
-def _init(settings: _Settings, parameters: list[jax.Array]) -> _State:
+def _init(settings: _PowerSGDSettings, parameters: list[jax.Array]) -> _PowerSGDState:
     large = _large(settings, [p.shape for p in parameters])
     drawn = _draw(settings, tuple(large), tuple(parameters[i].dtype for i, _ in large), 0)
-    return _State(
+    return _PowerSGDState(
         jnp.zeros((), jnp.int32),
         [jnp.zeros_like(p) for p in parameters] if settings.feedback else [],
         [jnp.asarray(q) for q in drawn] if settings.warm else [],
     )
 
 
-def _reduce(settings: _Settings, state: _State, bucket: Bucket) -> tuple[_State, list[jax.Array]]:
+def _reduce(
+    settings: _PowerSGDSettings, state: _PowerSGDState, bucket: Bucket
+) -> tuple[_PowerSGDState, list[jax.Array]]:
     bucket = dataclasses.replace(bucket, message=bucket.message.alone())
 
-    def early() -> tuple[_State, list[jax.Array]]:
+    def early() -> tuple[_PowerSGDState, list[jax.Array]]:
         _, reduced = allreduce.reduce((), bucket)
         return state._replace(calls=state.calls + 1), reduced
 
@@ -123,17 +125,19 @@ def _reduce(settings: _Settings, state: _State, bucket: Bucket) -> tuple[_State,
     return lax.cond(state.calls < settings.start, early, lambda: _compressed(settings, state, bucket))
 
 
-def _compressed(settings: _Settings, state: _State, bucket: Bucket) -> tuple[_State, list[jax.Array]]:
-    given = bucket.gradients
+def _compressed(
+    settings: _PowerSGDSettings, state: _PowerSGDState, bucket: Bucket
+) -> tuple[_PowerSGDState, list[jax.Array]]:
+    gradients = bucket.gradients
     if settings.feedback:
-        given = [g + e for g, e in zip(given, state.errors, strict=True)]
-    large = _large(settings, [g.shape for g in given])
-    reduced = list(given)
-    small = sorted(set(range(len(given))) - {i for i, _ in large})
-    matrices = [_matrix(given[i]) for i, _ in large]
+        gradients = [g + e for g, e in zip(gradients, state.errors, strict=True)]
+    large = _large(settings, [g.shape for g in gradients])
+    reduced = list(gradients)
+    small = sorted(set(range(len(gradients))) - {i for i, _ in large})
+    matrices = [_matrix(gradients[i]) for i, _ in large]
     orthogonal = functools.partial(_orthogonal, settings.epsilon)
-    queries = [orthogonal(q) for q in _queries(settings, state, large, given)]
-    sums = bucket.sum([given[i] for i in small] + [m @ q for m, q in zip(matrices, queries, strict=True)])
+    queries = [orthogonal(q) for q in _queries(settings, state, large, gradients)]
+    sums = bucket.sum([gradients[i] for i in small] + [m @ q for m, q in zip(matrices, queries, strict=True)])
     for i, s in zip(small, sums, strict=False):
         reduced[i] = s / bucket.replicas
     # P is not divided: only its directions are used.
@@ -141,9 +145,9 @@ def _compressed(settings: _Settings, state: _State, bucket: Bucket) -> tuple[_St
     sums = bucket.sum([m.T @ p for m, p in zip(matrices, ps, strict=True)])
     queries = [q / bucket.replicas for q in sums]
     for (i, _), p, q in zip(large, ps, queries, strict=True):
-        reduced[i] = _kernel(p @ q.T, given[i].shape)
-    errors = [g - r for g, r in zip(given, reduced, strict=True)] if settings.feedback else []
-    return _State(state.calls + 1, errors, queries if settings.warm else []), reduced
+        reduced[i] = _kernel(p @ q.T, gradients[i].shape)
+    errors = [g - r for g, r in zip(gradients, reduced, strict=True)] if settings.feedback else []
+    return _PowerSGDState(state.calls + 1, errors, queries if settings.warm else []), reduced
 
 
 # ---------------------------------------------------------------------------------------- matrices
@@ -164,17 +168,17 @@ def _kernel(matrix: jax.Array, shape: Shape) -> jax.Array:
     return matrix.reshape([shape[a] for a in axes]).transpose(np.argsort(axes))
 
 
-def _large(settings: _Settings, shapes: Sequence[Shape]) -> list[_Large]:
+def _large(settings: _PowerSGDSettings, shapes: Sequence[Shape]) -> list[_Compressed]:
     """Those that are worth it, in torch's order: matrices of one shape follow each other."""
     order = range(len(shapes)) if settings.order is None else settings.order
-    by_shape: dict[tuple[int, int], list[_Large]] = {}
+    by_shape: dict[tuple[int, int], list[_Compressed]] = {}
     for i in order:
         if len(shapes[i]) > 1 and 0 not in shapes[i]:
             n = shapes[i][-1]
             m = int(np.prod(shapes[i][:-1]))
             r = min(n, m, settings.rank)
             if (n + m) * r * settings.rate < n * m:
-                by_shape.setdefault((n, m), []).append(_Large(i, (m, r)))
+                by_shape.setdefault((n, m), []).append(_Compressed(i, (m, r)))
     return [one for same in by_shape.values() for one in same]
 
 
@@ -184,12 +188,12 @@ def _orthogonal(epsilon: float, x: jax.Array) -> jax.Array:
     if r > 2 and x.dtype not in (jnp.float16, jnp.bfloat16):
         return jnp.linalg.qr(x)[0]
     columns: list[jax.Array] = []
-    rest = x
+    remaining = x
     for _ in range(r):
-        column = rest[:, :1]
+        column = remaining[:, :1]
         column = column / (jnp.sqrt(jnp.sum(column * column, 0, keepdims=True)) + epsilon)
-        rest = rest[:, 1:]
-        rest = rest - jnp.sum(column * rest, 0, keepdims=True) * column
+        remaining = remaining[:, 1:]
+        remaining = remaining - jnp.sum(column * remaining, 0, keepdims=True) * column
         columns.append(column)
     return jnp.concatenate(columns, 1)
 
@@ -198,17 +202,19 @@ def _orthogonal(epsilon: float, x: jax.Array) -> jax.Array:
 
 
 def _queries(
-    settings: _Settings, state: _State, large: list[_Large], given: list[jax.Array]
+    settings: _PowerSGDSettings, state: _PowerSGDState, large: list[_Compressed], gradients: list[jax.Array]
 ) -> Sequence[jax.Array]:
     if settings.warm:
         return state.queries
-    dtypes = tuple(given[i].dtype for i, _ in large)
+    dtypes = tuple(gradients[i].dtype for i, _ in large)
     shapes = [jax.ShapeDtypeStruct(shape, dtype) for (_, shape), dtype in zip(large, dtypes, strict=True)]
     draw = functools.partial(_draw, settings, tuple(large), dtypes)
     return jax.pure_callback(draw, shapes, state.calls - settings.start)
 
 
-def _draw(settings: _Settings, large: tuple[_Large, ...], dtypes: tuple[Any, ...], number: Any) -> list:
+def _draw(
+    settings: _PowerSGDSettings, large: tuple[_Compressed, ...], dtypes: tuple[Any, ...], number: Any
+) -> list:
     """torch's random Q of a call, by number: each has a seed of its own, from NumPy's old generator."""
     seeds = np.random.RandomState(settings.seed).randint(1_000_000_000, size=int(number) + 1)
     generator = Generator(int(seeds[-1]))

@@ -4,7 +4,7 @@
 from ..plant import plants
 
 PLANTS = [
-    *plants("jaxpar/comm_hooks/_plain.py",
+    *plants("jaxpar/comm_hooks/_uncompressed.py",
         ('[g * jnp.asarray(1 / bucket.replicas, g.dtype) for g in bucket.gradients]', 'bucket.gradients', "tests/test_value_and_grad.py"),
         ('[g / bucket.replicas for g in bucket.gradients]', '[g * (1 / bucket.replicas) for g in bucket.gradients]', "tests/test_comm_hooks.py", 0, "XLA itself makes a product with 1/W of a division by a number; tests/test_comm_hooks.py pins that"),
     ),

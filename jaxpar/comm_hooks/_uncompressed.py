@@ -13,7 +13,7 @@ from .._typing import PyTree
 from .hook import Bucket, CommHook
 
 
-def _nothing(parameters: list[jax.Array]) -> PyTree:
+def _no_state(parameters: list[jax.Array]) -> PyTree:
     del parameters
     return ()
 
@@ -23,23 +23,23 @@ def _mean(state: PyTree, bucket: Bucket) -> tuple[PyTree, list[jax.Array]]:
     return state, bucket.sum([g * jnp.asarray(1 / bucket.replicas, g.dtype) for g in bucket.gradients])
 
 
-def _divided(state: PyTree, bucket: Bucket) -> tuple[PyTree, list[jax.Array]]:
+def _sum_of_quotients(state: PyTree, bucket: Bucket) -> tuple[PyTree, list[jax.Array]]:
     return state, bucket.sum([g / bucket.replicas for g in bucket.gradients])
 
 
-def _own(state: PyTree, bucket: Bucket) -> tuple[PyTree, list[jax.Array]]:
+def _unreduced(state: PyTree, bucket: Bucket) -> tuple[PyTree, list[jax.Array]]:
     return state, bucket.gradients
 
 
-mean = CommHook(_nothing, _mean)
+mean = CommHook(_no_state, _mean)
 """The default. torch counterpart: DistributedDataParallel without a hook (docs/semantics.md row D4)."""
 
-allreduce = CommHook(_nothing, _divided)
+allreduce = CommHook(_no_state, _sum_of_quotients)
 """The mean by division, of which XLA makes a product with 1/W: the bits are those of the default.
 
 torch counterpart: `allreduce_hook` (docs/semantics.md row H2)."""
 
-noop = CommHook(_nothing, _own)
+noop = CommHook(_no_state, _unreduced)
 """Nothing is sent, so replicas part: only for measuring what communication costs.
 
 torch counterpart: `noop_hook` (docs/semantics.md row H8)."""
