@@ -87,8 +87,8 @@ def _matched(item: str, live: Iterable[str], saved: Iterable[str], path: Path) -
     if only_live or only_saved:
         raise CheckpointError(
             f"Checkpointer.restore: {item} is another object than the one in {path}. Only here: "
-            f"{_listed(only_live)}; only there: {_listed([saved_by_bare[name] for name in only_saved])}. Nothing "
-            "was restored."
+            f"{_listed(only_live)}; only there: {_listed([saved_by_bare[name] for name in only_saved])}. "
+            "Nothing was restored."
         )
     return {name: saved_by_bare[live_bare[name]] for name in live}
 

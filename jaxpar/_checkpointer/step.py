@@ -104,8 +104,8 @@ def read_manifest(step: Path) -> Manifest:
     if format_number != FORMAT:
         raise CheckpointError(
             f"Checkpointer: {step} has format {format_number}, and this version of jaxpar knows format "
-            f"{FORMAT} only. The step is not damaged: restore it with the version that wrote it, or save to another "
-            "directory."
+            f"{FORMAT} only. The step is not damaged: restore it with the version that wrote it, or save "
+            "to another directory."
         )
     return manifest
 
