@@ -9,7 +9,7 @@ import time
 
 from jaxpar import errors
 from jaxpar.distributed._environment import Start
-from jaxpar.distributed._proof import RANK, RANK_0, Reader, Session, introduce
+from jaxpar.distributed._handshake import RANK, RANK_0, LineReader, Session, introduce
 from jaxpar.distributed._rendezvous import hello, meet
 from jaxpar.distributed.secret import NOBODYS, Secret
 
@@ -75,7 +75,7 @@ def joined(start: Start, secret: Secret = NOBODYS) -> socket.socket:
     return connection
 
 
-def introduced(connection: socket.socket, secret: Secret) -> tuple[Session, Reader, float]:
+def introduced(connection: socket.socket, secret: Secret) -> tuple[Session, LineReader, float]:
     """Both greetings, and the time until which rank 0 should have said more."""
     soon = time.monotonic() + 5
     return (*introduce(connection, secret, soon), soon)

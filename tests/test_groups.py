@@ -27,7 +27,7 @@ import jax, jax.numpy as jnp
 from flax import nnx
 import jaxpar
 import jaxpar.distributed as dist
-from jaxpar.distributed import _post
+from jaxpar.distributed import _text_transfer
 from jaxpar.distributed.exchange import _client
 
 dist.init_process_group(timeout=30)
@@ -59,9 +59,9 @@ tell("no list on dst", lambda: dist.gather_object(1, None))
 tell("a list elsewhere", lambda: dist.gather_object(1, out))
 tell("no input", lambda: dist.scatter_object_list([None], None))
 tell("short input", lambda: dist.scatter_object_list([None], [1, 2, 3]))
-_post.LARGEST = 10_000
+_text_transfer.LARGEST = 10_000
 tell("too large", lambda: dist.all_gather_object(out, "x" * 20_000 * r))
-_post.LARGEST = 2**26
+_text_transfer.LARGEST = 2**26
 
 everything = dist.all_gather_object(out, np.arange(300_000) + r)
 assert [x[-1] for x in everything] == [299_999, 300_000]

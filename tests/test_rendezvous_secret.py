@@ -25,7 +25,7 @@ from jaxpar._tools.devices_and_environment import environment as reported
 from jaxpar._tools.launch import environment as launch
 from jaxpar._tools.launch.settings import LaunchSettings
 from jaxpar.distributed import _door, _port, _rendezvous, secret
-from jaxpar.distributed._proof import RANK, RANK_0, REFUSED, OtherSecret, Session
+from jaxpar.distributed._handshake import RANK, RANK_0, REFUSED, OtherSecret, Session
 from jaxpar.distributed._rendezvous import hello, read
 
 OURS, THEIRS = secret.derived(secret.VARIABLE, "ours"), secret.derived(secret.VARIABLE, "theirs")

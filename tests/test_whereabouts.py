@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from processes import outputs, ranks
 
-from jaxpar.distributed.whereabouts import Begun, apart
+from jaxpar.distributed.whereabouts import Begun, deadlock
 
 # ------------------------------------------------------------------------------------------- the law
 
@@ -26,7 +26,7 @@ def place(calls, needs=None):
 def test_a_rank_that_is_behind_is_not_elsewhere(calls, data):
     """Whatever two ranks have begun of one sequence, and whenever each was asked."""
     places = {r: place(calls[: data.draw(st.integers(0, len(calls)))]) for r in range(3)}
-    assert all(not apart(places, r) for r in places)
+    assert all(not deadlock(places, r) for r in places)
 
 
 @given(st.lists(st.sampled_from(NAMES), max_size=5), st.permutations(NAMES), st.integers(0, 2))
@@ -34,23 +34,23 @@ def test_two_ranks_that_go_on_with_different_calls_are_apart(common, names, behi
     places = {0: place([*common, names[0]]), 1: place([*common, names[1]])}
     if behind:  # and a third one that is with neither, or with one
         places[2] = place([*common, names[0]] if behind == 2 else common)
-    said = apart(places, 0)
+    said = deadlock(places, 0)
     assert f"is at {names[1]}" in said
     assert f"at {names[0]}, rank 1" in said
-    assert apart(places, 1)
-    assert bool(apart(places, 2) if behind else 0) is (behind == 2)
+    assert deadlock(places, 1)
+    assert bool(deadlock(places, 2) if behind else 0) is (behind == 2)
 
 
 def test_what_needs_another_rank_alone_counts():
     """A group of ranks 0 and 2 is none of rank 1's business."""
     theirs, mine = place(["step"], needs=(0, 2)), place(["barrier"])
-    assert not apart({0: theirs, 1: mine}, 1)
-    assert apart({0: theirs, 2: mine}, 2)
+    assert not deadlock({0: theirs, 1: mine}, 1)
+    assert deadlock({0: theirs, 2: mine}, 2)
 
 
 def test_the_first_call_that_differs_is_named():
     places = {0: place(["step", "save", "barrier"]), 1: place(["step", "step"])}
-    assert "rank 0 is at save, rank 1 is at step" in apart(places, 0)
+    assert "rank 0 is at save, rank 1 is at step" in deadlock(places, 0)
 
 
 # ------------------------------------------------------------------------------------- real processes

@@ -68,7 +68,7 @@ def agree(what: str, directory: Path, work: Callable[[], T], together: bool = Tr
         name = "" if isinstance(raised, CheckpointError) else f"{type(raised).__name__}: "
         text = json.dumps({"error": f"{name}{raised}"})
     try:
-        texts = attend(f"{what} {_short(directory)}", text, PATIENCE, said=what)
+        texts = attend(f"{what} {_short(directory)}", text, PATIENCE, label=what)
     except DivergenceError:
         if error is None:
             raise

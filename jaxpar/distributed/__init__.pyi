@@ -12,8 +12,8 @@ from ._collectives import reduce as reduce
 from ._collectives import reduce_scatter as reduce_scatter
 from ._collectives import reduce_scatter_tensor as reduce_scatter_tensor
 from ._collectives import scatter as scatter
-from ._launched import get_node_local_rank as get_node_local_rank
-from ._launched import is_torchelastic_launched as is_torchelastic_launched
+from ._launcher import get_node_local_rank as get_node_local_rank
+from ._launcher import is_torchelastic_launched as is_torchelastic_launched
 from ._new_group import new_group as new_group
 from ._objects import all_gather_object as all_gather_object
 from ._objects import broadcast_object_list as broadcast_object_list

@@ -21,8 +21,8 @@ def barrier(group: ProcessGroup = None) -> None:
 
     torch counterpart: `torch.distributed.barrier`.
     """
-    if (found := member(group, "barrier")) is not None:
-        exchange("barrier", "", found.timeout, found)
+    if (pg := member(group, "barrier")) is not None:
+        exchange("barrier", "", pg.timeout, pg)
 
 
 def monitored_barrier(
@@ -43,17 +43,17 @@ def monitored_barrier(
 
     torch counterpart: `torch.distributed.monitored_barrier`, which needs gloo; this works on every backend.
     """
-    if (found := member(group, "monitored_barrier")) is None:
+    if (pg := member(group, "monitored_barrier")) is None:
         return
     if timeout is None:
-        timeout = found.timeout
+        timeout = pg.timeout
     seconds = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else float(timeout)
-    texts = collect("monitored_barrier", "", seconds, found)
-    missing = [rank for rank, text in zip(found.ranks, texts, strict=True) if text is None]
-    if not missing:
+    texts = collect("monitored_barrier", "", seconds, pg)
+    absent_ranks = [rank for rank, text in zip(pg.ranks, texts, strict=True) if text is None]
+    if not absent_ranks:
         return
-    named = missing if wait_all_ranks else missing[:1]
+    reported_ranks = absent_ranks if wait_all_ranks else absent_ranks[:1]
     raise DistributedError(
-        f"Rank{'s' * (len(named) > 1)} {', '.join(map(str, named))} failed to pass monitoredBarrier in "
-        f"{seconds * 1000:.0f} ms"
+        f"Rank{'s' * (len(reported_ranks) > 1)} {', '.join(map(str, reported_ranks))} failed to pass "
+        f"monitoredBarrier in {seconds * 1000:.0f} ms"
     )

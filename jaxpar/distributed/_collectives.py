@@ -16,7 +16,7 @@ from .._tree import paths
 from .._typing import PyTree
 from ..errors import DivergenceError, GroupError, LeafError
 from . import _bodies as bodies
-from ._call import is_key, local, run
+from ._collective_call import is_key, local, run
 from ._reduce_op import OPS
 from .exchange import exchange
 from .group import Group, ProcessGroup, member, root
@@ -42,9 +42,9 @@ def all_reduce(x: PyTree, op: str = "sum", group: ProcessGroup = None) -> PyTree
 
     torch counterpart: `torch.distributed.all_reduce`, which works in place.
     """
-    if (found := member(group, "all_reduce")) is None:
+    if (pg := member(group, "all_reduce")) is None:
         return x
-    return run(found, "all_reduce", bodies.reduce, _checked(op, "all_reduce"), x, _cannot)
+    return run(pg, "all_reduce", bodies.reduce, _checked(op, "all_reduce"), x, _cannot)
 
 
 def reduce(
@@ -66,11 +66,11 @@ def reduce(
     torch counterpart: `torch.distributed.reduce`, which leaves in the others' tensors whatever was there. XLA
     has no reduction to one device, so this takes an all_reduce's time.
     """
-    if (found := member(group, "reduce")) is None:
+    if (pg := member(group, "reduce")) is None:
         return None
-    at = root(found, dst, group_dst, None, "reduce", "dst")
-    total = run(found, "reduce", bodies.reduce, _checked(op, "reduce"), x, _cannot)
-    return total if found.rank == at else None
+    root_rank = root(pg, dst, group_dst, None, "reduce", "dst")
+    total = run(pg, "reduce", bodies.reduce, _checked(op, "reduce"), x, _cannot)
+    return total if pg.rank == root_rank else None
 
 
 def all_gather(x: PyTree, group: ProcessGroup = None, *, uneven: bool = False) -> list[PyTree] | None:
@@ -89,12 +89,12 @@ def all_gather(x: PyTree, group: ProcessGroup = None, *, uneven: bool = False) -
     torch counterpart: `torch.distributed.all_gather`, which fills a list. Of uneven sizes with NCCL only;
     gloo refuses them.
     """
-    if (found := member(group, "all_gather")) is None:
+    if (pg := member(group, "all_gather")) is None:
         return None
     if uneven:
-        return _uneven(found, x)
+        return _uneven(pg, x)
     try:
-        return _gathered(found, "all_gather", x)
+        return _gathered(pg, "all_gather", x)
     except DivergenceError as error:
         hint = "If only shapes are to differ, write all_gather(x, uneven=True) on all ranks."
         raise DivergenceError(f"{error} {hint}") from None
@@ -107,10 +107,10 @@ def all_gather_into_tensor(x: PyTree, group: ProcessGroup = None) -> PyTree:
 
     torch counterpart: `torch.distributed.all_gather_into_tensor`.
     """
-    if (found := member(group, "all_gather_into_tensor")) is None:
+    if (pg := member(group, "all_gather_into_tensor")) is None:
         return None
-    pieces = _gathered(found, "all_gather_into_tensor", x)
-    return jax.tree.map(lambda *every: jnp.concatenate([jnp.atleast_1d(y) for y in every]), *pieces)
+    pieces = _gathered(pg, "all_gather_into_tensor", x)
+    return jax.tree.map(lambda *arrays: jnp.concatenate([jnp.atleast_1d(y) for y in arrays]), *pieces)
 
 
 def gather(
@@ -126,11 +126,11 @@ def gather(
     torch counterpart: `torch.distributed.gather`, which fills a list. This takes an all_gather's time and
     memory.
     """
-    if (found := member(group, "gather")) is None:
+    if (pg := member(group, "gather")) is None:
         return None
-    at = root(found, dst, group_dst, 0, "gather", "dst")
-    pieces = _gathered(found, "gather", x)
-    return pieces if found.rank == at else None
+    root_rank = root(pg, dst, group_dst, 0, "gather", "dst")
+    pieces = _gathered(pg, "gather", x)
+    return pieces if pg.rank == root_rank else None
 
 
 def broadcast(
@@ -149,9 +149,9 @@ def broadcast(
 
     torch counterpart: `torch.distributed.broadcast`, which works in place and has no default `src`.
     """
-    if (found := member(group, "broadcast")) is None:
+    if (pg := member(group, "broadcast")) is None:
         return x
-    return run(found, "broadcast", bodies.send, str(root(found, src, group_src, 0, "broadcast", "src")), x)
+    return run(pg, "broadcast", bodies.send, str(root(pg, src, group_src, 0, "broadcast", "src")), x)
 
 
 def scatter(
@@ -176,12 +176,12 @@ def scatter(
 
     torch counterpart: `torch.distributed.scatter`, which writes into `x`.
     """
-    if (found := member(group, "scatter")) is None:
+    if (pg := member(group, "scatter")) is None:
         return x
-    at = root(found, src, group_src, 0, "scatter", "src")
-    pieces = _pieces(found, x, scatter_list, found.rank == at)
-    mine = run(found, "scatter", bodies.scatter, str(at), pieces)
-    return jax.tree.map(lambda y: y[0], mine)
+    root_rank = root(pg, src, group_src, 0, "scatter", "src")
+    pieces = _pieces(pg, x, scatter_list, pg.rank == root_rank)
+    piece = run(pg, "scatter", bodies.scatter, str(root_rank), pieces)
+    return jax.tree.map(lambda y: y[0], piece)
 
 
 def reduce_scatter(x: PyTree, op: str = "sum", group: ProcessGroup = None) -> PyTree:
@@ -197,14 +197,14 @@ def reduce_scatter(x: PyTree, op: str = "sum", group: ProcessGroup = None) -> Py
 
     torch counterpart: `torch.distributed.reduce_scatter` for a list, `reduce_scatter_tensor` for arrays.
     """
-    if (found := member(group, "reduce_scatter")) is None:
+    if (pg := member(group, "reduce_scatter")) is None:
         return None
     if not isinstance(x, list):
-        return _rows(found, "reduce_scatter", x, op)
+        return _rows(pg, "reduce_scatter", x, op)
     op = _checked(op, "reduce_scatter")
-    _check_length(found, "reduce_scatter", x)
-    mine = run(found, "reduce_scatter", bodies.reduce_scatter, op, _stacked(x), _cannot)
-    return jax.tree.map(lambda y: y.reshape(y.shape[1:]), mine)
+    _check_length(pg, "reduce_scatter", x)
+    piece = run(pg, "reduce_scatter", bodies.reduce_scatter, op, _stacked(x), _cannot)
+    return jax.tree.map(lambda y: y.reshape(y.shape[1:]), piece)
 
 
 def reduce_scatter_tensor(x: PyTree, op: str = "sum", group: ProcessGroup = None) -> PyTree:
@@ -214,50 +214,50 @@ def reduce_scatter_tensor(x: PyTree, op: str = "sum", group: ProcessGroup = None
 
     torch counterpart: `torch.distributed.reduce_scatter_tensor`.
     """
-    if (found := member(group, "reduce_scatter_tensor")) is None:
+    if (pg := member(group, "reduce_scatter_tensor")) is None:
         return None
-    return _rows(found, "reduce_scatter_tensor", x, op)
+    return _rows(pg, "reduce_scatter_tensor", x, op)
 
 
 # -------------------------------------------------------------------------------------- pieces
 
 
 def _gathered(group: Group, function: str, x: PyTree) -> list[PyTree]:
-    every = run(group, function, bodies.gather, "", x)
-    return [jax.tree.map(lambda _, of, r=rank: of[r], x, every) for rank in range(group.size)]
+    gathered = run(group, function, bodies.gather, "", x)
+    return [jax.tree.map(lambda _, of, r=rank: of[r], x, gathered) for rank in range(group.size)]
 
 
 def _uneven(group: Group, x: PyTree) -> list[PyTree]:
     """Fills the arrays up to the largest of all ranks, gathers them, and cuts off what was filled."""
     leaves, treedef = jax.tree.flatten(x)
     arrays = [local(leaf, name, "all_gather") for leaf, name in zip(leaves, paths(x, "x"), strict=True)]
-    told = exchange(
+    shape_texts = exchange(
         "all_gather of uneven shapes", json.dumps([y.shape for y in arrays]), group.timeout, group
     )
-    shapes = [list(map(tuple, json.loads(text))) for text in told]
+    shapes = [list(map(tuple, json.loads(text))) for text in shape_texts]
     # Other numbers of arrays or axes are other trees: `run` compares them, and names them.
-    alike = all([len(s) for s in one] == [y.ndim for y in arrays] for one in shapes)
-    if alike:
+    same_structure = all([len(s) for s in rank_shapes] == [y.ndim for y in arrays] for rank_shapes in shapes)
+    if same_structure:
         largest = [tuple(map(max, zip(*of_leaf, strict=True))) for of_leaf in zip(*shapes, strict=True)]
-        wide = [_filled(y, shape) for y, shape in zip(arrays, largest, strict=True)]
+        padded = [_filled(y, shape) for y, shape in zip(arrays, largest, strict=True)]
     else:
-        wide = arrays
-    every = _gathered(group, "all_gather", jax.tree.unflatten(treedef, wide))
+        padded = arrays
+    gathered = _gathered(group, "all_gather", jax.tree.unflatten(treedef, padded))
     return [
         jax.tree.unflatten(
             treedef, [_cut(y, shape) for y, shape in zip(jax.tree.leaves(one), of, strict=True)]
         )
-        for one, of in zip(every, shapes, strict=True)
+        for one, of in zip(gathered, shapes, strict=True)
     ]
 
 
 def _filled(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    missing = [(0, n - have) for have, n in zip(x.shape, shape, strict=True)]
-    if not any(after for _, after in missing):
+    padding = [(0, n - have) for have, n in zip(x.shape, shape, strict=True)]
+    if not any(after for _, after in padding):
         return x
     if not is_key(x.dtype):
-        return jnp.pad(x, missing)
-    data = jnp.pad(jax.random.key_data(x), [*missing, (0, 0)])
+        return jnp.pad(x, padding)
+    data = jnp.pad(jax.random.key_data(x), [*padding, (0, 0)])
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
 
 
@@ -265,9 +265,9 @@ def _cut(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return x[tuple(slice(0, n) for n in shape)]
 
 
-def _pieces(group: Group, x: PyTree, scatter_list: list[PyTree] | None, from_here: bool) -> PyTree:
+def _pieces(group: Group, x: PyTree, scatter_list: list[PyTree] | None, is_src: bool) -> PyTree:
     """What this rank gives to `scatter`: arrays [W, ...], of which only `src`'s are sent."""
-    if not from_here:
+    if not is_src:
         if scatter_list:
             raise GroupError("Argument ``scatter_list`` must NOT be specified on non-source ranks.")
         return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (group.size, *np.shape(leaf))), x)
@@ -278,7 +278,7 @@ def _pieces(group: Group, x: PyTree, scatter_list: list[PyTree] | None, from_her
 
 
 def _stacked(pieces: list[PyTree]) -> PyTree:
-    return jax.tree.map(lambda *each: jnp.stack([jnp.asarray(y) for y in each]), *pieces)
+    return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(y) for y in leaves]), *pieces)
 
 
 def _rows(group: Group, function: str, x: PyTree, op: str) -> PyTree:

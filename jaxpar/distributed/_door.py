@@ -15,8 +15,8 @@ import time
 from collections import Counter
 from typing import Any
 
-from ._port import Port
-from ._proof import GREETING, RANK, RANK_0, REFUSED, Session, Stranger, greeting, nonce
+from ._handshake import GREETING, RANK, RANK_0, REFUSED, Session, Stranger, greeting, nonce
+from ._port import ListeningPort
 from .secret import Secret
 
 PLACES = 256
@@ -47,7 +47,7 @@ class Visitor:
 class Door:
     """Listens to all who connect, in one thread. Whatever goes wrong with one of them ends that one alone."""
 
-    def __init__(self, port: Port, secret: Secret, outdated: bytes):
+    def __init__(self, port: ListeningPort, secret: Secret, outdated: bytes):
         """`outdated` is the line for a jaxpar that knows of no secret."""
         self.port, self.secret, self.outdated = port, secret, outdated
         self.visitors: dict[socket.socket, Visitor] = {}  # in the order in which they came
@@ -66,19 +66,19 @@ class Door:
 
     def look(self, seconds: float) -> tuple[list[Visitor], list[Visitor]]:
         """Waits up to `seconds` for something to happen; returns the guests that came and those that left."""
-        came, left, listeners = [], [], []
+        arrived, departed, listeners = [], [], []
         for key, _ in self.selector.select(seconds):
             connection: Any = key.fileobj
             if connection in self.guests:
-                left += self._left(connection)
+                departed += self._departed(connection)
             elif connection in self.visitors:
-                came += self._hear(self.visitors[connection])
+                arrived += self._hear(self.visitors[connection])
             else:
                 listeners.append(connection)
         for listener in listeners:  # last: whoever is accepted may take the place of one that was just heard
             self._accept(listener)
         self._expire()
-        return came, left
+        return arrived, departed
 
     def tell(self, guest: Visitor, text: bytes) -> None:
         """Gives a guest the next answer."""
@@ -97,7 +97,7 @@ class Door:
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(AT_ONCE):
             try:
-                connection, where = listener.accept()
+                connection, peer_address = listener.accept()
             except BlockingIOError:
                 return
             except OSError:  # it has gone already, or this process has no more files to open
@@ -107,14 +107,14 @@ class Door:
             if len(self.visitors) >= PLACES:
                 self._forget(self._dispensable())
             connection.setblocking(False)
-            self.visitors[connection] = Visitor(connection, str(where[0]))
+            self.visitors[connection] = Visitor(connection, str(peer_address[0]))
             self.selector.register(connection, selectors.EVENT_READ)
 
     def _dispensable(self) -> Visitor:
-        silent = [one for one in self.visitors.values() if one.session is None]
+        silent = [visitor for visitor in self.visitors.values() if visitor.session is None]
         candidates = silent or list(self.visitors.values())
-        most, _ = Counter(one.address for one in candidates).most_common(1)[0]
-        return next(one for one in candidates if one.address == most)
+        most, _ = Counter(visitor.address for visitor in candidates).most_common(1)[0]
+        return next(visitor for visitor in candidates if visitor.address == most)
 
     def _expire(self) -> None:
         now = time.monotonic()
@@ -123,7 +123,7 @@ class Door:
                 return
             self._forget(visitor)
 
-    def _left(self, connection: socket.socket) -> list[Visitor]:
+    def _departed(self, connection: socket.socket) -> list[Visitor]:
         """A guest that can be read has ended, or says more than a rank does."""
         guest = self.guests[connection]
         try:
@@ -168,9 +168,9 @@ class Door:
             greeted = GREETING.fullmatch(line)
             if greeted is None:
                 raise Stranger("it speaks something else")
-            mine = nonce()
-            visitor.session = Session(self.secret, greeted[1], mine, greeted[2])
-            visitor.connection.send(greeting(mine, self.secret))
+            own_nonce = nonce()
+            visitor.session = Session(self.secret, greeted[1], own_nonce, greeted[2])
+            visitor.connection.send(greeting(own_nonce, self.secret))
             return
         try:
             visitor.hello = visitor.session.open(RANK, line)

@@ -71,34 +71,34 @@ def find(init_method: str | None, world_size: int, rank: int, timeout: float) ->
 
 
 def _from_address(method: str, world_size: int, rank: int) -> Start:
-    where = urlparse(method)
-    query = parse_qs(where.query)
+    url = urlparse(method)
+    query = parse_qs(url.query)
     if "rank" in query and rank < 0:
         rank = number("rank", query["rank"][0])
     if "world_size" in query and world_size < 0:
         world_size = number("world_size", query["world_size"][0])
     error = "Error initializing jaxpar.distributed using tcp:// rendezvous: "
     try:
-        port = where.port
+        port = url.port
     except ValueError as bad:
         raise GroupError(f"{error}{bad} in {method!r}") from None
     if port == 0:
         raise GroupError(f"{error}port 0 in {method!r} is no port; write one from 1 to 65535.")
     if port is None:
         raise GroupError(f"{error}port number missing in {method!r}; write tcp://host:port.")
-    if not where.hostname:
+    if not url.hostname:
         raise GroupError(f"{error}host name missing in {method!r}; write tcp://host:port.")
     if rank < 0:
         raise GroupError(f"{error}rank parameter missing; pass rank=.")
     if world_size < 0:
         raise GroupError(f"{error}world size parameter missing; pass world_size=.")
-    return Start(rank, world_size, where.hostname, port, *_local())
+    return Start(rank, world_size, url.hostname, port, *_local())
 
 
 def _from_environment(world_size: int, rank: int, timeout: float) -> Start:
     scheduler = _scheduler()
     if scheduler is None and rank < 0 and world_size < 0 and not any(map(os.environ.get, VARIABLES)):
-        return _detected(timeout) if _elsewhere() else Start(0, 1, local_rank=0, local_size=1)
+        return _detected(timeout) if _in_cluster() else Start(0, 1, local_rank=0, local_size=1)
     names = scheduler or ("", "RANK", "WORLD_SIZE", "LOCAL_RANK", "")
     if rank < 0:
         rank = _variable("RANK", names[1])
@@ -110,8 +110,8 @@ def _from_environment(world_size: int, rank: int, timeout: float) -> Start:
     if world_size == 1:
         return Start(rank, 1, local_rank=local_rank, local_size=local_size)
     if scheduler and not os.environ.get("MASTER_ADDR"):
-        found = _detected(timeout)
-        return dataclasses.replace(found, local_rank=local_rank, local_size=local_size)
+        detected = _detected(timeout)
+        return dataclasses.replace(detected, local_rank=local_rank, local_size=local_size)
     port = _variable("MASTER_PORT", "MASTER_PORT")
     if not 0 < port < 2**16:
         raise GroupError(
@@ -120,18 +120,25 @@ def _from_environment(world_size: int, rank: int, timeout: float) -> Start:
         )
     if not os.environ.get("MASTER_ADDR"):
         raise _unset("MASTER_ADDR")
-    return Start(rank, world_size, os.environ["MASTER_ADDR"].strip("[]"), _own(port), local_rank, local_size)
+    return Start(
+        rank,
+        world_size,
+        os.environ["MASTER_ADDR"].strip("[]"),
+        _coordinator_port(port),
+        local_rank,
+        local_size,
+    )
 
 
-def _own(port: int) -> int:
+def _coordinator_port(port: int) -> int:
     """MASTER_PORT, or another port if torchrun keeps its own store on that one."""
     # Every rank computes the same port. It lies below those that systems hand out to clients, and every
     # restart gets another one, since the last one may still be closing.
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return port
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
-    found = 20_000 + (31 * port + attempt) % 12_000
-    return found if found != port else found + 1
+    candidate = 20_000 + (31 * port + attempt) % 12_000
+    return candidate if candidate != port else candidate + 1
 
 
 def _local() -> tuple[int | None, int | None]:
@@ -170,7 +177,7 @@ def _scheduler() -> tuple[str, ...] | None:
     return next((names for names in SCHEDULERS if names[0] in os.environ), None)
 
 
-def _elsewhere() -> bool:
+def _in_cluster() -> bool:
     """Whether this is a process of a Kubernetes job or a TPU pod, whose ranks JAX finds by itself."""
     from .._upstream import in_cloud_tpu_vm
 

@@ -19,7 +19,7 @@ from .exchange import exchange
 from .group import Group, GroupMember, NonMember, default_group, forget, register
 from .step_agreement import difference
 
-_made: collections.Counter[str] = collections.Counter()
+_group_counts: collections.Counter[str] = collections.Counter()
 """Numbers the groups of one default group, and those of the same ranks that only their members know."""
 
 
@@ -55,37 +55,37 @@ def new_group(
     """
     del group_desc
     default = default_group()
-    found = tuple(range(default.size)) if ranks is None else tuple(ranks)
-    found = _checked(tuple(sorted(found)) if sort_ranks else found, default.size)
+    members = tuple(range(default.size)) if ranks is None else tuple(ranks)
+    members = _checked(tuple(sorted(members)) if sort_ranks else members, default.size)
     timeout = default.timeout if timeout is None else timeout
     seconds = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout
     if not seconds > 0:
         raise GroupError(f"new_group: timeout must be positive, not {timeout}.")
     check_backend(backend, "new_group")
-    is_member = default.rank in found
+    is_member = default.rank in members
     if use_local_synchronization and not is_member:
         return None
-    what = f"group {'-'.join(map(str, found))}" if use_local_synchronization else "group"
-    name = f"{what} {_count(default, what)}"
-    rank = found.index(default.rank) if is_member else -1
-    mine = dataclasses.replace(
-        default, rank=rank, size=len(found), timeout=float(seconds), ranks=found, name=name
+    scope = f"group {'-'.join(map(str, members))}" if use_local_synchronization else "group"
+    name = f"{scope} {_count(default, scope)}"
+    rank = members.index(default.rank) if is_member else -1
+    group = dataclasses.replace(
+        default, rank=rank, size=len(members), timeout=float(seconds), ranks=members, name=name
     )
     if not is_member:
-        _agree(default, mine, default)
+        _agree(default, group, default)
         return GroupMember.NON_GROUP_MEMBER
-    register(mine)  # before the others know it: their first question may come at once
+    register(group)  # before the others know it: their first question may come at once
     try:
-        _agree(default, mine, mine if use_local_synchronization else default)
+        _agree(default, group, group if use_local_synchronization else default)
     except BaseException:
-        forget(mine)
+        forget(group)
         raise
-    return mine
+    return group
 
 
 def _count(default: Group, what: str) -> int:
-    _made[f"{default.folder}/{what}"] += 1
-    return _made[f"{default.folder}/{what}"]
+    _group_counts[f"{default.folder}/{what}"] += 1
+    return _group_counts[f"{default.folder}/{what}"]
 
 
 def _checked(ranks: tuple[int, ...], size: int) -> tuple[int, ...]:
@@ -104,11 +104,11 @@ def _checked(ranks: tuple[int, ...], size: int) -> tuple[int, ...]:
     return ranks
 
 
-def _agree(default: Group, mine: Group, among: Group) -> None:
+def _agree(default: Group, group: Group, among: Group) -> None:
     """Raises unless all who call have the same group."""
-    what = "new_group" if among is default else f"new_group {mine.name}"
-    parts = {"its ranks": str(list(mine.ranks)), "its timeout": str(mine.timeout)}
-    said = exchange(what, json.dumps(parts), default.timeout, among)
-    told = {rank: json.loads(text) for rank, text in zip(among.ranks, said, strict=True)}
-    if problem := difference(f"new_group, {mine.name}", told):
+    exchange_name = "new_group" if among is default else f"new_group {group.name}"
+    parts = {"its ranks": str(list(group.ranks)), "its timeout": str(group.timeout)}
+    texts = exchange(exchange_name, json.dumps(parts), default.timeout, among)
+    parts_by_rank = {rank: json.loads(text) for rank, text in zip(among.ranks, texts, strict=True)}
+    if problem := difference(f"new_group, {group.name}", parts_by_rank):
         raise DivergenceError(f"{problem} All ranks make all groups, in the same order.")

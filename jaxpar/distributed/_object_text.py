@@ -53,22 +53,22 @@ def _packed(x: Any, name: str, allow_pickle: bool, depth: int) -> Any:
             f"{name}: more than {DEEPEST} levels of lists, tuples and dicts, or one inside itself."
         )
 
-    def inside(values: Any, label: Callable[[int], str] = lambda i: f"[{i}]") -> list:
+    def pack_items(values: Any, label: Callable[[int], str] = lambda i: f"[{i}]") -> list:
         return [_packed(v, name + label(i), allow_pickle, depth - 1) for i, v in enumerate(values)]
 
     kind = type(x)  # a subclass has more than these have
     if kind in PLAIN:
         return x
     if kind is list:
-        return inside(x)
+        return pack_items(x)
     if kind in (tuple, set, frozenset):
-        return {kind.__name__: inside(x)}
+        return {kind.__name__: pack_items(x)}
     if kind is dict:
         keys = list(x)
         return {
             "dict": [
-                inside(keys, lambda i: f" key {keys[i]!r}"),
-                inside(x.values(), lambda i: f"[{keys[i]!r}]"),
+                pack_items(keys, lambda i: f" key {keys[i]!r}"),
+                pack_items(x.values(), lambda i: f"[{keys[i]!r}]"),
             ]
         }
     if kind is complex:
@@ -124,12 +124,12 @@ def _unpacked(x: Any, allow_pickle: bool) -> Any:
         return [_unpacked(value, allow_pickle) for value in x]
     if not isinstance(x, dict):
         return x
-    ((word, value),) = x.items()
-    if word == "pickle" and not allow_pickle:
+    ((tag, value),) = x.items()
+    if tag == "pickle" and not allow_pickle:
         raise LeafError("a pickle came from a rank that had not said so; nothing was loaded from it.")
-    if word in _VALUES:
-        return _VALUES[word](value)
-    return _CONTAINERS[word](_unpacked(value, allow_pickle))
+    if tag in _VALUES:
+        return _VALUES[tag](value)
+    return _CONTAINERS[tag](_unpacked(value, allow_pickle))
 
 
 _CONTAINERS: dict[str, Callable[[list], Any]] = {
@@ -141,9 +141,9 @@ _CONTAINERS: dict[str, Callable[[list], Any]] = {
 _VALUES: dict[str, Callable[[Any], Any]] = {
     "complex": lambda parts: complex(*parts),
     "bytes": base64.b64decode,
-    "ndarray": lambda found: _array(*found),
-    "scalar": lambda found: _array(*found)[()],
-    "Array": lambda found: jnp.asarray(_array(*found)),
-    "key": lambda found: jax.random.wrap_key_data(jnp.asarray(_array(*found[1:])), impl=found[0]),
+    "ndarray": lambda fields: _array(*fields),
+    "scalar": lambda fields: _array(*fields)[()],
+    "Array": lambda fields: jnp.asarray(_array(*fields)),
+    "key": lambda fields: jax.random.wrap_key_data(jnp.asarray(_array(*fields[1:])), impl=fields[0]),
     "pickle": lambda data: pickle.loads(base64.b64decode(data)),
 }

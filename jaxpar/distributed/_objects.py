@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import GroupError, LeafError
 from ._object_text import from_text, to_text
-from ._post import Problem, post
+from ._text_transfer import Problem, post
 from .group import Group, ProcessGroup, member, root
 
 
@@ -42,12 +42,12 @@ def all_gather_object(
 
     torch counterpart: `torch.distributed.all_gather_object`.
     """
-    if (found := member(group, "all_gather_object")) is None:
+    if (pg := member(group, "all_gather_object")) is None:
         return None
-    problem = _short(object_list, found.size, "object_list")
+    problem = _short(object_list, pg.size, "object_list")
     texts, problem = _texts([obj], ["obj"], allow_pickle, problem)
-    every = post(found, _call("all_gather_object", allow_pickle), texts, range(found.size), 0, problem)
-    return _fill(object_list, every, allow_pickle)
+    gathered = post(pg, _call("all_gather_object", allow_pickle), texts, range(pg.size), 0, problem)
+    return _fill(object_list, gathered, allow_pickle)
 
 
 def gather_object(
@@ -70,15 +70,15 @@ def gather_object(
 
     torch counterpart: `torch.distributed.gather_object`.
     """
-    if (found := member(group, "gather_object")) is None:
+    if (pg := member(group, "gather_object")) is None:
         return None
-    at = root(found, dst, group_dst, 0, "gather_object", "dst")
-    is_dst = found.rank == at
-    problem = _where(object_gather_list, found.size, is_dst)
+    root_rank = root(pg, dst, group_dst, 0, "gather_object", "dst")
+    is_dst = pg.rank == root_rank
+    problem = _where(object_gather_list, pg.size, is_dst)
     texts, problem = _texts([obj], ["obj"], allow_pickle, problem)
-    call = _call("gather_object", allow_pickle, dst=found.ranks[at])
-    every = post(found, call, texts, range(found.size) if is_dst else (), 0, problem)
-    return _fill(object_gather_list, every, allow_pickle) if is_dst else None
+    call = _call("gather_object", allow_pickle, dst=pg.ranks[root_rank])
+    gathered = post(pg, call, texts, range(pg.size) if is_dst else (), 0, problem)
+    return _fill(object_gather_list, gathered, allow_pickle) if is_dst else None
 
 
 def broadcast_object_list(
@@ -106,14 +106,14 @@ def broadcast_object_list(
     torch counterpart: `torch.distributed.broadcast_object_list`.
     """
     del device
-    if (found := member(group, "broadcast_object_list")) is None:
+    if (pg := member(group, "broadcast_object_list")) is None:
         return None
-    at = root(found, src, group_src, 0, "broadcast_object_list", "src")
-    from_here = found.rank == at
-    texts, problem = _texts([object_list], ["object_list"], allow_pickle) if from_here else ([], None)
-    call = _call("broadcast_object_list", allow_pickle, src=found.ranks[at], objects=len(object_list))
-    (text,) = post(found, call, texts, [at], 0, problem)
-    if not from_here:
+    root_rank = root(pg, src, group_src, 0, "broadcast_object_list", "src")
+    is_src = pg.rank == root_rank
+    texts, problem = _texts([object_list], ["object_list"], allow_pickle) if is_src else ([], None)
+    call = _call("broadcast_object_list", allow_pickle, src=pg.ranks[root_rank], objects=len(object_list))
+    (text,) = post(pg, call, texts, [root_rank], 0, problem)
+    if not is_src:
         object_list[:] = from_text(text, allow_pickle)
     return object_list
 
@@ -141,17 +141,17 @@ def scatter_object_list(
 
     torch counterpart: `torch.distributed.scatter_object_list`, which returns None.
     """
-    if (found := member(group, "scatter_object_list")) is None:
+    if (pg := member(group, "scatter_object_list")) is None:
         return None
-    at = root(found, src, group_src, 0, "scatter_object_list", "src")
+    root_rank = root(pg, src, group_src, 0, "scatter_object_list", "src")
     if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
         raise GroupError("Expected argument scatter_object_output_list to be a list of size at least 1.")
     texts: list[str] = []
     problem: Problem = None
-    if found.rank == at:
-        texts, problem = _to_scatter(found, scatter_object_input_list, allow_pickle)
-    call = _call("scatter_object_list", allow_pickle, src=found.ranks[at])
-    (text,) = post(found, call, texts, [at], found.rank, problem)
+    if pg.rank == root_rank:
+        texts, problem = _to_scatter(pg, scatter_object_input_list, allow_pickle)
+    call = _call("scatter_object_list", allow_pickle, src=pg.ranks[root_rank])
+    (text,) = post(pg, call, texts, [root_rank], pg.rank, problem)
     scatter_object_output_list[0] = from_text(text, allow_pickle)
     return scatter_object_output_list[0]
 
@@ -185,9 +185,9 @@ def _texts(
         return [], error
 
 
-def _short(given: list[Any] | None, size: int, name: str) -> Problem:
+def _short(object_list: list[Any] | None, size: int, name: str) -> Problem:
     """A longer one keeps the rest, as in torch: one list may serve groups of all sizes."""
-    return None if given is None or len(given) >= size else _entries(name, len(given), size)
+    return None if object_list is None or len(object_list) >= size else _entries(name, len(object_list), size)
 
 
 def _entries(name: str, have: int, size: int) -> GroupError:
@@ -199,9 +199,9 @@ def _call(function: str, allow_pickle: bool, **same: int) -> str:
     return f"{function}({', '.join([*options, *(['allow_pickle=True'] if allow_pickle else [])])})"
 
 
-def _fill(given: list[Any] | None, texts: list[str], allow_pickle: bool) -> list[Any]:
-    found = [from_text(text, allow_pickle) for text in texts]
-    if given is None:
-        return found
-    given[: len(found)] = found
-    return given
+def _fill(object_list: list[Any] | None, texts: list[str], allow_pickle: bool) -> list[Any]:
+    objects = [from_text(text, allow_pickle) for text in texts]
+    if object_list is None:
+        return objects
+    object_list[: len(objects)] = objects
+    return object_list

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from ._environment import Start
 
-ELSEWHERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+NOT_LOCAL = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 """What binding says of an address that is not this host's."""
 
 
-class Port(NamedTuple):
+class ListeningPort(NamedTuple):
     """The sockets that listen, one for each address that the name stands for."""
 
     listeners: list[socket.socket]
@@ -27,14 +27,14 @@ class Port(NamedTuple):
 
     @property
     def loopback(self) -> bool:
-        return not self.everywhere and all(loopback(one.getsockname()[0]) for one in self.listeners)
+        return not self.everywhere and all(loopback(listener.getsockname()[0]) for listener in self.listeners)
 
     def close(self) -> None:
         for listener in self.listeners:
             listener.close()
 
 
-def listen(start: Start, patience: float) -> Port:
+def listen(start: Start, patience: float) -> ListeningPort:
     """The sockets at rank 0's address.
 
     Waits up to `patience` seconds for the port, which a process that is ending may still have.
@@ -43,8 +43,10 @@ def listen(start: Start, patience: float) -> Port:
       OSError: the name is unknown (`socket.gaierror`), or the port is taken.
     """
     deadline = time.monotonic() + patience
-    found = socket.getaddrinfo(start.host, start.port, type=socket.SOCK_STREAM)
-    addresses = list(dict.fromkeys((family, where) for family, _, _, _, where in found))
+    address_infos = socket.getaddrinfo(start.host, start.port, type=socket.SOCK_STREAM)
+    addresses = list(
+        dict.fromkeys((family, socket_address) for family, _, _, _, socket_address in address_infos)
+    )
     while True:
         try:
             return _open(addresses, start.port)
@@ -54,22 +56,22 @@ def listen(start: Start, patience: float) -> Port:
             time.sleep(0.1)
 
 
-def _open(addresses: list[tuple], port: int) -> Port:
+def _open(addresses: list[tuple], port: int) -> ListeningPort:
     with contextlib.ExitStack() as opened:
         listeners = []
-        for family, where in addresses:
+        for family, socket_address in addresses:
             try:
-                listener = socket.create_server(where, family=family, backlog=1024)
+                listener = socket.create_server(socket_address, family=family, backlog=1024)
             except OSError as error:
-                if error.errno not in ELSEWHERE:
+                if error.errno not in NOT_LOCAL:
                     raise
                 continue
             listeners.append(opened.enter_context(listener))
-        found = Port(listeners or [_everywhere(port)], not listeners)
-        for listener in found.listeners:
+        listening = ListeningPort(listeners or [_everywhere(port)], not listeners)
+        for listener in listening.listeners:
             listener.setblocking(False)
         opened.pop_all()
-    return found
+    return listening
 
 
 def _everywhere(port: int) -> socket.socket:
@@ -82,8 +84,8 @@ def _everywhere(port: int) -> socket.socket:
 def has_ipv6() -> bool:
     """Whether this host has IPv6. Many containers lack it; `socket.has_ipv6` tells how Python was built."""
     try:
-        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as one:
-            one.bind(("::", 0))
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+            probe.bind(("::", 0))
     except OSError:
         return False
     return True
@@ -93,21 +95,21 @@ def loopback(host: str) -> bool:
     return host.startswith("127.") or host in ("localhost", "::1")
 
 
-def keep(port: Port) -> contextlib.ExitStack | None:
+def keep(port: ListeningPort) -> contextlib.ExitStack | None:
     """Second sockets on the port, so that no other program takes it before JAX's coordinator.
 
     They do not listen, and both they and the coordinator allow the port to be shared. None if that fails.
     """
     if not hasattr(socket, "SO_REUSEPORT"):
         return None
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as reservations:
         try:
             for listener in port.listeners:
-                hold = held.enter_context(socket.socket(listener.family, socket.SOCK_STREAM))
+                reservation = reservations.enter_context(socket.socket(listener.family, socket.SOCK_STREAM))
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                hold.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                hold.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                hold.bind(listener.getsockname())
+                reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                reservation.bind(listener.getsockname())
         except OSError:
             return None
-        return held.pop_all()
+        return reservations.pop_all()

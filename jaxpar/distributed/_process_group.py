@@ -16,7 +16,7 @@ import threading
 
 from .._devices import virtual as _virtual
 from ..errors import BackendError, DistributedError, DivergenceError, GroupError
-from . import _fail_together, _messages, _watch, attendance, secret, step_agreement, whereabouts
+from . import _deadlock_watch, _fail_together, _messages, attendance, secret, step_agreement, whereabouts
 from ._backend import check_backend, check_platform
 from ._environment import Start, find, heartbeat
 from ._rendezvous import meet
@@ -132,7 +132,7 @@ def _join(start: Start, timeout: float) -> None:
     _messages.on("attend", attendance.hear)
     _fail_together.watch()
     _messages.start(group)
-    _watch.start(group)
+    _deadlock_watch.start(group)
     atexit.register(_at_end)
 
 
@@ -159,9 +159,9 @@ def _refuse_running() -> None:
 def _check_devices() -> None:
     import jax
 
-    said = exchange("devices", f"{jax.local_device_count()} {jax.default_backend()}")
-    counts = [f"rank {rank} has {what}" for rank, what in enumerate(said)]
-    if len(set(said)) > 1:
+    device_texts = exchange("devices", f"{jax.local_device_count()} {jax.default_backend()}")
+    counts = [f"rank {rank} has {devices}" for rank, devices in enumerate(device_texts)]
+    if len(set(device_texts)) > 1:
         raise DistributedError(
             f"init_process_group: {', '.join(counts)} devices. All ranks need as many of the same kind: see "
             "CUDA_VISIBLE_DEVICES, JAX_NUM_CPU_DEVICES and JAXPAR_DEVICES in each."
@@ -177,11 +177,11 @@ def _part(group: Group) -> None:
     reminder.daemon = True
     reminder.start()
     try:
-        exchange("end", "", group.timeout, said=whereabouts.END)
+        exchange("end", "", group.timeout, label=whereabouts.END)
     finally:
         reminder.cancel()
     atexit.unregister(_at_end)
-    _watch.stop()
+    _deadlock_watch.stop()
     _messages.stop()
     _fail_together.forget()
     step_agreement.forget()

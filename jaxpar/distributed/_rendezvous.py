@@ -6,7 +6,7 @@ it starts, over one connection each to the address that JAX's coordinator has a 
 counterpart is the TCPStore of its env:// rendezvous, which waits until a timeout and then names no rank.
 
 A hello and an answer are one line of JSON each, between ends that have shown that they know the job's secret
-(`_proof`). Whatever else connects (`_door`) is not counted.
+(`_handshake`). Whatever else connects (`_door`) is not counted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..errors import DistributedError
 from . import _port
 from ._door import Door, Visitor
 from ._environment import Start
-from ._proof import RANK, RANK_0, OtherSecret, Stranger, introduce
+from ._handshake import RANK, RANK_0, OtherSecret, Stranger, introduce
 from .exchange import ranks_text
 from .secret import NOBODYS, VARIABLE, Secret
 
@@ -71,17 +71,17 @@ def versions() -> dict[str, str]:
     return {"jaxpar": jaxpar, "jax": metadata.version("jax"), "jaxlib": metadata.version("jaxlib")}
 
 
-def meet(start: Start, timeout: float, mine: Line | None = None, secret: Secret = NOBODYS) -> Meeting:
+def meet(start: Start, timeout: float, own_hello: Line | None = None, secret: Secret = NOBODYS) -> Meeting:
     """Waits until all ranks are there.
 
     Raises:
       DistributedError: some did not come within `timeout` seconds, or they do not fit together. Every rank
         that came raises the same text, except one that is turned away alone.
     """
-    mine = mine or hello(start)
+    own_hello = own_hello or hello(start)
     if start.rank == 0:
-        return _Host(start, mine, timeout, secret).meet()
-    return _guest(start, mine, timeout, secret)
+        return _Host(start, own_hello, timeout, secret).meet()
+    return _guest(start, own_hello, timeout, secret)
 
 
 # ------------------------------------------------------------------------------------------- rank 0
@@ -90,17 +90,17 @@ def meet(start: Start, timeout: float, mine: Line | None = None, secret: Secret 
 class _Host:
     """Rank 0, which listens to all others at once, in one thread."""
 
-    def __init__(self, start: Start, mine: Line, timeout: float, secret: Secret):
+    def __init__(self, start: Start, own_hello: Line, timeout: float, secret: Secret):
         self.start, self.timeout, self.secret = start, timeout, secret
         self.deadline = time.monotonic() + timeout
-        self.joined: dict[int, Line] = {0: mine}
+        self.joined: dict[int, Line] = {0: own_hello}
         self.ranks: dict[Visitor, int | None] = {}
         """Of the guests; None for one that gets the answer and is not counted."""
         self.turned_away = ""
         """What the last guest was told that did not fit in."""
-        self.said: set[str] = set()
+        self.logged: set[str] = set()
         """Of what the log has been told about strangers."""
-        self.port = _listen(start, mine, min(timeout, 2.0), secret)
+        self.port = _listen(start, own_hello, min(timeout, 2.0), secret)
         self.door = Door(self.port, secret, _outdated(start))
 
     def meet(self) -> Meeting:
@@ -112,7 +112,7 @@ class _Host:
                 hold = _port.keep(
                     self.port
                 )  # before the answer, on which the others look for the coordinator
-            hosts = len({one["host"] for one in self.joined.values()})
+            hosts = len({rank_hello["host"] for rank_hello in self.joined.values()})
             answer = {"say": "error", "text": problem} if problem else {"say": "go", "hosts": hosts}
             for guest in self.ranks:
                 self.door.tell(guest, _line(answer))
@@ -142,15 +142,15 @@ class _Host:
         """Waits until all ranks are there or the time is over; returns the problem, if there is one."""
         problem, remind = "", time.monotonic() + 15
         while self._missing() and time.monotonic() < self.deadline:
-            came, left = self.door.look(min(1.0, max(0.01, self.deadline - time.monotonic())))
-            for guest in left:
+            arrived, departed = self.door.look(min(1.0, max(0.01, self.deadline - time.monotonic())))
+            for guest in departed:
                 self._leave(guest)
-            for guest in came:
-                found = self._join(guest)
-                if found and not problem:
+            for guest in arrived:
+                mismatch = self._join(guest)
+                if mismatch and not problem:
                     # Raised at once, it would reach only the ranks that are here already.
-                    problem, self.deadline = found, min(self.deadline, time.monotonic() + LATE)
-            self._say_who_was_turned_away()
+                    problem, self.deadline = mismatch, min(self.deadline, time.monotonic() + LATE)
+            self._log_turned_away()
             if time.monotonic() > remind:
                 remind += 60
                 _log.warning("rank 0 at %s waits for %s.", self.start.address, ranks_text(self._missing()))
@@ -184,10 +184,10 @@ class _Host:
         }
         return {reason: text for reason, text in texts.items() if counts[reason]}
 
-    def _say_who_was_turned_away(self) -> None:
+    def _log_turned_away(self) -> None:
         for reason, text in self._strangers().items():
-            if reason not in self.said:
-                self.said.add(reason)  # once: a stranger must not fill the log
+            if reason not in self.logged:
+                self.logged.add(reason)  # once: a stranger must not fill the log
                 _log.warning("rank 0 at %s turned away %s", self.start.address, text)
 
     def _leave(self, guest: Visitor) -> None:
@@ -197,50 +197,51 @@ class _Host:
 
     def _join(self, guest: Visitor) -> str:
         """Takes a guest in, or turns it away alone; returns what is wrong for all, if it is."""
-        said = read(guest.hello or b"")
-        problem = "" if said is None else _mismatch(self.joined[0], said)
-        refusal = "" if problem else self._refusal(said)
-        if said is None or refusal:
+        guest_hello = read(guest.hello or b"")
+        problem = "" if guest_hello is None else _mismatch(self.joined[0], guest_hello)
+        refusal = "" if problem else self._refusal(guest_hello)
+        if guest_hello is None or refusal:
             self.turned_away = refusal
             self.door.dismiss(guest, _line({"say": "error", "text": refusal}))
             return ""
-        self.ranks[guest] = None if problem else said["rank"]
+        self.ranks[guest] = None if problem else guest_hello["rank"]
         if not problem:
-            self.joined[said["rank"]] = said
+            self.joined[guest_hello["rank"]] = guest_hello
         self.door.tell(guest, _line({"say": "wait"}))
         return problem
 
-    def _refusal(self, said: Line | None) -> str:
+    def _refusal(self, guest_hello: Line | None) -> str:
         """Why one guest alone does not fit in, if it does not."""
-        if said is None:
+        if guest_hello is None:
             return (
                 f"init_process_group: rank 0 at {self.start.address} does not understand this process: a "
                 f"hello has {', '.join(FIELDS)}. Install the same jaxpar on all hosts."
             )
-        rank, last = said["rank"], self.start.size - 1
+        rank, last = guest_hello["rank"], self.start.size - 1
         if not 0 <= rank <= last:
             return (
-                f"init_process_group: {_name(said)} is rank {rank}, and ranks are 0 to {last}. Set its RANK."
+                f"init_process_group: {_name(guest_hello)} is rank {rank}, and ranks are 0 to {last}. "
+                "Set its RANK."
             )
         if rank in self.joined:
             return (
                 f"init_process_group: two processes are rank {rank}: {_name(self.joined[rank])} and "
-                f"{_name(said)}. Give every process its own RANK from 0 to {last}."
+                f"{_name(guest_hello)}. Give every process its own RANK from 0 to {last}."
             )
         return ""
 
 
-def _name(said: Line) -> str:
-    return f"process {said['pid']} on {said['host']}"
+def _name(sender_hello: Line) -> str:
+    return f"process {sender_hello['pid']} on {sender_hello['host']}"
 
 
-def _mismatch(mine: Line, said: Line) -> str:
+def _mismatch(rank_0_hello: Line, guest_hello: Line) -> str:
     for field, what in (("world", "world_size"), ("jaxpar", "jaxpar"), ("jax", "jax"), ("jaxlib", "jaxlib")):
-        if said[field] != mine[field]:
+        if guest_hello[field] != rank_0_hello[field]:
             return (
-                f"init_process_group: rank {said['rank']} ({_name(said)}) has {what} {said[field]}, rank "
-                f"0 ({_name(mine)}) has {what} {mine[field]}. Start all ranks with the same "
-                f"{'WORLD_SIZE' if field == 'world' else 'installation'}."
+                f"init_process_group: rank {guest_hello['rank']} ({_name(guest_hello)}) has {what} "
+                f"{guest_hello[field]}, rank 0 ({_name(rank_0_hello)}) has {what} {rank_0_hello[field]}. "
+                f"Start all ranks with the same {'WORLD_SIZE' if field == 'world' else 'installation'}."
             )
     return ""
 
@@ -253,19 +254,19 @@ def _outdated(start: Start) -> bytes:
     return _line({"jaxpar": "error", "text": text}) + b"\n"
 
 
-def _listen(start: Start, mine: Line, patience: float, secret: Secret) -> _port.Port:
+def _listen(start: Start, own_hello: Line, patience: float, secret: Secret) -> _port.ListeningPort:
     try:
         return _port.listen(start, patience)
     except socket.gaierror as error:
         raise DistributedError(f"init_process_group: {_unknown(start, error)}.") from None
     except OSError as error:
-        raise DistributedError(_taken(start, mine, error, secret)) from None
+        raise DistributedError(_taken(start, own_hello, error, secret)) from None
 
 
-def _taken(start: Start, mine: Line, error: OSError, secret: Secret) -> str:
+def _taken(start: Start, own_hello: Line, error: OSError, secret: Secret) -> str:
     # If another process of this job is rank 0 too, it says so itself.
     with contextlib.suppress(OSError, Stranger):
-        answer = _ask(start, mine, time.monotonic() + LATE + 1, 0, secret)
+        answer = _ask(start, own_hello, time.monotonic() + LATE + 1, 0, secret)
         if answer["say"] == "error":
             return answer["text"]
     reason = os.strerror(error.errno or 0)  # the error's own text has the address once more
@@ -278,22 +279,22 @@ def _taken(start: Start, mine: Line, error: OSError, secret: Secret) -> str:
 # -------------------------------------------------------------------------------------- other ranks
 
 
-def _guest(start: Start, mine: Line, timeout: float, secret: Secret) -> Meeting:
+def _guest(start: Start, own_hello: Line, timeout: float, secret: Secret) -> Meeting:
     """Knocks until rank 0 opens, and waits for its answer."""
     began = time.monotonic()
     deadline, pause, remind = began + timeout, 0.02, began + 15
-    reason, told = "nothing answered", ""
+    reason, refusal = "nothing answered", ""
     while time.monotonic() < deadline:
         try:
             # Rank 0 may have started later than this rank, and then its time ends later too.
-            answer = _ask(start, mine, deadline, timeout, secret)
+            answer = _ask(start, own_hello, deadline, timeout, secret)
             if answer["say"] == "go":
                 return Meeting(answer["hosts"])
             raise DistributedError(answer["text"])
         except Stranger as stranger:
             reason = str(stranger)
-            if isinstance(stranger, OtherSecret) and not told:
-                remind, told = 0.0, reason  # said at once: waiting seldom helps
+            if isinstance(stranger, OtherSecret) and not refusal:
+                remind, refusal = 0.0, reason  # said at once: waiting seldom helps
         except OSError as error:
             reason = (
                 _unknown(start, error) if isinstance(error, socket.gaierror) else error.strerror or str(error)
@@ -305,7 +306,7 @@ def _guest(start: Start, mine: Line, timeout: float, secret: Secret) -> Meeting:
         pause = min(0.5, pause * 1.5)  # of thousands of ranks, not all should knock every 20 ms
     raise DistributedError(
         f"init_process_group: rank {start.rank} of {start.size} did not reach rank 0 at {start.address} "
-        f"within {timeout:g} s: {told or reason}. Is rank 0 running, are MASTER_ADDR and MASTER_PORT its "
+        f"within {timeout:g} s: {refusal or reason}. Is rank 0 running, are MASTER_ADDR and MASTER_PORT its "
         "host and port, and does a firewall let this host through?"
     )
 
@@ -314,7 +315,7 @@ def _unknown(start: Start, error: OSError) -> str:
     return f"the host name {start.host!r} is unknown ({error.strerror or error})"
 
 
-def _ask(start: Start, mine: Line, deadline: float, more: float, secret: Secret) -> Line:
+def _ask(start: Start, own_hello: Line, deadline: float, answer_seconds: float, secret: Secret) -> Line:
     """Rank 0's answer to a hello, for which it has `more` seconds as soon as it has shown that it is rank 0.
 
     Raises:
@@ -324,7 +325,7 @@ def _ask(start: Start, mine: Line, deadline: float, more: float, secret: Secret)
     with socket.create_connection((start.host, start.port), max(0.1, deadline - began)) as connection:
         limit = max(began + 0.1, min(deadline, began + SOON))
         session, reader = introduce(connection, secret, limit)
-        connection.sendall(session.seal(RANK, _line(mine)))
+        connection.sendall(session.seal(RANK, _line(own_hello)))
         while True:
             line = reader.line(limit)
             if line is None:
@@ -332,19 +333,19 @@ def _ask(start: Start, mine: Line, deadline: float, more: float, secret: Secret)
             answer = json.loads(session.open(RANK_0, line))
             if answer["say"] != "wait":
                 return answer
-            limit = deadline + more
+            limit = deadline + answer_seconds
 
 
-def _line(said: Line) -> bytes:
-    return json.dumps(said).encode()
+def _line(message: Line) -> bytes:
+    return json.dumps(message).encode()
 
 
 def read(text: bytes) -> Line | None:
     """A hello; None for anything else."""
     try:
-        said = json.loads(text)
+        message = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(said, dict):
+    if not isinstance(message, dict):
         return None
-    return said if all(type(said.get(name)) is kind for name, kind in FIELDS.items()) else None
+    return message if all(type(message.get(name)) is kind for name, kind in FIELDS.items()) else None

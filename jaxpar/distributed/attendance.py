@@ -33,12 +33,12 @@ _read: Counter[tuple[int, str, int]] = Counter()
 _early: dict[tuple[int, str, int], dict[str, Any]] = {}
 """On rank 0: texts that came before their attendance."""
 _calls: Counter[tuple[int, str]] = Counter()
-_asked: list[tuple[str, int, Counts]] = []
+_pending: list[tuple[str, int, Counts]] = []
 """Attendances that this rank has neither come to nor gone by."""
 _lock = threading.Lock()
 
 
-def attend(what: str, text: str, timeout: float, *, said: str = "") -> list[str | None]:
+def attend(what: str, text: str, timeout: float, *, label: str = "") -> list[str | None]:
     """The text of every rank that makes this call, None for the others; on all that make it.
 
     Args:
@@ -51,26 +51,26 @@ def attend(what: str, text: str, timeout: float, *, said: str = "") -> list[str 
     group = current()
     if group is None or group.size == 1:
         return [text]
-    return (_lead if group.rank == 0 else _come)(group, what, text, timeout, said or what)
+    return (_lead if group.rank == 0 else _come)(group, what, text, timeout, label or what)
 
 
-def _lead(group: Group, what: str, text: str, timeout: float, said: str) -> list[str | None]:
+def _lead(group: Group, what: str, text: str, timeout: float, label: str) -> list[str | None]:
     with _lock:
         _calls[group.generation, what] += 1
         call = _calls[group.generation, what]
     begun = _counts()
-    whereabouts.begin(said, f"{what} led", ())
+    whereabouts.begin(label, f"{what} led", ())
     _messages.send("attend", what=what, call=call, begun=begun)
     texts: list[str | None] = [text]
-    came = {}
+    text_numbers = {}
     for rank in range(1, group.size):
         with whereabouts.waiting([rank]):
             entry = _next(group, what, rank, call, begun, timeout)
         texts.append(None if entry is None else entry["text"])
         if entry is not None:
-            came[rank] = entry["number"]
-            whereabouts.begin(said, f"{what} of rank {rank}", ())
-    for rank, number in came.items():
+            text_numbers[rank] = entry["number"]
+            whereabouts.begin(label, f"{what} of rank {rank}", ())
+    for rank, number in text_numbers.items():
         answer = json.dumps({"call": call, "texts": texts})
         put(f"{_folder(group, what)}/answers/{rank}/{number}", answer)
     return texts
@@ -86,14 +86,14 @@ def _next(
         if entry is None:
             _read[stream] += 1
             key = f"{_folder(group, what)}/{rank}/{_read[stream]}"
-            found = take(key, timeout)
-            if found is None:
+            entry_text = take(key, timeout)
+            if entry_text is None:
                 _read[stream] -= 1
                 raise DistributedError(
                     f"{what}: {ranks_text([rank])} neither came nor went on within {timeout:g} s."
                 )
             delete(key)
-            entry = json.loads(found)
+            entry = json.loads(entry_text)
         if "text" in entry:
             if not _beyond(entry["begun"], begun):
                 return entry
@@ -103,10 +103,10 @@ def _next(
             return None
 
 
-def _come(group: Group, what: str, text: str, timeout: float, said: str) -> list[str | None]:
+def _come(group: Group, what: str, text: str, timeout: float, label: str) -> list[str | None]:
     # Rank 0 counts the texts that it has read, so it is known to have come or not.
     begun = _counts()
-    whereabouts.begin(said, f"{what} of rank {group.rank}", (0,))
+    whereabouts.begin(label, f"{what} of rank {group.rank}", (0,))
     number = _send(group, what, {"text": text, "begun": begun})
     key = f"{_folder(group, what)}/answers/{group.rank}/{number}"
     with whereabouts.waiting([0]):
@@ -114,10 +114,10 @@ def _come(group: Group, what: str, text: str, timeout: float, said: str) -> list
     if answer is None:
         raise DistributedError(f"{what}: rank 0 did not come within {timeout:g} s.")
     delete(key)
-    read = json.loads(answer)
+    result = json.loads(answer)
     with _lock:
-        _asked[:] = [one for one in _asked if one[0] != what or one[1] > read["call"]]
-    return read["texts"]
+        _pending[:] = [pending for pending in _pending if pending[0] != what or pending[1] > result["call"]]
+    return result["texts"]
 
 
 def _send(group: Group, what: str, entry: Mapping[str, object]) -> int:
@@ -129,42 +129,44 @@ def _send(group: Group, what: str, entry: Mapping[str, object]) -> int:
 
 
 def _counts() -> Counts:
-    here = whereabouts.here()
-    return {} if here is None else here.counts(0)
+    log = whereabouts.current()
+    return {} if log is None else log.counts(0)
 
 
-def _beyond(theirs: Counts, leaders: Counts) -> bool:
-    return any(count > leaders.get(name, 0) for name, count in theirs.items())
+def _beyond(rank_counts: Counts, leader_counts: Counts) -> bool:
+    return any(count > leader_counts.get(name, 0) for name, count in rank_counts.items())
 
 
 def hear(message: _messages.Message) -> None:
     """Rank 0 asks who comes. Runs in the thread of the messages."""
-    group, here = current(), whereabouts.here()
-    if group is None or here is None or group.rank == 0:
+    group, log = current(), whereabouts.current()
+    if group is None or log is None or group.rank == 0:
         return
     with _lock:
-        _asked.append((message["what"], message["call"], message["begun"]))
-        here.after = go_by
+        _pending.append((message["what"], message["call"], message["begun"]))
+        log.after = go_by
     go_by()
 
 
 def go_by() -> None:
     """Says which attendances this rank has gone by; called again after the next call that it begins."""
-    group, here = current(), whereabouts.here()
+    group, log = current(), whereabouts.current()
     assert group is not None
-    assert here is not None
+    assert log is not None
     with _lock:  # both threads come here
-        passed = [one for one in _asked if _beyond(_counts_without(here, group, one[0]), one[2])]
-        for one in passed:
-            _asked.remove(one)
-        here.after = go_by if _asked else None
-    for what, call, _ in passed:
+        missed = [
+            pending for pending in _pending if _beyond(_counts_without(log, group, pending[0]), pending[2])
+        ]
+        for pending in missed:
+            _pending.remove(pending)
+        log.after = go_by if _pending else None
+    for what, call, _ in missed:
         _send(group, what, {"passed": call})
 
 
-def _counts_without(here: whereabouts.Whereabouts, group: Group, what: str) -> Counts:
+def _counts_without(log: whereabouts.CallLog, group: Group, what: str) -> Counts:
     """What this rank has begun, without what it has sent to that attendance, which is not going by it."""
-    counts = here.counts(0)
+    counts = log.counts(0)
     counts.pop(f"{what} of rank {group.rank}", None)
     return counts
 
@@ -176,8 +178,8 @@ def take_along(text: str, code: int) -> NoReturn:
 
 
 def forget() -> None:
-    for kept in (_sent, _read, _early, _calls, _asked):
-        kept.clear()
+    for state in (_sent, _read, _early, _calls, _pending):
+        state.clear()
 
 
 def _folder(group: Group, what: str) -> str:

@@ -51,9 +51,9 @@ def check_replicas(tree: PyTree, group: ProcessGroup = None) -> None:
     for (path, _), parts in zip(leaves, shards, strict=True):
         for copies in parts.values():
             _compare_devices(path, copies)
-    found = member(group, WHAT) if current() is not None or group is not None else None
-    if found is not None and found.size > 1:
-        _compare_ranks(found, [path for path, _ in leaves], shards)
+    pg = member(group, WHAT) if current() is not None or group is not None else None
+    if pg is not None and pg.size > 1:
+        _compare_ranks(pg, [path for path, _ in leaves], shards)
 
 
 Copies = list[tuple[str, np.ndarray]]
@@ -69,8 +69,8 @@ def _leaves(tree: PyTree) -> list[tuple[str, PyTree]]:
             )
             for path, leaf in nnx.to_flat_state(nnx.state(tree, graph=True))
         ]
-    found = jax.tree.leaves_with_path(tree)
-    return [("tree" + jax.tree_util.keystr(path), leaf) for path, leaf in found]
+    paths_and_leaves = jax.tree.leaves_with_path(tree)
+    return [("tree" + jax.tree_util.keystr(path), leaf) for path, leaf in paths_and_leaves]
 
 
 def _shards(leaf: PyTree, path: str) -> dict[str, Copies]:
@@ -82,8 +82,8 @@ def _shards(leaf: PyTree, path: str) -> dict[str, Copies]:
             raise LeafError(f"check_replicas: {path} was donated or deleted.")
         parts: dict[str, Copies] = {}
         for shard in leaf.addressable_shards:
-            place = ",".join(f"{s.start or 0}:{s.stop or ''}" for s in shard.index)
-            parts.setdefault(place, []).append((_devices.name(shard.device), np.asarray(shard.data)))
+            index_text = ",".join(f"{s.start or 0}:{s.stop or ''}" for s in shard.index)
+            parts.setdefault(index_text, []).append((_devices.name(shard.device), np.asarray(shard.data)))
         return parts
     if is_array(leaf) or isinstance(leaf, (np.generic, bool, int, float, complex)):
         return {"": [("the host", np.asarray(leaf))]}
@@ -101,15 +101,15 @@ def _report(
     path: str, dtype: np.dtype | str, shape: Shape, copies: dict[str, np.ndarray], offset: int = 0
 ) -> str:
     """The error about two copies. They are stretches of an array of that shape, from element `offset` on."""
-    (where, one), (elsewhere, other) = copies.items()
-    one, other = one.reshape(-1), other.reshape(-1)
-    raw = [x.view(np.uint8).reshape(one.size, -1) for x in (one, other)]
+    (first_name, first), (second_name, second) = copies.items()
+    first, second = first.reshape(-1), second.reshape(-1)
+    raw = [x.view(np.uint8).reshape(first.size, -1) for x in (first, second)]
     i = int(np.flatnonzero((raw[0] != raw[1]).any(1))[0])
-    place = [int(k) for k in np.unravel_index(offset + i, shape)] if shape else []
+    index = [int(k) for k in np.unravel_index(offset + i, shape)] if shape else []
     return (
-        f"check_replicas: {path} ({dtype}{list(shape)}) is not the same on {where} and {elsewhere}: element "
-        f"{place} is {one[i]!s} on {where} and {other[i]!s} on {elsewhere}. Weights drift apart when one "
-        "replica is written to alone, or draws random numbers of its own."
+        f"check_replicas: {path} ({dtype}{list(shape)}) is not the same on {first_name} and {second_name}: "
+        f"element {index} is {first[i]!s} on {first_name} and {second[i]!s} on {second_name}. "
+        "Weights drift apart when one replica is written to alone, or draws random numbers of its own."
     )
 
 
@@ -117,23 +117,27 @@ def _report(
 
 
 def _compare_ranks(group: Group, paths: list[str], shards: list[dict[str, Copies]]) -> None:
-    mine = {
-        path: {place: _describe(copies[0][1]) for place, copies in parts.items()}
+    descriptions = {
+        path: {index: _describe(copies[0][1]) for index, copies in parts.items()}
         for path, parts in zip(paths, shards, strict=True)
     }
-    told = [json.loads(text) for text in exchange(WHAT, json.dumps(mine), group=group)]
-    said = dict(zip(group.ranks, told, strict=True))
-    everywhere = {r: {path: str(len(parts)) for path, parts in one.items()} for r, one in said.items()}
-    if problem := difference(WHAT, everywhere):
+    by_member = [json.loads(text) for text in exchange(WHAT, json.dumps(descriptions), group=group)]
+    by_rank = dict(zip(group.ranks, by_member, strict=True))
+    part_counts = {
+        r: {path: str(len(parts)) for path, parts in described.items()} for r, described in by_rank.items()
+    }
+    if problem := difference(WHAT, part_counts):
         raise DivergenceError(f"{problem} The numbers are parts on the rank's devices.")
     for path, parts in zip(paths, shards, strict=True):
-        for place in sorted({place for one in told for place in one[path]}):
-            having = [r for r, one in said.items() if place in one[path]]
-            other = next((r for r in having if said[r][path][place] != said[having[0]][path][place]), None)
+        for index in sorted({index for described in by_member for index in described[path]}):
+            holders = [r for r, described in by_rank.items() if index in described[path]]
+            other = next(
+                (r for r in holders if by_rank[r][path][index] != by_rank[holders[0]][path][index]), None
+            )
             if other is not None:
-                copies = parts.get(place)
-                mine_here = None if copies is None else copies[0][1]
-                _explain(group, path, mine_here, having[0], other, said, place)
+                copies = parts.get(index)
+                local_copy = None if copies is None else copies[0][1]
+                _explain(group, path, local_copy, holders[0], other, by_rank, index)
 
 
 def _describe(x: np.ndarray) -> list:
@@ -142,10 +146,10 @@ def _describe(x: np.ndarray) -> list:
 
 
 def _explain(
-    group: Group, path: str, x: np.ndarray | None, a: int, b: int, said: dict[int, dict], place: str
+    group: Group, path: str, x: np.ndarray | None, a: int, b: int, by_rank: dict[int, dict], index: str
 ) -> None:
     """Searches for the first element that differs between ranks a and b, and raises on all ranks."""
-    (dtype, shape, _), (other_dtype, other_shape, _) = said[a][path][place], said[b][path][place]
+    (dtype, shape, _), (other_dtype, other_shape, _) = by_rank[a][path][index], by_rank[b][path][index]
     if (dtype, shape) != (other_dtype, other_shape):
         raise DivergenceError(
             f"check_replicas: {path} is {dtype}{shape} on rank {a}, {other_dtype}{other_shape} on rank {b}."
@@ -154,8 +158,8 @@ def _explain(
     start, end, width = 0, int(np.prod(shape, dtype=int)), int(np.dtype(_dtype(dtype)).itemsize)
     while (end - start) * width > SMALL:
         step = -(-(end - start) // BLOCKS)
-        mine = [_describe(flat[i : min(i + step, end)])[2] for i in range(start, end, step)]
-        texts = [json.loads(text) for text in exchange(WHAT, json.dumps(mine), group=group)]
+        digests = [_describe(flat[i : min(i + step, end)])[2] for i in range(start, end, step)]
+        texts = [json.loads(text) for text in exchange(WHAT, json.dumps(digests), group=group)]
         both = texts[group.numbers[a]], texts[group.numbers[b]]
         i = next(i for i, (one, two) in enumerate(zip(*both, strict=True)) if one != two)
         start, end = start + i * step, min(start + (i + 1) * step, end)

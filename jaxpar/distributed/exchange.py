@@ -31,7 +31,7 @@ _lock = threading.Lock()
 
 
 def exchange(
-    what: str, text: str, timeout: float = 60, group: Group | None = None, *, said: str = ""
+    what: str, text: str, timeout: float = 60, group: Group | None = None, *, label: str = ""
 ) -> list[str]:
     """Every rank's text, in rank order; `[text]` alone.
 
@@ -47,19 +47,19 @@ def exchange(
       DistributedError: ranks did not come, or the coordinator (rank 0's process) is gone.
       DivergenceError: another rank is in another call.
     """
-    texts = collect(what, text, timeout, group, said=said)
-    there = [text for text in texts if text is not None]
-    if len(there) == len(texts):
-        return there
+    texts = collect(what, text, timeout, group, label=label)
+    received = [text for text in texts if text is not None]
+    if len(received) == len(texts):
+        return received
     raise DistributedError(
-        f"exchange {what!r}: {ranks_text(_of(texts, False, group))} did not come within {timeout:g} s; "
-        f"{ranks_text(_of(texts, True, group))} did. Ranks that are missing have ended, hang, or run another "
-        "program: look at their output first."
+        f"exchange {what!r}: {ranks_text(_ranks_where(texts, False, group))} did not come within "
+        f"{timeout:g} s; {ranks_text(_ranks_where(texts, True, group))} did. Ranks that are missing "
+        "have ended, hang, or run another program: look at their output first."
     )
 
 
 def collect(
-    what: str, text: str, timeout: float, group: Group | None = None, *, said: str = ""
+    what: str, text: str, timeout: float, group: Group | None = None, *, label: str = ""
 ) -> list[str | None]:
     """Like `exchange`, but returns None for the ranks that did not come instead of raising."""
     group = group or current()
@@ -69,7 +69,7 @@ def collect(
     with _lock:
         _calls[folder] += 1
         call = _calls[folder]
-    whereabouts.begin(said or what, what, group)
+    whereabouts.begin(label or what, what, group)
     deadline = time.monotonic() + timeout
     put(f"{folder}/{call}/{group.rank}", text)
     texts: list[str | None] = [None] * group.size
@@ -79,16 +79,16 @@ def collect(
                 take(f"{folder}/{call}/{rank}", deadline - time.monotonic()) if rank != group.rank else text
             )
         if texts[rank] is None:  # the time is over, and later ranks may have come all the same
-            there = below(f"{folder}/{call}")
-            return [there.get(f"{folder}/{call}/{rank}") for rank in range(group.size)]
+            stored = below(f"{folder}/{call}")
+            return [stored.get(f"{folder}/{call}/{rank}") for rank in range(group.size)]
     if call > 1:
         delete(f"{folder}/{call - 1}/{group.rank}")
     return texts
 
 
-def _of(texts: list[str | None], there: bool, group: Group | None) -> list[int]:
+def _ranks_where(texts: list[str | None], arrived: bool, group: Group | None) -> list[int]:
     ranks = group.ranks if group else range(len(texts))
-    return [rank for rank, text in zip(ranks, texts, strict=True) if (text is not None) is there]
+    return [rank for rank, text in zip(ranks, texts, strict=True) if (text is not None) is arrived]
 
 
 def put(key: str, text: str, *, over: bool = False) -> None:
@@ -104,10 +104,10 @@ def take(key: str, timeout: float) -> str | None:
     """
     deadline = time.monotonic() + timeout
     while True:
-        left = deadline - time.monotonic()
-        text = sleep(key, min(SLICE, left))
+        remaining = deadline - time.monotonic()
+        text = sleep(key, min(SLICE, remaining))
         whereabouts.check()
-        if text is not None or left <= SLICE:
+        if text is not None or remaining <= SLICE:
             return text
 
 

@@ -240,10 +240,10 @@ def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
     torch counterpart: `torch.distributed.get_group_rank`.
     """
     default = default_group()
-    found = default if group is None else registered(group, "get_group_rank")
-    if global_rank not in found.numbers:
-        raise GroupError(f"Global rank {global_rank} is not part of group {list(found.ranks)}.")
-    return found.numbers[global_rank]
+    pg = default if group is None else registered(group, "get_group_rank")
+    if global_rank not in pg.numbers:
+        raise GroupError(f"Global rank {global_rank} is not part of group {list(pg.ranks)}.")
+    return pg.numbers[global_rank]
 
 
 def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
@@ -255,10 +255,10 @@ def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
     torch counterpart: `torch.distributed.get_global_rank`.
     """
     default = default_group()
-    found = default if group is None else registered(group, "get_global_rank")
-    if not 0 <= group_rank < found.size:
-        raise GroupError(f"Group rank {group_rank} is not part of group {list(found.ranks)}.")
-    return found.ranks[group_rank]
+    pg = default if group is None else registered(group, "get_global_rank")
+    if not 0 <= group_rank < pg.size:
+        raise GroupError(f"Group rank {group_rank} is not part of group {list(pg.ranks)}.")
+    return pg.ranks[group_rank]
 
 
 def root(
@@ -267,7 +267,7 @@ def root(
     group_rank: int | None,
     default: int | None,
     function: str,
-    word: str,
+    argument: str,
 ) -> int:
     """The rank in the group that `src` or `dst`, or `group_src` or `group_dst`, means.
 
@@ -275,17 +275,18 @@ def root(
       GroupError: both are given, or none where there is no default; or it is not in the group.
     """
     if group_rank is not None and global_rank is not None:
-        raise GroupError(f"{function}: can't specify both {word} and group_{word}.")
+        raise GroupError(f"{function}: can't specify both {argument} and group_{argument}.")
     if group_rank is None and global_rank is None:
         global_rank = default
     if global_rank is None and group_rank is None:
-        raise GroupError(f"{function}: must specify {word} or group_{word}.")
+        raise GroupError(f"{function}: must specify {argument} or group_{argument}.")
     if group_rank is not None:
         get_global_rank(group, group_rank)
         return group_rank
     if global_rank not in group.numbers:
         raise GroupError(
-            f"{function}: {word}={global_rank} is not a rank of this group, which has {list(group.ranks)}."
+            f"{function}: {argument}={global_rank} is not a rank of this group, which has "
+            f"{list(group.ranks)}."
         )
     return group.numbers[global_rank]
 

@@ -31,9 +31,9 @@ def compare_environments(name: str, group: Group | None = None) -> None:
     """
     group = group or current()
     if group is not None and group.size > 1:
-        said = exchange(f"guard {name}", json.dumps(fingerprint()), group.timeout, group)
-        told = {rank: json.loads(text) for rank, text in zip(group.ranks, said, strict=True)}
-        problem = difference(name, told)
+        texts = exchange(f"guard {name}", json.dumps(fingerprint()), group.timeout, group)
+        fingerprints = {rank: json.loads(text) for rank, text in zip(group.ranks, texts, strict=True)}
+        problem = difference(name, fingerprints)
         if problem:
             raise DivergenceError(problem)
 

@@ -41,7 +41,7 @@ class Ledger:
         self.name, self.group = name, group
         self.known: dict[Hashable, Parts] = {}
         self.record: dict[int, Parts] = {}
-        self.asked: set[int] = set()
+        self.new_steps: set[int] = set()
         """The steps at which this rank has something new, and so does not go on before all have answered."""
         self.first: int | None = None
         self.latest = -1
@@ -68,10 +68,10 @@ class Ledger:
         new = key not in self.known
         if new:
             self.known[key] = parts()
-            self.asked.add(step)
+            self.new_steps.add(step)
         self.record[step] = self.known[key]
         self.record.pop(step - LENGTH, None)
-        self.asked.discard(step - LENGTH)
+        self.new_steps.discard(step - LENGTH)
         self.first = step if self.first is None else self.first
         self.latest = step
         if self.questions:
@@ -84,10 +84,10 @@ class Ledger:
     # -------------------------------------------------------------------------------------- asking
 
     def _ask(self, step: int, key: Hashable) -> None:
-        mine = self.known[key]
+        own_parts = self.known[key]
         folder = f"{PREFIX}/{self.group.folder}/{self.name}/{step}/{self.group.me}"
         _messages.send(
-            "question", name=self.name, group=self.group.name, step=step, folder=folder, parts=mine
+            "question", name=self.name, group=self.group.name, step=step, folder=folder, parts=own_parts
         )
         # All answers are waited for, also after one that differs: the error names every rank's value.
         others = [rank for rank in self.group.ranks if rank != self.group.me]
@@ -97,15 +97,17 @@ class Ledger:
         finally:
             self.asks_at = ""
         delete(folder)
-        said = {rank: answer["parts"] for rank, answer in answers.items()} | {self.group.me: mine}
-        problem = difference(f"step {step} of {self.name}", dict(sorted(said.items())))
+        parts_by_rank = {rank: answer["parts"] for rank, answer in answers.items()} | {
+            self.group.me: own_parts
+        }
+        problem = difference(f"step {step} of {self.name}", dict(sorted(parts_by_rank.items())))
         if not problem:
             return
         # Nobody has run what was refused, if it was new to all: the group goes on, and this may come again.
         del self.known[key]
-        inside = [rank for rank, answer in answers.items() if not answer["asked"]]
-        if inside:
-            self.problem = f"{problem} {_inside(inside)}"
+        entered_ranks = [rank for rank, answer in answers.items() if not answer["asked"]]
+        if entered_ranks:
+            self.problem = f"{problem} {_entered(entered_ranks)}"
         raise DivergenceError(self.problem or problem)
 
     def _wait(self, folder: str, rank: int, step: int) -> str:
@@ -144,15 +146,15 @@ class Ledger:
 
     def _answer(self, message: _messages.Message) -> None:
         step = message["step"]
-        mine, asked = self._at(step), step in self.asked
-        put(f"{message['folder']}/{self.group.me}", json.dumps({"parts": mine, "asked": asked}))
-        if asked:
+        own_parts, is_new = self._at(step), step in self.new_steps
+        put(f"{message['folder']}/{self.group.me}", json.dumps({"parts": own_parts, "asked": is_new}))
+        if is_new:
             return  # the main thread hears it from the answers to its own question
-        both = {self.group.me: mine, message["rank"]: message["parts"]}
+        both = {self.group.me: own_parts, message["rank"]: message["parts"]}
         problem = difference(f"step {step} of {self.name}", both)
         # This thread has nobody to raise it to; `check` does, if the main thread ever gets there.
         if problem and not self.problem:
-            self.problem = f"{problem} {_inside([self.group.me])}"
+            self.problem = f"{problem} {_entered([self.group.me])}"
 
     def _at(self, step: int) -> Parts:
         """What this rank had at a step; empty if that was too long ago to be known."""
@@ -164,7 +166,7 @@ class Ledger:
         return {"step": f"left out step {step} (it is at {self.latest}, its first was {self.first})"}
 
 
-def _inside(ranks: list[int]) -> str:
+def _entered(ranks: list[int]) -> str:
     which = ranks_text(ranks)
     return f"{which[0].upper()}{which[1:]} went on into it and cannot come back: end the job."
 
@@ -178,7 +180,7 @@ def ledger(name: str, group: Group | None = None) -> Ledger | None:
     return _ledgers.setdefault((group.folder, name), Ledger(name, group))
 
 
-def places(number: int) -> dict[str, whereabouts.Begun]:
+def positions(number: int) -> dict[str, whereabouts.Begun]:
     """How far this rank is in every ledger. Where it waits for answers, it needs the others to come as far.
 
     `number` stands for the order among the calls that this rank has begun.
@@ -199,19 +201,19 @@ def hear(message: _messages.Message) -> None:
     """Gives a question to its ledger, which is made now if the question comes first."""
     group = subgroup(message.get("group", ""))
     if group is not None and message["rank"] != group.me:
-        found = ledger(message["name"], group)
-        if found is not None:
-            found.hear(message)
+        step_ledger = ledger(message["name"], group)
+        if step_ledger is not None:
+            step_ledger.hear(message)
 
 
 def forget() -> None:
     _ledgers.clear()
 
 
-def difference(where: str, parts: dict[int, Parts]) -> str:
+def difference(title: str, parts: dict[int, Parts]) -> str:
     """The first field in which ranks differ, with their values; "" if there is none."""
-    parts = {rank: one for rank, one in parts.items() if one}
-    fields = dict.fromkeys(field for one in parts.values() for field in one)
+    parts = {rank: fields for rank, fields in parts.items() if fields}
+    fields = dict.fromkeys(field for fields in parts.values() for field in fields)
     for field in fields:
         ranks: dict[str, list[int]] = {}
         for rank in sorted(parts):
@@ -220,5 +222,5 @@ def difference(where: str, parts: dict[int, Parts]) -> str:
             values = ", ".join(
                 f"{ranks_text(r)} ha{'ve' if len(r) > 1 else 's'} {v}" for v, r in ranks.items()
             )
-            return f"{where}: the ranks differ in {field}: {values}."
+            return f"{title}: the ranks differ in {field}: {values}."
     return ""

@@ -4,7 +4,7 @@ Ranks make the same calls in the same order, so of two ranks one has begun what 
 more. If each has begun a call that the other has not, they wait for each other, now or soon, and for ever:
 one `save`s where the other trains. That is certain whenever the two were asked and however slow they are, so
 a long compilation or a slow disk is never taken for it. Beginning a call costs a microsecond; comparing is
-`_watch`'s, and only happens when nothing was begun for some seconds.
+`_deadlock_watch`'s, and only happens when nothing was begun for some seconds.
 
 torch compares collectives only if TORCH_DISTRIBUTED_DEBUG=DETAIL is set, and then every one; without it the
 ranks wait until the timeout, or for ever.
@@ -43,11 +43,11 @@ class Begun(NamedTuple):
         return f"{self.call} ({self.line})" if self.line else self.call
 
 
-Place: TypeAlias = "Mapping[str, Begun]"
+BegunCalls: TypeAlias = "Mapping[str, Begun]"
 """Where a rank is: what it has begun, by the name that is counted."""
 
 
-class Whereabouts:
+class CallLog:
     """Those of this rank, while it is a member of one group."""
 
     def __init__(self, group: Group):
@@ -71,8 +71,8 @@ class Whereabouts:
         before = self._begun.get(name)
         self.number += 1
         # Not the frame itself, which would keep every array that its function holds.
-        here = call, frame.f_code, frame.f_lasti
-        self._begun[name] = (before[0] + 1 if before else 1, needs, self.number, *here)
+        call_site = call, frame.f_code, frame.f_lasti
+        self._begun[name] = (before[0] + 1 if before else 1, needs, self.number, *call_site)
         if self.after is not None:
             self.after()
 
@@ -80,7 +80,7 @@ class Whereabouts:
         self.raised = True
         raise DivergenceError(self.problem)
 
-    def place(self) -> dict[str, Begun]:
+    def calls(self) -> dict[str, Begun]:
         return {
             name: Begun(count, needs, number, call, _line(code, instruction))
             for name, (count, needs, number, call, code, instruction) in dict(self._begun).items()
@@ -89,39 +89,41 @@ class Whereabouts:
     def counts(self, rank: int) -> dict[str, int]:
         """How many calls of each name were begun, on another rank than `rank` of those that need it."""
         everything = self.group.rank == rank
-        found = dict(self._begun).items()
+        begun_calls = dict(self._begun).items()
         return {
-            name: count for name, (count, needs, *_) in found if everything or needs is None or rank in needs
+            name: count
+            for name, (count, needs, *_) in begun_calls
+            if everything or needs is None or rank in needs
         }
 
     @property
     def last(self) -> str:
         """The last call that was begun."""
-        return str(max(self.place().values(), key=lambda begun: begun.number, default=""))
+        return str(max(self.calls().values(), key=lambda begun: begun.number, default=""))
 
 
-class _Process:
+class _ProcessLog:
     """Of this process: one object, so that a test can have another."""
 
-    here: Whereabouts | None = None
+    log: CallLog | None = None
     main = threading.main_thread().ident
 
 
-_process = _Process()
+_process = _ProcessLog()
 
 
-def enter(group: Group) -> Whereabouts:
-    _process.here = Whereabouts(group)
-    return _process.here
+def enter(group: Group) -> CallLog:
+    _process.log = CallLog(group)
+    return _process.log
 
 
 def leave() -> None:
-    _process.here = None
+    _process.log = None
 
 
-def here() -> Whereabouts | None:
+def current() -> CallLog | None:
     """Those of this rank; None without a group."""
-    return _process.here
+    return _process.log
 
 
 def begin(call: str, name: str = "", needs: Sequence[int] | Group | None = None) -> None:
@@ -136,64 +138,67 @@ def begin(call: str, name: str = "", needs: Sequence[int] | Group | None = None)
     Raises:
       DivergenceError: the ranks were found in different calls.
     """
-    here = _process.here
-    if here is None or threading.get_ident() != _process.main:
+    log = _process.log
+    if log is None or threading.get_ident() != _process.main:
         return
     name = name or call
     if isinstance(needs, Group):
         # Each group counts by itself: its members may be in any order with those of another.
         name, needs = (f"{name}, {needs.name}", needs.ranks) if needs.name else (name, None)
-    here.begin(call, name, needs)
+    log.begin(call, name, needs)
 
 
 @contextlib.contextmanager
 def waiting(ranks: list[int]) -> Iterator[None]:
     """Notes for whom the main thread waits, so that a long wait is not silent."""
-    here = _process.here
-    if here is None or threading.get_ident() != _process.main:
+    log = _process.log
+    if log is None or threading.get_ident() != _process.main:
         yield
         return
-    here.waits_for = ranks
+    log.waits_for = ranks
     try:
         yield
     finally:
-        here.waits_for = []
+        log.waits_for = []
 
 
 def check() -> None:
     """Raises DivergenceError if the ranks were found in different calls since this rank began to wait."""
-    here = _process.here
-    if here is not None and here.problem and threading.get_ident() == _process.main:
-        here.complain()
+    log = _process.log
+    if log is not None and log.problem and threading.get_ident() == _process.main:
+        log.complain()
 
 
-def ahead(one: Place, other: Place, rank: int) -> Begun | None:
+def first_missed(waiting_rank: BegunCalls, other_rank: BegunCalls, rank: int) -> Begun | None:
     """What `one` began first of all that it needs `rank` for, which is at `other` and has not begun it."""
     calls = [
         begun
-        for name, begun in one.items()
+        for name, begun in waiting_rank.items()
         if (begun.needs is None or rank in begun.needs)
-        and begun.calls > (other[name].calls if name in other else 0)
+        and begun.calls > (other_rank[name].calls if name in other_rank else 0)
     ]
     return min(calls, key=lambda begun: begun.number, default=None)
 
 
-def apart(places: Mapping[int, Place], rank: int) -> str:
+def deadlock(snapshots: Mapping[int, BegunCalls], rank: int) -> str:
     """What to say if this rank and another one are in different calls; "" if none is known to be."""
     calls: dict[int, Begun] = {}
-    for r, theirs in places.items():
-        mine, other = ahead(places[rank], theirs, r), ahead(theirs, places[rank], rank)
-        if mine and other:
-            calls |= {rank: mine, r: other}
+    for r, other_snapshot in snapshots.items():
+        own_call, other_call = (
+            first_missed(snapshots[rank], other_snapshot, r),
+            first_missed(other_snapshot, snapshots[rank], rank),
+        )
+        if own_call and other_call:
+            calls |= {rank: own_call, r: other_call}
     if not calls:
         return ""
     ranks: dict[str, list[int]] = {}
     for r in sorted(calls):
         ranks.setdefault(str(calls[r]), []).append(r)
-    where = (f"{ranks_text(r)} {'are' if len(r) > 1 else 'is'} at {call}" for call, r in ranks.items())
+    positions = (f"{ranks_text(r)} {'are' if len(r) > 1 else 'is'} at {call}" for call, r in ranks.items())
     return (
-        f"The ranks wait for each other in different calls: {', '.join(where)}. All make the same calls in "
-        "the same order: take the call out of the `if` or the loop that only some of them pass, and end "
+        f"The ranks wait for each other in different calls: {', '.join(positions)}. All make the same calls "
+        "in the same order: take the call out of the `if` or the loop that only some of them pass, and end "
         "the job."
     )
 
@@ -217,9 +222,9 @@ def _libraries() -> tuple[str, ...]:
     import flax
     import jax
 
-    ours = [str(Path(file).parent) for file in (os.path.dirname(__file__), jax.__file__, flax.__file__)]
+    packages = [str(Path(file).parent) for file in (os.path.dirname(__file__), jax.__file__, flax.__file__)]
     return (
-        *(folder + os.sep for folder in ours),
+        *(folder + os.sep for folder in packages),
         "<frozen",
         sysconfig.get_path("stdlib") + os.sep + "contextlib",
     )

@@ -50,22 +50,22 @@ def post(
     if stored:
         _store(f"{folder}/{group.rank}", texts)
     told_as = [type(problem).__name__, str(problem)] if problem else None
-    letter = {
+    own_letter = {
         "call": call,
         "problem": told_as,
         "sizes": list(map(len, texts)),
         "texts": None if stored else texts,
     }
-    told = [json.loads(text) for text in exchange(WHAT, json.dumps(letter), group.timeout, group)]
-    error = _error(group, told)
-    found = [] if error else [_read(f"{folder}/{r}", told[r], which, group.timeout) for r in senders]
-    if any(one["texts"] is None for one in told):
+    letters = [json.loads(text) for text in exchange(WHAT, json.dumps(own_letter), group.timeout, group)]
+    error = _error(group, letters)
+    received = [] if error else [_read(f"{folder}/{r}", letters[r], which, group.timeout) for r in senders]
+    if any(letter["texts"] is None for letter in letters):
         exchange(f"{WHAT}, read", "", group.timeout, group)
         if stored:
             delete(f"{folder}/{group.rank}")
     if error:
         raise error
-    return found
+    return received
 
 
 def _too_large(size: int) -> Problem:
@@ -87,21 +87,21 @@ def _read(folder: str, letter: dict[str, Any], which: int, timeout: float) -> st
     if letter["texts"] is not None:
         return letter["texts"][which]
     pieces = [take(f"{folder}/{which}/{start}", timeout) for start in range(0, letter["sizes"][which], PIECE)]
-    found = "".join(piece or "" for piece in pieces)
-    if len(found) != letter["sizes"][which]:
+    text = "".join(piece or "" for piece in pieces)
+    if len(text) != letter["sizes"][which]:
         raise DistributedError(
-            f"{letter['call']}: of {letter['sizes'][which]} characters {len(found)} came in {timeout:g} s."
+            f"{letter['call']}: of {letter['sizes'][which]} characters {len(text)} came in {timeout:g} s."
         )
-    return found
+    return text
 
 
-def _error(group: Group, told: list[dict[str, Any]]) -> Exception | None:
+def _error(group: Group, letters: list[dict[str, Any]]) -> Exception | None:
     """What all ranks raise."""
-    said = {rank: {"the call": one["call"]} for rank, one in zip(group.ranks, told, strict=True)}
-    if different := difference("a call with objects", said):
+    calls = {rank: {"the call": letter["call"]} for rank, letter in zip(group.ranks, letters, strict=True)}
+    if different := difference("a call with objects", calls):
         return DivergenceError(different)
-    for rank, one in zip(group.ranks, told, strict=True):
-        if one["problem"]:
-            kind, why = one["problem"]
-            return _KINDS[kind](f"{one['call']}, on rank {rank}: {why}")
+    for rank, letter in zip(group.ranks, letters, strict=True):
+        if letter["problem"]:
+            kind, why = letter["problem"]
+            return _KINDS[kind](f"{letter['call']}, on rank {rank}: {why}")
     return None

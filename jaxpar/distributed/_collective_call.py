@@ -56,18 +56,20 @@ def run(
     _agree(group, function, option, treedef, arrays, names)
     if not arrays:
         return x
-    kinds = [jax.random.key_impl(y) if is_key(y.dtype) else None for y in arrays]
-    arrays = [jax.random.key_data(y) if kind else y for y, kind in zip(arrays, kinds, strict=True)]
+    key_impls = [jax.random.key_impl(y) if is_key(y.dtype) else None for y in arrays]
+    arrays = [jax.random.key_data(y) if impl else y for y, impl in zip(arrays, key_impls, strict=True)]
     # The ranks' arrays lie side by side along their first axis, so nothing is copied; a number gets one.
-    numbers = tuple(y.ndim == 0 for y in arrays)
-    arrays = [y.reshape(1) if number else y for y, number in zip(arrays, numbers, strict=True)]
-    compiled, sharding = _program(body, option, group, numbers)
-    wide = [
+    is_scalar = tuple(y.ndim == 0 for y in arrays)
+    arrays = [y.reshape(1) if scalar else y for y, scalar in zip(arrays, is_scalar, strict=True)]
+    compiled, sharding = _program(body, option, group, is_scalar)
+    global_arrays = [
         jax.make_array_from_single_device_arrays((group.size * y.shape[0], *y.shape[1:]), sharding, [y])
         for y in arrays
     ]
-    results = jax.tree.map(lambda y: y.addressable_data(0), compiled(wide))
-    return jax.tree.unflatten(treedef, [_as_keys(y, kind) for y, kind in zip(results, kinds, strict=True)])
+    results = jax.tree.map(lambda y: y.addressable_data(0), compiled(global_arrays))
+    return jax.tree.unflatten(
+        treedef, [_as_keys(y, impl) for y, impl in zip(results, key_impls, strict=True)]
+    )
 
 
 def local(leaf: object, name: str, function: str) -> jax.Array:
@@ -116,8 +118,8 @@ def _program(body: Body, option: str, group: Group, numbers: tuple) -> tuple[Cal
     mesh = Mesh(np.array(_one_device_each(group)), (RANK,))
 
     def program(xs: list[jax.Array]) -> PyTree:
-        own = [x.reshape(()) if number else x for x, number in zip(xs, numbers, strict=True)]
-        return [body(x, group.size, option) for x in own]
+        local_arrays = [x.reshape(()) if number else x for x, number in zip(xs, numbers, strict=True)]
+        return [body(x, group.size, option) for x in local_arrays]
 
     results = P(RANK) if body in (bodies.reduce_scatter, bodies.scatter) else P()
     mapped = jax.shard_map(program, mesh=mesh, in_specs=P(RANK), out_specs=results, check_vma=False)

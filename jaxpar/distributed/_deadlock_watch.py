@@ -19,7 +19,7 @@ from ..errors import DistributedError
 from . import _fail_together, _messages, step_agreement, whereabouts
 from .exchange import PREFIX, below, put
 from .group import Group, ranks_text
-from .whereabouts import Begun, Whereabouts, apart
+from .whereabouts import Begun, CallLog, deadlock
 
 TICK, QUIET, GRACE = 0.5, 3.0, 3.0
 """Seconds: between two looks at the count; without a call, before the others are looked at; for the main
@@ -34,7 +34,7 @@ class Watch:
     """The thread, for one group."""
 
     def __init__(self, group: Group):
-        self._here = whereabouts.enter(group)
+        self._call_log = whereabouts.enter(group)
         self._folder = f"{PREFIX}/{group.generation}/places"
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="jaxpar watch", daemon=True)
@@ -46,45 +46,47 @@ class Watch:
         self._thread.join(5)
 
     def _run(self) -> None:
-        here, number, quiet, silent = self._here, -1, 0.0, SILENT
+        log, number, quiet, silent = self._call_log, -1, 0.0, SILENT
         looked = True
         while not self._end.wait(TICK):
-            if here.number != number:
-                number, quiet, silent, looked = here.number, 0.0, SILENT, False
+            if log.number != number:
+                number, quiet, silent, looked = log.number, 0.0, SILENT, False
                 continue
             quiet += TICK
             if quiet >= QUIET and not looked:
                 looked = True
                 if not self._look():
                     return
-            if quiet >= silent and here.waits_for:
+            if quiet >= silent and log.waits_for:
                 silent *= 2
                 self._say(quiet)
 
     def _look(self) -> bool:
         """Compares the places of all ranks; False if the coordinator is gone, which JAX reports."""
-        rank = self._here.group.rank
+        rank = self._call_log.group.rank
         # Of equal numbers the first is named, so a step that is new here comes after the call that it is in.
-        mine = self._here.place() | step_agreement.places(self._here.number)
+        positions = self._call_log.calls() | step_agreement.positions(self._call_log.number)
         try:
             # Before reading: of two ranks that do this at once, at least one sees the other's.
-            put(f"{self._folder}/{rank}", json.dumps(mine), over=True)
-            there = {int(key.rpartition("/")[2]): _read(text) for key, text in below(self._folder).items()}
-            if text := apart(there | {rank: mine}, rank):
+            put(f"{self._folder}/{rank}", json.dumps(positions), over=True)
+            positions_by_rank = {
+                int(key.rpartition("/")[2]): _read(text) for key, text in below(self._folder).items()
+            }
+            if text := deadlock(positions_by_rank | {rank: positions}, rank):
                 _messages.send("apart", text=text)
         except DistributedError:
             return False
         return True
 
     def _say(self, seconds: float) -> None:
-        here = self._here
-        waits = ranks_text(here.waits_for)
-        _log.warning("rank %s has waited %.0f s in %s for %s.", here.group.rank, seconds, here.last, waits)
+        log = self._call_log
+        waits = ranks_text(log.waits_for)
+        _log.warning("rank %s has waited %.0f s in %s for %s.", log.group.rank, seconds, log.last, waits)
 
     def _hear(self, message: _messages.Message) -> None:
-        if not self._here.problem:
-            self._here.problem = message["text"]
-            timer = threading.Timer(GRACE, _leave, (self._here,))
+        if not self._call_log.problem:
+            self._call_log.problem = message["text"]
+            timer = threading.Timer(GRACE, _leave, (self._call_log,))
             timer.daemon = True
             timer.start()
 
@@ -93,10 +95,10 @@ def _read(text: str) -> dict[str, Begun]:
     return {name: Begun(*fields) for name, fields in json.loads(text).items()}
 
 
-def _leave(here: Whereabouts) -> None:
-    if not here.raised:
+def _leave(log: CallLog) -> None:
+    if not log.raised:
         _fail_together.go(
-            f"[rank {here.group.rank}] jaxpar.errors.DivergenceError: {here.problem}", here.problem
+            f"[rank {log.group.rank}] jaxpar.errors.DivergenceError: {log.problem}", log.problem
         )
 
 

@@ -72,25 +72,25 @@ class Session:
 
     def _of_next(self, speaker: bytes, text: bytes) -> bytes:
         self.lines[speaker] += 1
-        what = b"%s %s %d %s" % (self.nonces, speaker, self.lines[speaker], text)
-        return hmac.digest(self.secret.key, what, "sha256").hex().encode()
+        sealed = b"%s %s %d %s" % (self.nonces, speaker, self.lines[speaker], text)
+        return hmac.digest(self.secret.key, sealed, "sha256").hex().encode()
 
 
-def introduce(connection: socket.socket, secret: Secret, deadline: float) -> tuple[Session, Reader]:
+def introduce(connection: socket.socket, secret: Secret, deadline: float) -> tuple[Session, LineReader]:
     """Both greetings, from a rank's end.
 
     Raises:
       Stranger: there is no greeting until the deadline.
     """
-    reader, mine = Reader(connection), nonce()
-    connection.sendall(greeting(mine, secret))
+    reader, rank_nonce = LineReader(connection), nonce()
+    connection.sendall(greeting(rank_nonce, secret))
     greeted = GREETING.fullmatch(reader.line(deadline) or b"")
     if greeted is None:
         raise Stranger("what listens there is not rank 0 of this job, runs an older jaxpar, or ended")
-    return Session(secret, mine, greeted[1], greeted[2]), reader
+    return Session(secret, rank_nonce, greeted[1], greeted[2]), reader
 
 
-class Reader:
+class LineReader:
     """The lines of a connection that blocks."""
 
     def __init__(self, connection: socket.socket):
@@ -99,10 +99,10 @@ class Reader:
     def line(self, deadline: float) -> bytes | None:
         """The next line; None if the other end closes, says too much, or says nothing until the deadline."""
         while b"\n" not in self.heard:
-            left = deadline - time.monotonic()
-            if len(self.heard) > LONGEST or left <= 0:
+            remaining = deadline - time.monotonic()
+            if len(self.heard) > LONGEST or remaining <= 0:
                 return None
-            self.connection.settimeout(left)
+            self.connection.settimeout(remaining)
             try:
                 data = self.connection.recv(4096)
             except TimeoutError:
