@@ -120,6 +120,8 @@ def adafactor(
         move, *moments = (structure.unflatten([r[i] for r in results]) for i in range(4))
         if not is_zero(weight_decay):
             shrink = scalars[2]
+            # The decay is lr itself, not the relative step, and the update above was measured on the
+            # undecayed parameter: torch multiplies after it has computed alpha.
             move = jax.tree.map(lambda u, p: u - jnp.asarray(shrink, u.dtype) * p, move, params)
         return move, AdafactorState(step, *moments)
 
@@ -143,10 +145,12 @@ def _leaf(scalars, eps, d, axes, g, row, col, variance, p):
             (old + forget * (jnp.square(G).mean(gone, keepdims=True) - old)).astype(old.dtype)
             for old, gone in ((row, cols), (col, rows))
         )
+        # torch computes row_var @ col_var, which needs the last two axes. A broadcast product takes any axes.
         estimate = row.astype(wide) * col / jnp.maximum(row.astype(wide).mean(rows, keepdims=True), lowest)
     else:
         variance = (variance + forget * (G * G - variance)).astype(variance.dtype)
         estimate = variance.astype(wide)
+    # The first eps bounds the root of the estimate, hence its square under the root.
     update = G * jax.lax.rsqrt(jnp.maximum(estimate, lowest * lowest))
     alpha = jnp.maximum(eps[1], _rms(p.astype(wide))) * rho
     return -(alpha / jnp.maximum(1.0, _rms(update) / d)) * update, row, col, variance

@@ -117,10 +117,14 @@ def adam(
         return AdamState(new_counter(), zeros(params), zeros(params), zeros(params) if amsgrad else None)
 
     def scalars(state, now):
+        # eps is one of the scalars because it may be a float64 array, which would widen float32 leaves unless
+        # it is cast to their type.
         size = now.rate / bias_correction(now.beta1, now.step)
         return (size, jnp.sqrt(bias_correction(now.beta2, now.step)), eps), {}
 
     def move(s, g, m, v):
+        # torch divides the root of v by the root of its correction. The root of the quotient, which torch's
+        # NAdam takes, rounds differently.
         size, root, eps = s
         return -size * (m / (jnp.sqrt(v) / root + eps))
 
@@ -183,6 +187,8 @@ def nadam(
             0.5 * now.beta1 * (1 - expm1(t * (momentum_decay * math.log(0.96))))
             for t in (as_float(now.step), as_float(now.step) + 1)
         )
+        # The type must not depend on beta1's: a scan's carry and a donated buffer need the same type every
+        # step.
         product = (state.mu_product * mu).astype(state.mu_product.dtype)
         current, coming = now.rate * (1 - mu) / (1 - product), now.rate * mu_next / (1 - product * mu_next)
         return (current, coming, bias_correction(now.beta2, now.step), eps), {"mu_product": product}
@@ -253,6 +259,8 @@ def _average_length(beta2: Scalar, step: jax.Array) -> jax.Array:
     L = -math.log(beta2) if is_number(beta2) else -jnp.log(beta2)
     x = as_float(step) * L
     small = x * (1 / 2 - x * (1 / 12 - x**2 * (1 / 720 - x**2 * (1 / 30240 - x**2 * (1 / 1209600)))))
+    # At x = 0.3 the first omitted term, x**10 / 47900160, is about 1e-13. Above, 1 - x / expm1(x) is larger
+    # than 0.14, so the subtraction costs less than one digit.
     part = jnp.where(x < 0.3, small, 1 - x / jnp.expm1(x))
     return 2 / (1 - beta2) - 1 - 2 / L + 2 / L * part
 
@@ -291,6 +299,7 @@ def _two_moments(
         now = _Now(step, *(value_at(value, state.step) for value in (lr, *betas)))
         method_scalars, changed = scalars(state, now)
 
+        # The mean is torch's exp_avg.lerp_(g, 1 - b1), in the form that torch takes for weights below 0.5.
         def rule(s, g, m, v, *extra):
             b1, b2, shrink, *method_scalars = s
             m = m + (1 - b1) * (g - m)
@@ -298,10 +307,15 @@ def _two_moments(
             # torch's amsgrad compares the raw moments and corrects the largest afterwards.
             largest = [jnp.maximum(extra[0], v)] if amsgrad else []
             moved = move(method_scalars, g, m, [v, *largest][-1])
+            # torch scales p by 1 - lr * weight_decay first. optax adds updates to p, so here the decay is a
+            # term of the update.
             return (moved if is_zero(decay) else moved - shrink * extra[-1]), m, v, *largest
 
+        # lr * weight_decay is multiplied at full width and cast afterwards, as torch multiplies Python
+        # floats.
         common = (now.beta1, now.beta2, now.rate * decay)
         old_moments = [getattr(state, field) for field in fields]
+        # params may be None without decay, and the rule must not read an array that it does not need.
         others = () if is_zero(decay) else (params,)
         updates, *moments = leafwise(rule, (*common, *method_scalars), grads, old_moments, *others)
         return updates, state._replace(step=step, **changed, **dict(zip(fields, moments, strict=True)))
@@ -345,6 +359,8 @@ def adamax(
         def rule(s, g, m, u):
             size, b1, b2, eps = s
             m = m + (1 - b1) * (g - m)
+            # eps is added to the new magnitude, as in torch. Added to the maximum, it would accumulate over
+            # the steps.
             u = jnp.maximum(b2 * u, jnp.abs(g) + eps)
             return -size * (m / u), m, u
 

@@ -68,6 +68,7 @@ def asgd(
     check_numbers(lambd=lambd, alpha=alpha, t0=as_float(t0) if isinstance(t0, jax.Array) else t0)
 
     def init(params):
+        # jnp.array copies: lr may be the caller's array, which donating the state would delete.
         return ASGDState(
             new_counter(), jnp.array(value_at(lr, new_counter()), float), jnp.ones((), float), zeros(params)
         )
@@ -86,6 +87,8 @@ def asgd(
 
         scalars = (state.eta, state.mu, lambd * state.eta)
         updates, ax = leafwise(rule, scalars, grads, [state.ax], params)
+        # log1p, because 1 + lambd * lr * t loses the digits of the product: with torch's defaults it is 1e-6
+        # at the first step, and float32 resolves 1e-7 there.
         eta = rate * jnp.exp(-alpha * jnp.log1p(lambd * rate * as_float(step)))
         mu = 1 / jnp.maximum(1.0, as_float(step) - t0)
         return updates, ASGDState(step, eta.astype(state.eta.dtype), mu.astype(state.mu.dtype), ax)

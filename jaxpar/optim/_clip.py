@@ -54,6 +54,7 @@ def clip_grad_norm(
         total = get_total_norm(updates, norm_type, error_if_nonfinite)
         # torch adds 1e-6 before dividing, so the clipped norm is slightly below max_norm.
         factor = jnp.minimum(1.0, max_norm / (total + 1e-6))
+        # Cast the factor: a float32 scalar array would widen half-precision gradients.
         return jax.tree.map(lambda g: g * factor.astype(g.dtype), updates), ClipGradNormState(total)
 
     return optax.GradientTransformation(init, update)
@@ -87,6 +88,8 @@ def get_total_norm(tensors: PyTree, norm_type: float = 2.0, error_if_nonfinite: 
     5.0
     """
     norm_type, wide = float(norm_type), _wide(tensors)
+    # A norm of norms, as in torch: one norm of the concatenated gradients would copy them all and round
+    # differently.
     norms = [jnp.linalg.norm(jnp.ravel(g).astype(wide), norm_type) for g in jax.tree.leaves(tensors)]
     total = jnp.linalg.norm(jnp.stack(norms), norm_type) if norms else jnp.zeros((), wide)
     if not error_if_nonfinite:

@@ -47,6 +47,8 @@ class ParamGroup(MutableMapping[str, Any]):
     """
 
     def __init__(self, optimizer: nnx.Optimizer, paths: dict[str, list[KeyPath]]):
+        # Weak, because this group is the value in `_groups` whose weak key is the optimizer: a strong
+        # reference would keep both alive forever.
         self._optimizer, self._paths = weakref.ref(optimizer), paths
         self._notes: dict[str, Any] = {}
         self._last: dict[str, float] = {}

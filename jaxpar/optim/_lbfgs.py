@@ -168,6 +168,7 @@ def lbfgs(
         begin = _Iteration(jnp.zeros((), int), optimal, jnp.ones((), int), x, loss, gradient, state)
         iterate = functools.partial(_iterate, evaluate=evaluate, rate=rate, options=options)
         end = jax.lax.while_loop(lambda now: ~now.stop, iterate, begin)
+        # optax adds the difference to the parameters, which can end one rounding away from `end.x`.
         return unravel(end.x - x), end.state
 
     return optax.GradientTransformationExtraArgs(init, update)

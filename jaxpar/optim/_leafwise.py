@@ -52,6 +52,7 @@ def zeros(params: PyTree) -> PyTree:
 
 def gradient_stages(weight_decay: Scalar, maximize: bool) -> list[optax.GradientTransformation]:
     """Return torch's first two operations: -g if `maximize`, then g + weight_decay * p."""
+    # Negate before adding the decay, not after: with `maximize` torch still shrinks the parameters.
     stages = [optax.scale(-1.0)] if maximize else []
     return stages if is_zero(weight_decay) else [*stages, optax.add_decayed_weights(weight_decay)]
 

@@ -33,6 +33,8 @@ from ._settable import settable
 
 Axes: TypeAlias = tuple[int, int]
 
+# Keller Jordan's coefficients, as in torch. They maximise the polynomial's slope at zero, so that small
+# singular values grow fast; the iteration does not converge to 1 but leaves values between about 0.5 and 1.5.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
@@ -133,6 +135,7 @@ def orthogonal(
     a, b, c = coefficients
     x = _rounded(matrix)
     norm = _rounded(jnp.sqrt(jnp.sum(x * x)))
+    # In torch the norm is a bfloat16 scalar, and clamping keeps that type, so eps is rounded as well.
     x = _rounded(x / jnp.maximum(norm, _rounded(jnp.float32(eps))))
     for _ in range(steps):
         gram = _rounded(_product(x, x.T))

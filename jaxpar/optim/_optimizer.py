@@ -58,6 +58,7 @@ class Optimizer(nnx.Optimizer):
           HyperparameterError: it is not in the state. ValueError, when read: the groups have different ones.
         """
         rates = [group["lr"] for group in self.param_groups]
+        # Traced rates cannot be compared on the host.
         if isinstance(rates[0], float) and len(set(rates)) > 1:
             raise ValueError(
                 f"Optimizer.lr: the groups have the rates {rates}; read optimizer.param_groups[i]['lr']."

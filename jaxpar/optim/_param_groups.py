@@ -116,6 +116,7 @@ def _selects(selection: Selection, path: str) -> bool:
     if selection is ...:
         return False
     if isinstance(selection, str):
+        # The slash prevents "layers/1" from selecting "layers/10".
         return path == selection or path.startswith(selection + "/")
     if callable(selection):
         return bool(selection(path))

@@ -48,6 +48,8 @@ def settable(*names: str) -> Callable[[Callable[P, Tx]], Callable[P, Tx]]:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
             values = {name: _get(bound.arguments, name) for name in names}
+            # A rate of zero can be raised later, as a warm-up does. A momentum of zero cannot: it has no
+            # buffer.
             numbers = {
                 name: float(value)
                 for name, value in values.items()

@@ -72,6 +72,7 @@ def sgd(
 def momentum_stages(
     momentum: ScalarOrSchedule, dampening: Scalar, nesterov: bool
 ) -> list[optax.GradientTransformation]:
+    # An array or a schedule always gets a buffer, because its value is unknown until the program runs.
     return [] if is_zero(momentum) else [_momentum(momentum, dampening, nesterov)]
 
 
