@@ -31,7 +31,8 @@ def figure(function: str, size: tuple[float, float]) -> Any:
             f"{function}: plot needs matplotlib, which is not installed: pip install 'jaxpar[report]'."
         ) from error
     chart = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(chart)  # and not pyplot, which keeps figures and may open windows
+    # Not pyplot, which keeps figures and may open windows.
+    FigureCanvasAgg(chart)
     return chart
 
 
@@ -49,9 +50,8 @@ def save(chart: Any, path: str | os.PathLike[str], *notes: str) -> None:
     letters = int(chart.get_figwidth() * 72 / (0.6 * FOOT))
     lines = [textwrap.fill(text, letters) for text in (*notes, _stamp.line())]
     chart.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=FOOT, color="#666666")
-    with matplotlib.rc_context(
-        {"svg.hashsalt": "jaxpar"}
-    ):  # the default salt is random, and so would be the SVG's ids
+    # With matplotlib's random salt the ids of an SVG, and so the file, would differ from run to run.
+    with matplotlib.rc_context({"svg.hashsalt": "jaxpar"}):
         chart.savefig(path, dpi=150)
 
 

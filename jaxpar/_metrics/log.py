@@ -259,6 +259,7 @@ def _sent(value: object) -> Number | jax.Array:
 def _read(name: str, step: int, value: Number | jax.Array) -> Number:
     try:
         return read(value)
+    # A later step may have donated the logged array.
     except RuntimeError as error:
         error.add_note(f"MetricsLog: {name} of step {step} could not be read any more.")
         raise

@@ -101,6 +101,7 @@ class Progress(Generic[T]):
         return self.total
 
     def __iter__(self) -> Iterator[T]:
+        # Within `with progress(...)` the display exists already and outlives this loop.
         with between_steps() as check, nullcontext() if self._view else self._viewed():
             self.done = 0
             for item in self._steps:
@@ -197,6 +198,7 @@ def is_first() -> bool:
 def _view(of: Progress[T]) -> _Silence:
     if not is_first() or os.environ.get("JAXPAR_PROGRESS", "").lower() == "off":
         return _Silence()
+    # Imported after the checks above, because processes that display nothing need no rich.
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -285,6 +287,7 @@ class _Bar(_Silence):
 def _bars(console: Console) -> Bars:
     from rich import progress as rich
 
+    # `end` prints the finished rows, so the live display must leave nothing (transient).
     return rich.Progress(
         rich.TextColumn("{task.description}", markup=False),
         rich.BarColumn(),

@@ -59,6 +59,7 @@ class Csv:
 
     def line(self, row: Row, columns: Sequence[str]) -> str:
         step, values = row
+        # repr keeps all digits of a float, and True distinct from 1.
         return self._join([step, *(repr(values[c]) if c in values else "" for c in columns)])
 
     def _join(self, cells: Sequence[object]) -> str:
@@ -99,6 +100,7 @@ class File:
         """
         if not self.path.exists():
             return
+        # A torn line may end inside a UTF-8 character: reading it must not raise before the line is dropped.
         with open(self.path, encoding="utf-8", newline="", errors="replace") as file:
             complete = (line for line in file if line.endswith("\n"))
             number = 0
@@ -131,6 +133,8 @@ class File:
             file.write(self.form.header(self.columns))
             file.writelines(self.form.line(row, self.columns) for row in rows())
             file.flush()
+            # Otherwise the rename could reach the disk before the data, and a power failure would leave an
+            # empty log.
             os.fsync(file.fileno())
         os.replace(partial, self.path)
         self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
@@ -156,6 +160,7 @@ def _append(file: io.FileIO, line: bytes) -> None:
     size, remaining = os.fstat(file.fileno()).st_size, memoryview(line)
     try:
         while remaining:
+            # An unbuffered write may accept a part without an error; the next one then raises.
             remaining = remaining[file.write(remaining) :]
     except OSError:
         os.ftruncate(file.fileno(), size)

@@ -38,6 +38,7 @@ def check_scalar(value: object, name: str, function: str) -> None:
             f"{function}: {name} has shape {tuple(value.shape)}, and a metric is one number. Take its mean "
             "or sum, or give each value a name of its own."
         )
+    # The dtype of JAX's random keys has no `kind`. bfloat16's is V, which is accepted.
     if getattr(value.dtype, "kind", "O") in "cOSUmM":
         raise MetricError(f"{function}: {name} has dtype {value.dtype}, and a metric is a real number.")
     if not isinstance(value, np.ndarray):
@@ -45,6 +46,7 @@ def check_scalar(value: object, name: str, function: str) -> None:
 
 
 def is_device_array(value: object) -> TypeGuard[jax.Array]:
+    # By attribute, because isinstance would need JAX to be imported.
     return hasattr(value, "is_deleted")
 
 

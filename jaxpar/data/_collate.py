@@ -125,6 +125,7 @@ def _stack(batch: Sequence[Sample]) -> np.ndarray:
 
 def _common(dtypes: set[np.dtype]) -> np.dtype:
     """Promote as torch does: integers do not count next to floating-point types."""
+    # NumPy alone would promote int64 and float32 to float64; torch's result is float32.
     floating = [d for d in dtypes if d.kind not in "biu"]
     return np.result_type(*(floating or dtypes))
 
@@ -137,6 +138,8 @@ def _numbers(batch: Sequence[Sample], dtype: np.dtype | None = None) -> np.ndarr
                 f"default_collate: sample 0 is a number and sample {i} a {type(x).__name__}: {x!r:.40}. "
                 "Fill in what is missing, or leave the row out."
             )
+    # Where the first sample is a float, float64 is fixed as in torch. Otherwise a Python float counts as
+    # float32, torch.tensor's default.
     dtype = dtype or _common({_dtype_of(x) for x in batch})
     if dtype.kind == "i" and not all(-(2**63) <= x < 2**63 for x in batch):
         raise ValueError("Overflow when unpacking long long")
@@ -182,6 +185,7 @@ def _mapping(like: Mapping[Any, Any], value: Callable[[Any], Batch]) -> Batch:
     """Return the same kind of mapping with new values; a dict if that kind cannot be constructed."""
     converted = {key: value(key) for key in like}
     try:
+        # A clone keeps the attributes of the mapping's class, such as a defaultdict's factory.
         if isinstance(like, MutableMapping):
             clone = copy.copy(like)
             clone.update(converted)

@@ -138,6 +138,7 @@ class DataLoader:
         self._ready = True
 
     def __setattr__(self, name: str, value: Any) -> None:
+        # The samplers were made from these values and would not follow a change; torch raises as well.
         if name in _READ_ONLY and getattr(self, "_ready", False):
             raise ValueError(f"{name} attribute should not be set after {type(self).__name__} is initialized")
         super().__setattr__(name, value)
@@ -174,9 +175,12 @@ class DataLoader:
         if not self._stream:
             self._skip(skipped, index)
             position.batches = skipped
+        # After the skip, because an Epoch derives its batch numbers and the next worker from
+        # position.batches.
         epoch = self._epoch(index, position)
         if self._stream:
             self._skip(skipped, epoch)
+        # Last: the draws above repeat the epoch's, from the state at its start.
         if resume is not None and resume["generator"] is not None:
             generator_from_text(self._draws, resume["generator"])
         return epoch
@@ -198,6 +202,8 @@ class DataLoader:
         if not self.num_workers:
             return Epoch(job.fetcher(), index, position, None)
         processes = self.multiprocessing_context is not None
+        # Without persistent workers each epoch needs new ones, because the job contains the epoch's base
+        # seed.
         if self._workers is None or not self.persistent_workers:
             self._workers = self._maker(job)
         ahead = ReadAhead(
@@ -208,6 +214,7 @@ class DataLoader:
             copies=processes,
             stateful=processes and self._stream,
         )
+        # Worker processes make their own fetchers, so they need only a number that distinguishes the epochs.
         return Epoch(next(_epochs) if processes else job.fetcher(), index, position, ahead)
 
     def _job(self) -> Job:

@@ -124,6 +124,7 @@ class Epoch:
             assert task.future is not None
             if not wait([task.future], ahead.timeout or None).done:
                 raise RuntimeError(f"DataLoader timed out after {ahead.timeout} seconds")
+            # Only after the wait: a batch that timed out stays first, and the next call waits again.
             self._todo.popleft()
             batch = task.future.result()
             if batch is not END:
@@ -157,6 +158,8 @@ class Epoch:
                             "places "
                             "in the iterable data set. Begin an epoch."
                         )
+                    # Create the workers at the first batch: an epoch that is never iterated should start
+                    # none.
                     self._workers, self._begun = ahead.workers(), True
                 task.future = self._workers.submit(task.worker, self._fetch, task.number, task.index)
 
@@ -178,6 +181,8 @@ class Epoch:
     def _release(self) -> None:
         """Cancel the batches that no worker has started, and release the workers."""
         for task in self._todo:
+            # A cancelled task is submitted again if the caller continues after the error. A running one keeps
+            # its future, so that its rows are not read twice.
             if task.future is not None and task.future.cancel():
                 task.future = None
         self._workers = None

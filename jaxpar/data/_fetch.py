@@ -54,6 +54,7 @@ def _look_up(dataset: Dataset) -> Gather | None:
         return lambda rows: TensorDataset(dataset).gather(rows)[0]
     if type(dataset) is Subset and (gather := _look_up(dataset.dataset)) is not None:
         indices = np.asarray(dataset.indices)
+        # Booleans and nested lists may select other rows in NumPy than in dataset[index].
         if indices.dtype.kind in "iu" and indices.ndim == 1:
             return lambda rows: gather(indices[np.asarray(rows, np.intp)])
     return None
@@ -133,10 +134,13 @@ class _IterableFetcher:
     def _batch(self, number: int, index: Index) -> Batch:
         samples = []
         for _ in index if self.batched else (0,):
+            # Workers that read ahead call again after the end, and not every iterator stays exhausted.
             sample = END if self.ended else self._next(number)
             if sample is END:
                 break
             samples.append(sample)
+        # The index sampler of an iterable is infinite and yields no short batch, so drop_last is applied
+        # here.
         if not samples or (self.drop_last and self.batched and len(samples) < len(index)):
             return END
         try:

@@ -144,6 +144,8 @@ class _Channel:
     """
 
     def __init__(self, size: int):
+        # SimpleQueue, because `end` may run in a finalizer in the middle of a `put`, which Queue does not
+        # allow.
         self.ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.room = threading.Semaphore(size)
         self.ended = False

@@ -118,6 +118,7 @@ class RandomSampler(GeneratorSampler):
         # As in torch, a sampler without an explicit generator creates one in each epoch.
         g = Generator(self._source.draw_seed()) if self.generator is None else self.generator
         if self.replacement:
+            # torch draws 32 rows at a time, so an epoch that is left early has drawn whole blocks.
             for _ in range(k // 32):
                 yield g.randint(n, (32,))
             yield g.randint(n, (k % 32,))
@@ -276,6 +277,7 @@ class WeightedRandomSampler(GeneratorSampler):
         self._set_generator(generator, seed)
 
     def __iter__(self) -> Iterator[int]:
+        # For one row torch.multinomial always takes the method without replacement, whose draws differ.
         if self.replacement and self.num_samples > 1:
             yield from _with_replacement(self.weights, self.num_samples, self._source)
         else:
@@ -295,6 +297,7 @@ def _with_replacement(weights: np.ndarray, k: int, g: Generator) -> list[int]:
     with np.errstate(over="ignore", invalid="ignore"):  # a sum beyond float64 gives rows in torch, too
         total = np.cumsum(weights)  # in torch's order and precision, so that the same rows are found
         total /= total[-1]
+    # As in torch. It is 1 already, unless the sum overflowed: then it is NaN.
     total[-1] = 1
     return np.searchsorted(total, g.rand(k, dtype=np.float64)).tolist()
 
@@ -319,4 +322,5 @@ def _without_replacement(weights: np.ndarray, k: int, g: Generator) -> list[int]
 
 def exponential(n: int, g: Generator) -> np.ndarray:
     """Return [n] exponential numbers: `torch.empty(n, dtype=torch.float64).exponential_(generator=g)`."""
+    # math.log1p is the C library's; NumPy may use a vectorised one that differs in the last bit.
     return np.array([-math.log1p(-u) for u in g.rand(n, dtype=np.float64).tolist()])

@@ -88,6 +88,7 @@ def random_split(
     """
     g = source(generator, seed, "random_split")
     lengths = list(lengths)
+    # torch's condition, literally: the lengths [1] are a fraction, too, and mean all rows.
     if math.isclose(sum(lengths), 1) and sum(lengths) <= 1:
         lengths = _of_fractions(len(dataset), lengths)
     if sum(lengths) != len(dataset):

@@ -63,5 +63,6 @@ class TensorDataset(Dataset):
 
     def gather(self, rows: Sequence[int] | np.ndarray) -> list[np.ndarray]:
         """Return `default_collate([dataset[i] for i in rows])`, for arrays of numbers."""
+        # np.asarray([]) is float64, which cannot index.
         rows = np.asarray(rows) if len(rows) else np.empty(0, np.intp)
         return [x.take(rows, axis=0) for x in self.arrays]

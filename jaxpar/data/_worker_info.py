@@ -68,6 +68,8 @@ def get_worker_info() -> WorkerInfo | None:
     >>> print(data.get_worker_info())
     None
     """
+    # A thread started by a worker thread gets None; in a worker process all threads get the worker's, as in
+    # torch.
     return getattr(_of_thread, "info", _of_process)
 
 
@@ -118,5 +120,6 @@ class Job:
 
 def numpy_seed(base_seed: int, worker: int) -> np.ndarray:
     """Return [4] uint32, with which torch seeds `numpy.random`."""
+    # torch's _generate_state copies the mixing of NumPy's SeedSequence, so these are the same four numbers.
     entropy = [worker, base_seed % 2**32, base_seed >> 32, 0]
     return np.random.SeedSequence(entropy).generate_state(4)

@@ -62,6 +62,7 @@ def raised(error: BaseException, worker: int) -> Raised:
     except Exception:  # whatever pickle and the error's own class raise
         pass
     other = RuntimeError(f"{type(error).__name__}: {error}")
+    # The notes name the row and the batch.
     for note in getattr(error, "__notes__", ()):
         other.add_note(note)
     return Raised(other, text)
@@ -90,6 +91,7 @@ class Packed:
         try:
             reduction.send_handle(connection, self.file, None)
         finally:
+            # The message holds a duplicate of the descriptor, and the memory is freed with the last one.
             os.close(self.file)
 
 
@@ -140,6 +142,7 @@ def receive(connection: Connection) -> Received:
     """
     head, sizes, shared = pickle.loads(connection.recv_bytes())
     if not shared:
+        # Over bytes, which are immutable, the arrays would be read-only.
         return Received(head, [bytearray(connection.recv_bytes()) for _ in sizes])
     file = reduction.recv_handle(connection)
     try:

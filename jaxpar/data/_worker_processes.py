@@ -107,9 +107,12 @@ class _Worker:
             raise
 
     def ask(self, epoch: int, number: int, index: Index) -> Future[Any]:
+        # Pickle first: an index that cannot be pickled must not leave a future that is never resolved.
         task = pickle.dumps((epoch, number, index))
         future: Future[Any] = Future()
         with self.lock:
+            # The lock orders this with the end of _read: either _read fails this future, or the death is
+            # visible here.
             self.asked.append((future, number, index))
             if self.death is not None:
                 self._say()
@@ -126,6 +129,7 @@ class _Worker:
 
     def _read(self) -> None:
         with suppress(EOFError, OSError):
+            # The first message means that the script was imported. An earlier death has a different cause.
             self.started = bool(self.connection.recv_bytes())
             while True:
                 answer = receive(self.connection)
@@ -212,8 +216,10 @@ def _ctrl_c_blocked() -> Iterator[None]:
 
 def work(connection: Connection, job: Job, i: int) -> None:
     """Run a worker until the loader stops it."""
+    # Ignore before unblocking, which discards a Ctrl-C that arrived in the meantime.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    # Before worker_init_fn and the data set run, which may use JAX: it would take memory of the loader's GPU.
     hide_accelerators()
     tasks: queue.SimpleQueue[tuple[int, int, Index] | None] = queue.SimpleQueue()
     stopped = threading.Event()
@@ -224,6 +230,7 @@ def work(connection: Connection, job: Job, i: int) -> None:
     failed = job.begin(info)
     make = _maker(job, failed)
     with suppress(OSError):  # the loader is gone
+        # The final None is queued after batches that nothing will read; the event ends the loop before them.
         while (task := tasks.get()) is not None and not stopped.is_set():
             _answer(connection, make, i, *task)
 

@@ -23,6 +23,8 @@ class Threads:
     broken = False
 
     def __init__(self, job: Job, infos: list[WorkerInfo]):
+        # SimpleQueue, because _stop may run in a finalizer in the middle of a `put`, which Queue does not
+        # allow.
         self._queues: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in infos]
         stopped = threading.Event()
         # The finalizer must not reference self, so it gets the queues alone.

@@ -121,7 +121,7 @@ def adafactor(
         if not is_zero(weight_decay):
             shrink = scalars[2]
             # The decay is lr itself, not the relative step, and the update above was measured on the
-            # undecayed parameter: torch multiplies after it has computed alpha.
+            # undecayed parameter: torch multiplies after computing alpha.
             move = jax.tree.map(lambda u, p: u - jnp.asarray(shrink, u.dtype) * p, move, params)
         return move, AdafactorState(step, *moments)
 

@@ -110,6 +110,7 @@ class RandomCrop(Draws):
                 f"RandomCrop: Required crop size {(h, w)} is larger than input image size {(height, width)}; "
                 "pad_if_needed=True makes it larger."
             )
+        # torchvision draws nothing here. A draw would shift all later random numbers.
         if (height, width) == (h, w):
             return 0, 0
         return self._below(height - h + 1), self._below(width - w + 1)

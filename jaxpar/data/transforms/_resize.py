@@ -67,6 +67,7 @@ class Resize:
     def _size(self, height: int, width: int) -> Size:
         if self.short is None:
             return self.size
+        # torchvision truncates both sides rather than rounding.
         short, long = self.short, int(self.short * max(height, width) / min(height, width))
         if self.max_size is not None and long > self.max_size:
             short, long = int(self.max_size * short / long), self.max_size
@@ -128,4 +129,6 @@ def _weights(old: int, new: int) -> tuple[np.ndarray, np.ndarray]:
     pixels = first[:, None] + np.arange((last - first).max())
     distance = np.abs((pixels - center[:, None] + 0.5) * (1.0 / reach))
     weights = np.where(pixels < last[:, None], np.maximum(1.0 - distance, 0.0), 0.0)
+    # `accumulate` adds from left to right like PIL's loop; `sum` adds in a different order and may round
+    # differently.
     return first, weights / np.add.accumulate(weights, axis=1)[:, -1:]

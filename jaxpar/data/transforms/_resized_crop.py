@@ -65,6 +65,7 @@ class RandomResizedCrop(Draws):
         # float32, as torch takes the logarithm of a float32 tensor.
         low, high = np.log(np.asarray(self.ratio, np.float32))
         for _ in range(ATTEMPTS):
+            # Draw in torchvision's order: area, ratio, and the position only once a shape fits.
             area = height * width * float(self._uniform(*self.scale))
             ratio = float(np.exp(self._uniform(float(low), float(high))))
             w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
