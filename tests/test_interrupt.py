@@ -8,13 +8,6 @@ import threading
 import pytest
 
 from jaxpar._interrupt import between_steps
-from jaxpar.parity import _ctrl_c
-
-
-@pytest.fixture(autouse=True, params=["jaxpar", "parity"])
-def each_has_its_own(request, monkeypatch):
-    if request.param == "parity":
-        monkeypatch.setattr(f"{__name__}.between_steps", _ctrl_c.between_steps)
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +90,7 @@ def test_a_comparison_inside_of_another_loop_ends_both():
     done: list[int] = []
 
     def compare() -> None:
-        with _ctrl_c.between_steps() as check:
+        with between_steps() as check:
             signal.raise_signal(signal.SIGINT)
             done.append(0)
             check()

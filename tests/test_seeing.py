@@ -30,7 +30,7 @@ def jaxpar(*args: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def shown(seen: table.Snapshot, width: int = 120) -> str:
+def shown(seen: table.DeviceTable, width: int = 120) -> str:
     console = Console(width=width, highlight=False)
     with console.capture() as caught:
         console.print(table.text(seen))

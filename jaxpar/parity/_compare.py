@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .._interrupt import between_steps
 from ..errors import LeafError, MaskError, NotDeterministicError
 from . import _levels
 from ._comparison import Comparison, require_same
-from ._ctrl_c import between_steps
 from ._divergence import find
 from ._exactness import environment, exact
 from ._float32_constants import explain_by_constants

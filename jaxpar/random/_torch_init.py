@@ -114,7 +114,7 @@ def _convert(
 
 
 @dataclasses.dataclass
-class _Layer:
+class _DrawnLayer:
     path: str
     layer: Any
     rule: Rule
@@ -204,7 +204,7 @@ class _Parameter:
         return tensors
 
 
-_Part = _Layer | _Parameter
+_Part = _DrawnLayer | _Parameter
 
 
 def _visits(module: nnx.Module, fills: dict[str, Fill]) -> list[tuple[str, _Part]]:
@@ -224,7 +224,7 @@ def _visits(module: nnx.Module, fills: dict[str, Fill]) -> list[tuple[str, _Part
         if rule is not None:
             variables = dict(_variables(node, ""))
             if variables:
-                yield path, parts.setdefault(id(node), _Layer(path, node, rule, variables))
+                yield path, parts.setdefault(id(node), _DrawnLayer(path, node, rule, variables))
             return
         for key, child in _children(node):
             yield from walk(child, _join(path, key), (*above, node))
@@ -291,7 +291,7 @@ def _tie(constructed: Mapping[str, _Part], drawn: Mapping[str, dict[str, np.ndar
     """Give layers that share a Variable the tensor that was drawn first."""
     first: dict[int, np.ndarray] = {}
     for path, part in constructed.items():
-        if isinstance(part, _Layer):
+        if isinstance(part, _DrawnLayer):
             for row in part.rule.parts_of_torch(drawn[path]):
                 if len(row.torch) == len(row.flax) == 1:
                     (name,), (leaf,) = row.torch, row.flax

@@ -45,14 +45,14 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True)
-class Snapshot:
+class DeviceTable:
     """All devices of this process at one moment, and notes on the numbers."""
 
     rows: list[Row]
     notes: list[str]
 
 
-def look() -> Snapshot:
+def look() -> DeviceTable:
     """Read the state of `jaxpar.devices()`.
 
     Raises:
@@ -82,15 +82,15 @@ def look() -> Snapshot:
                 temperature_celsius=reading.temperature_celsius,
             )
         )
-    return Snapshot(rows, _notes(rows, measured.trouble))
+    return DeviceTable(rows, _notes(rows, measured.trouble))
 
 
-def document(snapshot: Snapshot) -> dict[str, list[dict[str, str | int | None]] | list[str]]:
+def document(snapshot: DeviceTable) -> dict[str, list[dict[str, str | int | None]] | list[str]]:
     """Return the snapshot as plain values, for JSON."""
     return {"devices": [dataclasses.asdict(row) for row in snapshot.rows], "notes": snapshot.notes}
 
 
-def text(snapshot: Snapshot) -> Group:
+def text(snapshot: DeviceTable) -> Group:
     """Return a table for a terminal or a log."""
     # On a narrow terminal cells may break at spaces, but the name must stay in one line.
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)

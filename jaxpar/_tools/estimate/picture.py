@@ -7,7 +7,7 @@ from typing import Any
 
 from ..._metrics.chart import figure, save
 from .chart import bars
-from .schedule import COMPUTE, Slot
+from .schedule import COMPUTE, TimeSlot
 from .step import PARTS
 from .table import number
 
@@ -85,7 +85,7 @@ def _draw_lanes(panel: Any, estimate: Any) -> None:
     panel.tick_params(axis="y", length=0)
 
 
-def _kind(slot: Slot) -> str:
+def _kind(slot: TimeSlot) -> str:
     if slot.lane != COMPUTE:
         return EXCHANGE
     if not slot.flops:

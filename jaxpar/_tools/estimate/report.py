@@ -14,7 +14,7 @@ from rich.text import Text
 from .hardware import Hardware
 from .largest import Largest
 from .scaling import ScalingPoint
-from .schedule import COMPUTE, LaneSchedule, Slot
+from .schedule import COMPUTE, LaneSchedule, TimeSlot
 from .step import PARTS, Memory
 from .table import number, table
 
@@ -92,9 +92,9 @@ class Estimate:
         exchanges = self.schedule.exchanges
         return Traffic(len(exchanges), int(sum(slot.bytes for slot in exchanges)))
 
-    def longest(self, n: int = LARGEST) -> list[Slot]:
+    def longest(self, n: int = LARGEST) -> list[TimeSlot]:
         """Return the kernels that take most of the step; equal ones from the same operation are summed."""
-        alike: dict[tuple, Slot] = {}
+        alike: dict[tuple, TimeSlot] = {}
         for slot in self.schedule.slots:
             if slot.lane == COMPUTE:
                 # A layer that repeats has one operation per repetition; in one row each they would fill the
@@ -225,6 +225,6 @@ class Estimate:
         return notes
 
 
-def _both(one: Slot, other: Slot) -> Slot:
+def _both(one: TimeSlot, other: TimeSlot) -> TimeSlot:
     sums = {name: getattr(one, name) + getattr(other, name) for name in ("seconds", "flops", "bytes")}
     return dataclasses.replace(one, **sums)

@@ -57,7 +57,7 @@ Event = Kernel | CollectiveStart | CollectiveWait
 
 
 @dataclasses.dataclass(frozen=True)
-class Slot:
+class TimeSlot:
     """An interval in a lane, in seconds since the beginning of the step.
 
     Attributes:
@@ -82,7 +82,7 @@ class Slot:
 class LaneSchedule:
     """Both lanes of one step."""
 
-    slots: tuple[Slot, ...]
+    slots: tuple[TimeSlot, ...]
 
     @property
     def step(self) -> float:
@@ -95,7 +95,7 @@ class LaneSchedule:
         return sum(slot.seconds for slot in self.slots if slot.lane == COMPUTE)
 
     @property
-    def exchanges(self) -> tuple[Slot, ...]:
+    def exchanges(self) -> tuple[TimeSlot, ...]:
         return tuple(slot for slot in self.slots if slot.lane == EXCHANGE)
 
     @property
@@ -174,19 +174,21 @@ def lanes(
     exchange: Callable[[CollectiveStart], float],
 ) -> LaneSchedule:
     """Schedule the events: kernels in sequence, collectives in sequence, the two overlapping."""
-    slots: list[Slot] = []
+    slots: list[TimeSlot] = []
     now, free, ends = 0.0, 0.0, {}
     for event in program:
         if isinstance(event, Kernel):
             took, done = seconds(event.work) * event.turns, event.work
             flops, moved = done.flops * event.turns, done.bytes * event.turns
-            slots.append(Slot(event.name, event.origin, COMPUTE, now, took, flops, moved))
+            slots.append(TimeSlot(event.name, event.origin, COMPUTE, now, took, flops, moved))
             now += took
         elif isinstance(event, CollectiveStart):
             # One communicator serves all collectives, so each begins after the one before, however early it
             # starts.
             begin, took = max(now, free), exchange(event) * event.turns
-            slots.append(Slot(event.name, event.kind, EXCHANGE, begin, took, bytes=event.bytes * event.turns))
+            slots.append(
+                TimeSlot(event.name, event.kind, EXCHANGE, begin, took, bytes=event.bytes * event.turns)
+            )
             free = ends[event.name] = begin + took
         else:
             # A done inside a loop may name a start outside the parsed computation: then wait for all
@@ -195,7 +197,7 @@ def lanes(
     return LaneSchedule(_hidden(slots))
 
 
-def _hidden(slots: Sequence[Slot]) -> tuple[Slot, ...]:
+def _hidden(slots: Sequence[TimeSlot]) -> tuple[TimeSlot, ...]:
     """Return the slots in order, with `hidden` set for each exchange."""
     busy = _merged(slot for slot in slots if slot.lane == COMPUTE)
     return tuple(
@@ -206,7 +208,7 @@ def _hidden(slots: Sequence[Slot]) -> tuple[Slot, ...]:
     )
 
 
-def _merged(computing: Iterator[Slot]) -> list[tuple[float, float]]:
+def _merged(computing: Iterator[TimeSlot]) -> list[tuple[float, float]]:
     """Merge kernels without a gap between them into intervals."""
     spans: list[tuple[float, float]] = []
     for slot in computing:
@@ -218,7 +220,7 @@ def _merged(computing: Iterator[Slot]) -> list[tuple[float, float]]:
     return spans
 
 
-def _common(slot: Slot, begin: float, end: float) -> float:
+def _common(slot: TimeSlot, begin: float, end: float) -> float:
     return max(min(slot.end, end) - max(slot.begin, begin), 0.0)
 
 

@@ -22,7 +22,7 @@ from .pairing import Link, Links, leaf_part
 from .paths import inside, join, last, owner
 from .patterns import Key, expanded
 from .reversible import Inverted, Move, Moves, SplitAxis, empty, joined
-from .source import Source
+from .source import WeightSource
 from .tree import Outline, Tree
 from .unstacked import unstacked
 
@@ -38,7 +38,7 @@ class PairingView:
       faults: sentences about entries that cannot be applied.
     """
 
-    def __init__(self, tree: Tree, source: Source, mapping: Entries):
+    def __init__(self, tree: Tree, source: WeightSource, mapping: Entries):
         self.model, self.original = tree, source
         self.tree: Outline = tree
         self.entries: dict[str, Target] = {}
@@ -189,7 +189,7 @@ class PairingView:
                 self._kinds[join(path, relative)] = kinds
                 self._modules[join(path, relative)] = self.original.modules[module_path]
 
-    def _paired_source(self) -> Source:
+    def _paired_source(self) -> WeightSource:
         if not self.torch:
             return self.original
         originals = self.original.tensors

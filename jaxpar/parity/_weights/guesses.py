@@ -8,7 +8,7 @@ from .fusion import PairingView
 from .mapping import Entries, Mapping, Plain, Target
 from .pairing import Pairing, pair
 from .patterns import expanded, shortened
-from .source import Source
+from .source import WeightSource
 from .suggest import Calls, LayerGroup, entries, groups
 from .tree import Tree
 from .turns import Turn, turns
@@ -25,7 +25,7 @@ class Guesses:
     def __init__(
         self,
         tree: Tree,
-        source: Source,
+        source: WeightSource,
         fixed: Entries | None = None,
         ignore_torch: Iterable[str] = (),
         ignore_flax: Iterable[str] = (),

@@ -10,7 +10,7 @@ import numpy as np
 from ...errors import MatchError
 from .mapping import Entries
 from .pairing import Arrays, Links
-from .source import Source, TorchWeights, source_of
+from .source import TorchWeights, WeightSource, source_of
 from .tree import FlaxModule, Tree, Variables, tree_of
 from .unmatched import complete_links
 
@@ -89,7 +89,7 @@ def links_of(
     return complete_links(tree, source_of(torch_module), mapping, ignore_torch, ignore_flax, function)
 
 
-def converted(links: Links, source: Source) -> Arrays:
+def converted(links: Links, source: WeightSource) -> Arrays:
     """Return all leaves in Flax's layout and torch's element types."""
     leaves = links.to_flax(source)
     for part in links.repeats:

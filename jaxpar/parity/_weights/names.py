@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from .mapping import Plain, Target, path_of
 from .paths import inside, join, prefixes, torch_like
-from .source import Source
+from .source import WeightSource
 from .tree import Outline
 
 WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"}
@@ -28,7 +28,7 @@ class Names:
       entries: the mapping, with bare keys.
     """
 
-    def __init__(self, source: Source, tree: Outline, entries: Plain):
+    def __init__(self, source: WeightSource, tree: Outline, entries: Plain):
         self.bare = unwrapped(source.tensors, source.kinds)
         self.raw = {bare: raw for raw, bare in self.bare.items()}
         self.kinds = {self.bare[path]: kinds for path, kinds in source.kinds.items()}

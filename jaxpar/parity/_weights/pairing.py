@@ -23,8 +23,8 @@ from .names import Names
 from .paths import inside, join, last, owner
 from .probe import linear_layout
 from .reversible import Arrays, empty, preceded
-from .source import Source
-from .tree import Leaf, Outline
+from .source import WeightSource
+from .tree import LeafSpec, Outline
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Links:
     """
 
     layers: tuple[Link, ...]
-    leaves: Mapping[str, Leaf]
+    leaves: Mapping[str, LeafSpec]
     repeats: tuple[Part, ...] = ()
     tied: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     surplus: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
@@ -134,7 +134,7 @@ class Pairing:
     """
 
     tree: Outline
-    source: Source
+    source: WeightSource
     names: Names
     ignored: frozenset[str] = frozenset()
     layers: dict[str, Link] = dataclasses.field(default_factory=dict)
@@ -197,7 +197,7 @@ class Pairing:
         self.repeats.append(part)
 
 
-def pair(tree: Outline, source: Source, mapping: Plain, ignored: Iterable[str] = ()) -> Pairing:
+def pair(tree: Outline, source: WeightSource, mapping: Plain, ignored: Iterable[str] = ()) -> Pairing:
     """Pair all possible names; `left_in_torch` and `left_in_flax` return the remaining ones."""
     pairing = Pairing(tree, source, Names(source, tree, mapping), frozenset(ignored))
     _pair_modules(pairing)
@@ -359,7 +359,7 @@ def leaf_part(tree: Outline, leaf: str, bare: str, target: Target | None) -> Par
     return same(bare, leaf)
 
 
-def misfit(part: Part, source: Source, tree: Outline) -> str | None:
+def misfit(part: Part, source: WeightSource, tree: Outline) -> str | None:
     """Return a sentence about shapes that do not fit; None if they fit."""
     shapes = source.shapes
     # Run the conversion on broadcast arrays of one byte: exact shapes, no memory.

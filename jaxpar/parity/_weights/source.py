@@ -1,4 +1,4 @@
-"""Source: a torch model's weights by name, from a module, a state_dict or a file."""
+"""WeightSource: a torch model's weights by name, from a module, a state_dict or a file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TorchWeights: TypeAlias = "torch.nn.Module | Mapping[str, Any] | str | os.PathLi
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Source(Mapping):
+class WeightSource(Mapping):
     """A torch model's arrays by name, each read on access, because a file may be larger than memory.
 
     Attributes:
@@ -48,7 +48,7 @@ class Source(Mapping):
     def shapes(self) -> dict[str, Shape]:
         return {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
 
-    def without(self, names: Collection[str]) -> Source:
+    def without(self, names: Collection[str]) -> WeightSource:
         tensors = {name: tensor for name, tensor in self.tensors.items() if name not in names}
         groups = (tuple(name for name in group if name not in names) for group in self.tied)
         return dataclasses.replace(self, tensors=tensors, tied=tuple(group for group in groups if group))
@@ -72,8 +72,8 @@ class Source(Mapping):
             raise MatchError(f"{self.label}: {name} cannot be read: {error}.") from error
 
 
-def source_of(weights: TorchWeights) -> Source:
-    """Create a Source from a torch module, a state_dict of tensors or arrays, or a path.
+def source_of(weights: TorchWeights) -> WeightSource:
+    """Create a WeightSource from a torch module, a state_dict of tensors or arrays, or a path.
 
     Raises:
       FileError: the file cannot be read.
@@ -98,7 +98,7 @@ def source_of(weights: TorchWeights) -> Source:
     )
 
 
-def _checked(tensors: Mapping[str, Any], kinds: Mapping[str, tuple[str, ...]], label: str) -> Source:
+def _checked(tensors: Mapping[str, Any], kinds: Mapping[str, tuple[str, ...]], label: str) -> WeightSource:
     for name, tensor in tensors.items():
         if not isinstance(name, str):
             raise MatchError(f"{label}: the key {name!r} is no text; a state_dict maps names to tensors.")
@@ -108,7 +108,7 @@ def _checked(tensors: Mapping[str, Any], kinds: Mapping[str, tuple[str, ...]], l
                 f"{label}: {name} is a {type(tensor).__name__}, not a tensor. If this is a checkpoint with "
                 f"more than weights in it, give the state_dict inside it{nested}."
             )
-    return Source(tensors, kinds, tuple(_groups(tensors)), bool(kinds), label)
+    return WeightSource(tensors, kinds, tuple(_groups(tensors)), bool(kinds), label)
 
 
 def _groups(tensors: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:

@@ -18,7 +18,7 @@ from .mapping import Entries, Plain, Transposed, path_of
 from .pairing import Links, leaf_part
 from .paths import inside, join, prefixes
 from .reversible import Arrays, Move, Moves, OnlyRename, empty
-from .source import Source, TorchWeights, source_of
+from .source import TorchWeights, WeightSource, source_of
 from .tree import FlaxModule, Outline, Tree, Variables, tree_of
 from .unmatched import complete_links
 
@@ -82,7 +82,7 @@ def to_torch(
     return {name: owned[id(array)] for name, array in tensors.items()}
 
 
-def state_dict(links: Links, leaves: Mapping[str, np.ndarray], source: Source) -> dict[str, np.ndarray]:
+def state_dict(links: Links, leaves: Mapping[str, np.ndarray], source: WeightSource) -> dict[str, np.ndarray]:
     """Return copies in torch's layout, in the order of `source`; tied tensors share one array."""
     converted = {**links.to_torch(leaves), **links.surplus}
     order = [name for name in source.tensors if name in converted]
@@ -92,12 +92,12 @@ def state_dict(links: Links, leaves: Mapping[str, np.ndarray], source: Source) -
     return {name: arrays[first[name]] for name in order}
 
 
-def implied_source(tree: Tree, mapping: Entries | None, ignored: Iterable[str]) -> Source:
+def implied_source(tree: Tree, mapping: Entries | None, ignored: Iterable[str]) -> WeightSource:
     """Return the torch model, without values, that the Flax model's paths and the mapping describe."""
     left_out = {name for path in ignored for name in (path, tree.real_path(path))}
     arrays = implied.names(tree, mapping or {}, left_out, _torch_arrays)
     prefix = "module." if tree.wrapped else ""
-    return Source({prefix + name: x for name, x in arrays.items()}, {}, (), False, "to_torch")
+    return WeightSource({prefix + name: x for name, x in arrays.items()}, {}, (), False, "to_torch")
 
 
 def _torch_arrays(tree: Outline, mapping: Plain, ignored: set[str]) -> Arrays:

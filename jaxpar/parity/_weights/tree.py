@@ -62,7 +62,7 @@ def tree_of(
 
 
 @dataclasses.dataclass(frozen=True)
-class Leaf:
+class LeafSpec:
     """One array of a Flax model; `parameter` is False for torch's buffers."""
 
     shape: Shape
@@ -85,7 +85,7 @@ class Outline:
     """
 
     layers: dict[str, FlaxModule]
-    leaves: dict[str, Leaf]
+    leaves: dict[str, LeafSpec]
     aliases: dict[str, str]
     names: dict[str, str]
     wrapped: bool
@@ -155,7 +155,7 @@ class NNXTree(Tree):
                 self._variables[path] = node
                 value = node.get_raw_value()
                 parameter = isinstance(node, nnx.Param)
-                self.leaves[path] = Leaf(tuple(value.shape), np.dtype(value.dtype), parameter)
+                self.leaves[path] = LeafSpec(tuple(value.shape), np.dtype(value.dtype), parameter)
         self.files = {path: path for path in self.leaves}
 
     def values(self) -> dict[str, Any]:
@@ -232,7 +232,7 @@ class LinenTree(Tree):
             self._keys[path] = key
             self.names[path] = self._name(parts)
             shape = np.shape(_bare(value))
-            self.leaves[path] = Leaf(shape, np.dtype(_bare(value).dtype), collection == "params")
+            self.leaves[path] = LeafSpec(shape, np.dtype(_bare(value).dtype), collection == "params")
         self.files = {path: ".".join(key) for path, key in self._keys.items()}
 
     def values(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from .fusion import PairingView
 from .mapping import Entries, Plain, path_of
 from .pairing import Links, Pairing, pair
 from .paths import inside, prefixes
-from .source import Source
+from .source import WeightSource
 from .suggest import suggest
 from .tree import Tree
 
@@ -24,7 +24,7 @@ SHOWN = 12
 
 def complete_links(
     tree: Tree,
-    source: Source,
+    source: WeightSource,
     mapping: Entries | None = None,
     ignore_torch: Iterable[str] = (),
     ignore_flax: Iterable[str] = (),

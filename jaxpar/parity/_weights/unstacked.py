@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from ..._typing import Shape
 from .paths import inside, join
 from .reversible import Inverted, Move, UnstackAxis
-from .tree import Leaf, Outline
+from .tree import LeafSpec, Outline
 
 
 def unstacked(tree: Outline, path: str, axis: int) -> tuple[Outline, list[Move], dict[str, str]]:
@@ -36,10 +36,10 @@ def unstacked(tree: Outline, path: str, axis: int) -> tuple[Outline, list[Move],
             elif old_path == inner[0]:
                 yield from ((new_paths(other)[i], other) for i in range(count) for other in inner)
 
-    def without(x: Leaf) -> Leaf:
+    def without(x: LeafSpec) -> LeafSpec:
         shape = list(x.shape)
         del shape[axis]
-        return Leaf(tuple(shape), x.dtype, x.parameter)
+        return LeafSpec(tuple(shape), x.dtype, x.parameter)
 
     new = Outline()
     new.wrapped = tree.wrapped
