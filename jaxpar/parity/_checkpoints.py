@@ -53,7 +53,7 @@ def load_checkpoint(
         optimizer, with the same options; updated in place. The file's hyperparameters are ignored.
       mapping, ignore_torch, ignore_flax: as in `load_torch`.
       names: torch's parameter names in the order in which its optimizer received them. Defaults to the
-        file's "param_names", or else to the order of the weights, which is that of `model.parameters()`.
+        file's "param_names", or else to the order of the weights, as in `model.parameters()`.
       step: the number of steps taken, which torch.optim.SGD does not record.
       lossy: allows weights to change when they are converted to a leaf's dtype.
       keys: the file's keys for the two state_dicts.
@@ -94,9 +94,11 @@ def load_checkpoint(
             names=_names(weight_links, model, optimizer_state, names),
             step=step,
         )
+        # torch counts steps per parameter, and skips those without a gradient: the run's is the largest.
         step_count = max(
             (int(entry["step"]) for entry in optimizer_state["state"].values() if "step" in entry), default=0
         )
+    # After `state_from_torch`, which changes nothing: if it raises, the net still has its own weights.
     load_torch(net, model, lossy=lossy, **options)
     if optimizer is not None:
         nnx.update(optimizer.opt_state, nnx.state(state, graph=True))
@@ -160,6 +162,7 @@ def save_checkpoint(
     options = _options(mapping, ignore_torch, ignore_flax)
     tensors = to_torch(net, like=model, **options)
     prefix = PREFIX * module_prefix
+    # The prefix is removed first, because the names in `like` have it already if its model was wrapped.
     content: dict[str, Any] = {keys[0]: {prefix + n.removeprefix(PREFIX): x for n, x in tensors.items()}}
     if optimizer is not None:
         optimizer_state = _entry(template or {}, keys[1], template_path)
@@ -200,6 +203,7 @@ def _parameters(optimizer: nnx.Optimizer, *nets: nnx.Module) -> PyTree:
     """
     for net in nets:
         parameters = nnx.as_pure(nnx.state(net, optimizer.wrt, graph=True))
+        # Abstractly: a second set of moments might not fit on the device.
         fresh: Any = jax.tree.structure(jax.eval_shape(optimizer.tx.init, parameters))
         if fresh == jax.tree.structure(nnx.as_pure(optimizer.opt_state)):
             return parameters
@@ -228,6 +232,7 @@ def _names(
         return [
             full_names.get(_without(name), name) for name in (names if names is not None else recorded_names)
         ]
+    # An optimizer's state_dict numbers parameters in the order in which it received them, without names.
     ordered = [name for name in model if full_names.get(_without(name)) == name]
     if len(groups) > 1:
         raise ValueError(

@@ -193,6 +193,7 @@ def run(
             raise Stopped(_result(request, findings) if findings.steps else None) from stop
         compared = _result(request, findings)
         if request.parsed_level is Level.SEMANTIC:
+            # Lost digits first: `explain_by_constants` explains all the remaining differences or none.
             compared = judge_lost_digits(pair, request.batch, compared)
             compared = explain_by_constants(pair, request.batch, compared)
         # At the level "as it runs" a difference may be rounding alone, which no layer causes. With replicas,
@@ -226,6 +227,7 @@ def _steps(pair: ModelPair, request: Request, findings: Findings) -> Iterator[Le
         weights = sides.candidate.weights(), sides.reference.weights()
         findings.differences += measure(*weights, Kind.WEIGHT, 0)
     for step in _loop(level, request.resync)(sides, request.batch, request.steps, findings):
+        # Only the first step starts from a state that new sides have as well, so only it can be repeated.
         if step.number == 1:
             _check_determinism(pair, sides, request, step, findings)
             findings.notes += [*pair.links.left_out(), *_said(request.mapping), *sides.candidate.net.notes]
@@ -319,6 +321,7 @@ def _require_equal(what: str, first: Observation, second: Observation) -> None:
     for part in ("outputs", "state", "gradients"):
         for name, x in getattr(first, part).items():
             y = getattr(second, part)[name]
+            # Bytes, because a NaN does not equal itself.
             if x.tobytes() != y.tobytes():
                 spread = np.nanmax(np.abs(widened(x) - widened(y)))
                 label = f"{part} {name}".strip()

@@ -113,5 +113,6 @@ def require_same(comparison: Comparison) -> None:
 
 
 def _write(path: Path, text: str) -> None:
+    # The same bytes on every system, so that saved reports can be compared as files.
     with open(path, "w", encoding="utf-8", newline="\n") as file:
         file.write(text)

@@ -122,11 +122,11 @@ class Curve:
     def failing(self) -> bool:
         """Whether the curve leaves its envelope in a way that counts as different.
 
-        A free run counts for its first 20 steps, and after that while the envelope has stayed below 1e-4:
-        later, a single ReLU or max-pooling that flips moves either side by any amount.
+        A free run counts for its first 20 steps, and after that while the envelope has stayed below 1e-4.
         """
         if self.first_outside is None:
             return False
+        # Later in a free run, a single ReLU or max-pooling that flips moves either side by any amount.
         if self.resync or self.first_outside <= self.GATED_STEPS:
             return True
         before = [h for step, h in zip(self.steps, self.high, strict=True) if step <= self.first_outside]
@@ -153,6 +153,7 @@ class ComparisonData:
     @property
     def same(self) -> bool:
         """Whether at least one tensor was compared, no row differs, and no curve leaves its envelope."""
+        # An empty comparison must not pass: a test would stay green while it compares nothing.
         return bool(self.rows) and not self.different and not (self.curve is not None and self.curve.failing)
 
     @property

@@ -23,6 +23,8 @@ def exact() -> Iterator[None]:
     """Enable float64 and full-precision matrix products, in this thread only."""
     token = _users.set(_settings())
     try:
+        # Context managers, because `jax.config.update` would change the settings of other threads. "highest",
+        # because on GPUs and TPUs JAX may by default multiply float32 matrices in TF32 or bfloat16.
         with jax.enable_x64(True), jax.default_matmul_precision("highest"):
             yield
     finally:
@@ -56,9 +58,11 @@ def environment(task: Task, dtype: str) -> dict[str, str]:
         "seed": str(task.seed),
         "mode": "training" if task.training else "evaluation",
     }
+    # Without an import, because `check` also runs where torch is not installed.
     torch = sys.modules.get("torch")
     if torch is not None:
         values["torch"] = torch.__version__
         values["torch threads"] = str(torch.get_num_threads())
+        # torch's roundings and random numbers depend on the vector instructions that its kernels use.
         values["torch cpu capability"] = torch.backends.cpu.get_cpu_capability()
     return values

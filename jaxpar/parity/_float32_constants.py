@@ -79,6 +79,7 @@ def _moved(
 
 
 def _alone(pair: ModelPair, batches: Batches, base: _Run, side: str, name: str) -> dict[Key, float]:
+    # One seed suffices: this run only decides which constants are named.
     moved, still = Constants(SEEDS[0], only=frozenset({name})), Constants()
     both = (moved, still) if side == "torch" else (still, moved)
     return _moves(_Run.of(pair, batches, len(base.steps), *both), base)
@@ -116,6 +117,7 @@ def _exchanged(
 def _alike(torchs: Named, flaxs: Iterable[np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
     """Pair torch's constants with the closest table of Flax, if one is close enough."""
     for name, torch_constant in torchs.items():
+        # Above 0, because exchanging two equal tables explains nothing.
         fitting = [
             x for x in flaxs if x.size == torch_constant.size and 0 < _apart(torch_constant, x) < CLOSE
         ]

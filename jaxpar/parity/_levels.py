@@ -162,17 +162,15 @@ def _error(results: Named, true: Named) -> float:
 def resynchronised(
     sides: Sides[TorchSide], batches: Batches, steps: int, findings: Findings
 ) -> Iterator[LevelStep]:
-    """Start every step from the reference's weights and statistics.
-
-    The candidate keeps its own optimizer state, computed from its gradients at the reference's weights: the
-    state needs no translation, and its error stays as small as the error of one step's gradient.
-    """
+    """Start every step from the reference's weights and statistics; the candidate keeps its moments."""
     assert sides.oracle
     errors: list[tuple[float, float, float]] = []
     for number in range(1, steps + 1):
         batch = batches(number)
         sides.oracle.continue_from(sides.reference)
         before = sides.reference.weights()
+        # Not the optimizer's state: computed from gradients at the reference's weights, its error stays as
+        # small as one step's, and it needs no translation.
         sides.candidate.load(before, sides.reference.state())
         oracle, reference = sides.oracle.step(batch), sides.reference.step(batch)
         candidate = sides.candidate.step(batch, reference.masks)
@@ -198,6 +196,8 @@ def free(sides: Sides[TorchSide], batches: Batches, steps: int, findings: Findin
         oracle = sides.oracle.step(batch)
         runs = [member.step(_nudged(batch, i)) for i, member in enumerate(members)]
         candidate = sides.candidate.step(batch, runs[0].masks)
+        # Later steps are judged by the curve alone: once a ReLU or a max-pooling flips in one of two healthy
+        # runs, their tensors may differ by any amount.
         if number == 1:
             findings.add_noise(oracle.gradients, runs[0].gradients)
             findings.differences += step_differences(candidate, runs[0], number, oracle)

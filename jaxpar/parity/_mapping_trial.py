@@ -51,6 +51,7 @@ Attempt = tuple[Sequence[LayerGroup], tuple[int, ...]]
 FITS = 1e-6
 """The error up to which outputs agree; a wrong order of random weights moves them much farther."""
 MOST_ORDERS, MOST_EXCHANGES = 64, 64
+# Four layers have 4! - 1 = 23 further orders; five would have 119, more than MOST_ORDERS.
 SMALL = 4
 """The largest group whose orders are all tried; in larger groups only neighbours are exchanged."""
 
@@ -137,6 +138,7 @@ class MappingTrial:
 
     def _run_torch(self) -> dict[str, np.ndarray]:
         self._order: dict[str, int] = {}
+        # No links: they are what the trial searches for, and outputs need none.
         side = TorchSide(self.torch_module, Links((), {}), self.task, "float64")
         return side.step(self.batch, _noting(side.module, self._order), forward_only=True).outputs
 
@@ -152,6 +154,7 @@ class MappingTrial:
         def outputs(parameters: Any, other_variables: Any, call: Call) -> Any:
             return side.leaves(side.net.apply(parameters, other_variables, call, (), note)[0])
 
+        # Traced, not run: the order of calls does not depend on values.
         jax.eval_shape(in_float64(outputs), side.parameters, side.extra_state, side.call(self.batch))
         return self._order, order
 
@@ -246,6 +249,7 @@ def _shaken(module: torch.nn.Module, ignore: Iterable[str]) -> torch.nn.Module:
     with torch.no_grad():
         for name, tensor in shaken.named_parameters():
             if name not in ignored_names and tensor.is_floating_point() and tensor.numel():
+                # At least 0.05: noise in proportion to a bias of zeros would leave it as it is.
                 size = tensor.square().mean().sqrt().clamp(0.05, 1.0)
                 noise = torch.randn(tensor.shape, generator=random, dtype=torch.float64)
                 tensor.add_((0.5 * size * noise).to(tensor.dtype))

@@ -69,6 +69,7 @@ def match(
     >>> dict(parity.match(Flax(), torch_module))
     {'0': 'fc'}
     """
+    # Tuples, because an iterator would be exhausted after the first of many attempts.
     ignoring: dict[str, Any] = {"ignore_torch": tuple(ignore_torch), "ignore_flax": tuple(ignore_flax)}
     examples = example, torch_inputs, flax_inputs
     if all(argument is None for argument in examples):

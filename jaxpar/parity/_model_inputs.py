@@ -68,6 +68,7 @@ class ModelInputs:
         layout = self.task.layout.inputs
         if flaxs is None:
             common_call, moved = self._call(both, None), self._call(both, None).map(layout)
+            # After the change of layout: `flax_kwargs` are in Flax's layout already.
             flax_call = moved.with_kwargs(self._call((), self.kwargs[1]))
         else:
             common_call, flax_call = None, self._call(flaxs, self.kwargs[1])
@@ -100,7 +101,7 @@ class ModelInputs:
 
 
 def _common(torch_call: Call, flax_call: Call, layout: Move, shared: set[str]) -> dict[str, tuple[str, Move]]:
-    """Map each floating input of torch to Flax's name for it and the layout change between the two.
+    """Map each floating input of torch to its name in Flax and the layout change between the two.
 
     Inputs match if both sides got them from one argument, or if they hold equal values.
     """
@@ -109,6 +110,7 @@ def _common(torch_call: Call, flax_call: Call, layout: Move, shared: set[str]) -
     for name, x in torch_call.arrays.items():
         if not jnp.issubdtype(x.dtype, jnp.floating):
             continue
+        # Inputs passed separately have no declared layout, so their values decide which change relates them.
         moves = [layout] if name in shared else [layout, same, to_channels_last]
         # The same name first: two arrays may hold the same numbers, as zeros do.
         for other in sorted(unpaired, key=lambda candidate: candidate != name):
@@ -159,9 +161,7 @@ def variable_shapes(module: linen.Module, call: Call) -> Any:
 
 
 def in_float32(call: Call) -> Call:
-    """Return the call with float64 arrays cast to float32, for tracing shapes.
-
-    float64 is NumPy's default rather than the user's choice, and it would break the initialization of a model
-    that starts a scan from float32 zeros.
-    """
+    """Return the call with float64 arrays cast to float32, for tracing shapes."""
+    # float64 is NumPy's default rather than the user's choice, and it would break the initialization of a
+    # model that starts a scan from float32 zeros.
     return call.map(lambda x: x.astype(np.float32) if x.dtype == np.float64 else x)

@@ -105,6 +105,7 @@ def record(
     manifest["calls"] = [form_to_json(step.batch.flax_call.form) for step in steps]
     manifest["ignored"] = sorted(pair.links.ignored)
     manifest["seal"] = seal(manifest)
+    # The .json last: it holds the digest of the arrays, so an interrupted write leaves no usable record.
     target.with_suffix(".json").write_text(json.dumps(manifest, indent=1, allow_nan=False) + "\n")
     return comparison
 

@@ -51,6 +51,7 @@ def manifest_of(
         "optimizer": task.optimizer is not None,
         "outputs": [*(task.outputs or {}).items()],
         "environment": dict(comparison.environment),
+        # asdict keeps the enum member, which JSON cannot write.
         "policy": {**policy, "level": comparison.level.value},
         "noise": noise,
         "ratios": list(_ratios(comparison)),
@@ -62,6 +63,7 @@ def _ratios(comparison: Comparison) -> Iterator[tuple[str, str, int, float | Non
     """Yield the kind, name, step and larger ratio of every row."""
     for row in comparison.rows:
         d = row.difference
+        # Strict JSON has no infinity; a row without a ratio has no bound on the ratio's growth.
         both = [ratio for ratio in (d.ratio_rms, d.ratio_max) if ratio is not None and np.isfinite(ratio)]
         yield d.kind.value, d.name, d.step, max(both, default=None)
 
@@ -98,6 +100,7 @@ def read_manifest(target: Path) -> dict[str, Any]:
     if absent := FIELDS.keys() - manifest.keys():
         raise FileError(f"{manifest_path}: {', '.join(sorted(absent))} is missing.")
     for name, kind in FIELDS.items():
+        # Not isinstance, which accepts True where an int belongs.
         if type(manifest[name]) is not kind:
             actual = type(manifest[name]).__name__
             raise FileError(f"{manifest_path}: its {name} is {actual}, not {kind.__name__}.")
@@ -117,6 +120,7 @@ def read_manifest(target: Path) -> dict[str, Any]:
 
 def seal(manifest: Mapping[str, Any]) -> str:
     """Return a digest of the .json's content, which ignores whitespace and the order of keys."""
+    # Against bounds edited by hand, not against forgery: the digest has no secret.
     content = {name: value for name, value in manifest.items() if name != "seal"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

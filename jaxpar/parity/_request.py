@@ -132,6 +132,8 @@ class Request:
             with as_it_runs(), noting_layout(task.layout, call):
                 variables = zero_variables(module, call)
         call = in_float32(call)
+        # With the user's settings: where float64 is enabled, as in `exact`, traced leaves could have dtypes
+        # that the user's model does not have.
         with as_it_runs(), noting_layout(task.layout, call):
             links = links_of(
                 module,

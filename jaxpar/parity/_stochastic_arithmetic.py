@@ -72,6 +72,7 @@ def _moves(pair: ModelPair, batches: Batches, steps: int) -> dict[Key, Perturbat
         reference, moved = pair.reference("float64"), pair.reference("float64")
         moved.rounding = seed
         for number in range(1, steps + 1):
+            # Before every step, so that one step's perturbation is measured and not the drift of several.
             moved.continue_from(reference)
             before = moved.weights(), reference.weights()
             true = reference.step(batches(number))

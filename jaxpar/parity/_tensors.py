@@ -34,6 +34,7 @@ def array_of(tensor: Any) -> np.ndarray:
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
         kind = "quantized" if tensor.is_quantized else tensor.layout
         raise TypeError(f"it has no plain values ({kind}, on {tensor.device})")
+    # torch conjugates and negates lazily, by a flag of the tensor, which NumPy does not have.
     tensor = tensor.cpu().resolve_conj().resolve_neg()
     name = str(tensor.dtype).removeprefix("torch.")
     if hasattr(ml_dtypes, name):
@@ -68,6 +69,7 @@ def array_from(path: str, name: str, value: Any) -> np.ndarray:
         raise FileError(f"{path}: {name} cannot be written: {error}.") from error
     if array.dtype.kind in "OSUMmV" and array.dtype.name == array.dtype.str.strip("|"):
         raise FileError(f"{path}: {name} is {type(value).__name__}, not numbers.")
+    # torch refuses arrays in a foreign byte order.
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 

@@ -32,7 +32,7 @@ STATE = "its state differs"
 
 @dataclasses.dataclass(frozen=True)
 class AlignedForward:
-    """One traced forward pass of torch, and Flax's replay of it, both with the reference's weights.
+    """One traced forward pass of torch and its replay in Flax, both with the reference's weights.
 
     Attributes:
       step: the training step, from 1.
@@ -119,7 +119,7 @@ def align(forward: AlignedForward) -> AlignedForward:
     """Replay Flax until every layer is compared in a layout and a form that both sides share."""
     forward = replayed(forward)
     # The layout of a user-defined layer is unknown before the replay; and once a layer's layout is right,
-    # the layers after it get arrays that show their own layout.
+    # the following layers get arrays that show their own layout.
     while turned := {forward.key(call) for call in forward.trace.calls if _is_turned(forward, call)}:
         forward = replayed(dataclasses.replace(forward, channels_last=forward.channels_last | turned))
     if overridden := {forward.key(call) for call in forward.trace.calls if _is_overridden(forward, call)}:

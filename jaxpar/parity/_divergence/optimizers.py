@@ -212,6 +212,7 @@ def _decoupled(build: Build, share: float, parameters: Parameters) -> torch.opti
     optimizer = _with(build, {"weight_decay": 0.0}, parameters)
     old_values: list[torch.Tensor] = []
 
+    # Copies, because the step updates parameters in place, and decoupled decay is of the weights before it.
     def before(*_: Any) -> None:
         old_values[:] = [p.detach().clone() for p in parameters]
 
@@ -228,6 +229,7 @@ def _decoupled(build: Build, share: float, parameters: Parameters) -> torch.opti
 
 def _with(build: Build, settings: dict[str, Any], parameters: Parameters) -> torch.optim.Optimizer:
     optimizer = build(parameters)
+    # In the groups rather than the constructor: `build` is the user's function, and takes only parameters.
     for group in optimizer.param_groups:
         group.update(settings)
     return optimizer

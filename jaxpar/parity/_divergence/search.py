@@ -82,7 +82,7 @@ class Search:
         """Return the hypotheses that explain Flax's arrays, of the first stage that has any, the best first.
 
         Args:
-          before: torch's error without a departure. A small part of it may remain, because tables of float32,
+          before: torch's error without a departure. A small part may remain, because tables of float32,
             such as rotary positions, may differ by rounding.
         """
         tolerance = max(EQUAL, min(SINGLE, SHARE * before)) if math.isfinite(before) else EQUAL

@@ -140,7 +140,7 @@ class _Ops(TorchFunctionMode):
             return function(*args, **kwargs)
         index, self.count = self.count, self.count + 1
         change = self.changes.get(index)
-        # A tensor's version counts writes in place; torch offers no other way to see them from outside.
+        # A tensor's version counts writes in place, which torch does not report otherwise.
         versions = [(x, x._version) for x in tensors((args, kwargs))] if self.keep else []
         result = change(function, args, kwargs) if change else function(*args, **kwargs)
         if self.keep:

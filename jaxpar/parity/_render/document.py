@@ -38,6 +38,7 @@ def dumps(comparison: ComparisonData) -> str:
     lines = []
     for name, value in document(comparison).items():
         shown = _line(value)
+        # One line per row, so that the difference of two documents in version control shows tensors.
         if name == "rows":
             shown = "[\n" + ",\n".join(map(_line, value)) + "\n]"
         lines.append(f'"{name}": {shown}')
@@ -55,6 +56,7 @@ def loads(text: str, kind: type[R]) -> R:
       ValueError: the text is not JSON, or not a comparison; the message names the offending element.
     """
     try:
+        # Strict in both respects: Python's json accepts NaN, and silently keeps the last of two equal keys.
         content = json.loads(text, parse_constant=_no_such_number, object_pairs_hook=_once)
     except RecursionError:
         raise ValueError("comparison: the document is nested too deeply.") from None
@@ -68,6 +70,7 @@ def loads(text: str, kind: type[R]) -> R:
         )
     fields = {key: value for key, value in content.items() if key not in ("format", "version", "same")}
     decoded: R = _decoded(kind, fields, "comparison")
+    # "same" is derived from the rows; two different verdicts mean that one of them was edited.
     if content.get("same") is not decoded.same:
         raise ValueError(f'comparison: "same" is {content.get("same")!r}, but its rows say {decoded.same}.')
     return decoded
@@ -109,6 +112,7 @@ def _decoded(kind: Any, value: Json, path: str) -> Any:
             _wrong(path, value, " or ".join(repr(member.value) for member in kind))
     if kind is float:
         return _float(value, path)
+    # Not isinstance, which accepts True where an int belongs.
     if type(value) is not kind:
         _wrong(path, value, kind.__name__)
     return value
@@ -124,6 +128,7 @@ def _dataclass(kind: Any, value: Json, path: str) -> Any:
 
 @functools.cache
 def _hints(kind: type) -> dict[str, Any]:
+    # Cached, because the annotations are strings, and a document may have thousands of rows of one class.
     hints = typing.get_type_hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
@@ -154,6 +159,7 @@ def _float(value: Json, path: str) -> float:
 
 
 def _number(value: Json, path: str) -> Number:
+    # Integers stay integers: float64 would round an element of int64 above 2^53.
     if value is None or isinstance(value, int):
         return value
     if isinstance(value, dict) and value.keys() == {"real", "imag"}:

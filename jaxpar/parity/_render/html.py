@@ -28,6 +28,8 @@ def dumps(comparison: ComparisonData) -> str:
         raise ImportError(
             "save_html: the report needs jinja2, which is not installed: pip install 'jaxpar[parity]'."
         ) from error
+    # StrictUndefined: a misspelt name in the template raises instead of leaving an empty cell in a report.
+    # The loader reads package resources, since the package may be imported from a zip file.
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(_file),
         autoescape=True,
@@ -61,6 +63,7 @@ def _view(comparison: ComparisonData) -> dict[str, Any]:
         "divergence": phrases.divergence(comparison),
         "counts": phrases.counts(comparison.rows),
         "rows": [_cells(row) for row in rows[:ROWS]],
+        # A long trajectory has more rows than a browser can lay out; save_json has all of them.
         "hidden": phrases.counts(rows[ROWS:]),
         "ratios": comparison.level is not Level.SEMANTIC,
         "bars": plots.bars(comparison),

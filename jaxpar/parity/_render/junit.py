@@ -43,11 +43,14 @@ def _add_rows(suite: ElementTree.Element, comparison: ComparisonData) -> None:
     steps: dict[tuple[str, str], list[Judged]] = {}
     for row in comparison.rows:
         steps.setdefault((row.difference.kind.value, phrases.name(row.difference)), []).append(row)
+    # One case per tensor rather than per step: the name, by which CI systems follow a test over time, does
+    # not depend on the number of steps.
     for (kind, name), rows in steps.items():
         wrong = [row for row in rows if row.outcome is Outcome.DIFFERENT]
         lines = [f"step {row.difference.step}: {row.reason}" for row in wrong]
         if len(lines) > STEPS:
             lines[STEPS:] = [f"and {len(lines) - STEPS:,} more steps"]
+        # Noise at some steps only does not silence a tensor: its other steps have a verdict.
         silent = all(row.outcome is Outcome.NOISE for row in rows)
         _add_case(suite, kind, name, "\n".join(lines), rows[0].reason if silent else "")
 

@@ -12,6 +12,7 @@ import re
 
 from .._comparison_data import ComparisonData, Divergence
 
+# The first match counts: AdaptiveAvgPool2d must reach its own pattern before the optimizers' `Ada`.
 BY_KIND = {
     r"\w*Norm([123]d)?": "nn_norms",
     r"\w*Conv\w*": "nn_conv",

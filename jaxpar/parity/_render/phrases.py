@@ -84,6 +84,7 @@ def divergence(comparison: ComparisonData) -> list[str]:
         return []
     lines = [f"First divergence: {_pair(d)} ({d.kind}).", d.where, *_causes(d)]
     named = {cause.text for cause in d.causes}
+    # One wrong default, such as a norm's epsilon, usually affects every layer of a class: report it once.
     alike = [other for other in d.others if named & {cause.text for cause in other.causes}]
     if alike:
         lines.append(f"The same cause {_count(len(alike), 'more time')}: {_listed(map(_pair, alike))}.")

@@ -17,6 +17,7 @@ LEFT, RIGHT, TOP, BOTTOM = 92, 348, 12, 212
 ZERO_X, ZERO_Y = 70, 230
 """The pixels of zeros, which a logarithmic axis does not have."""
 CURVE_WIDTH, CURVE_HEIGHT = 720, 300
+# Below float64's unit roundoff of 1.1e-16, so that a difference of one rounding still has a visible bar.
 BAR_FLOOR = 1e-17
 
 
@@ -33,6 +34,7 @@ class Axis:
     def over(cls, values: Iterable[float], start: float, end: float) -> Axis:
         """Return an axis of the whole decades that contain the values."""
         logs = [math.log10(v) for v in values if 0 < v < math.inf] or [0.0]
+        # One decade on either side if all values are the same power of ten: `at` divides by the axis' length.
         low, high = math.floor(min(logs)), math.ceil(max(logs))
         return cls(low - (low == high), high + (low == high), start, end)
 
@@ -202,6 +204,7 @@ def trajectory(curve: Curve) -> Trajectory:
     def x(step: int) -> float:
         return round(LEFT + (step - first) / (last - first) * (CURVE_WIDTH - 14 - LEFT), 1)
 
+    # 600 steps in 720 pixels: more points would only make the file larger.
     every = max(1, math.ceil(len(curve.steps) / 600))
     drawn = [i for i, step in enumerate(curve.steps) if i % every == 0 or step == curve.first_outside]
     upper = [(x(curve.steps[i]), y.at(curve.high[i])) for i in drawn]

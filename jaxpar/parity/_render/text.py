@@ -34,8 +34,10 @@ STYLES = {
 
 def plain(comparison: ComparisonData) -> str:
     file = io.StringIO()
+    # Explicitly without colours: rich would obey FORCE_COLOR and put escape codes into `str(comparison)`.
     console = Console(file=file, width=WIDTH, color_system=None, force_terminal=False, legacy_windows=False)
     console.print(table(comparison, WIDTH))
+    # rich pads lines to the full width, which a log or a quoted table should not contain.
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 

@@ -138,6 +138,7 @@ class Call:
 
     def with_kwargs(self, other: Call) -> Call:
         """Return the call with `other`'s keyword arguments added; they take precedence."""
+        # Names of positional arrays start with a digit, which a keyword cannot.
         arrays = {**self.arrays, **{k: x for k, x in other.arrays.items() if not k[:1].isdigit()}}
         both = {**self.form.by_keyword(), **other.form.by_keyword()}
         return Call(arrays, Arguments(self.form.args, _dict_form(both)))._pruned()
@@ -196,8 +197,10 @@ class _Reader:
         if isinstance(x, Mapping):
             return _dict_form({key: self.form(child, f"{name}[{key!r}]") for key, child in x.items()})
         if isinstance(x, (tuple, list)):
+            # Other subclasses become the plain type, because their constructors may take anything.
             kind: type = type(x) if hasattr(x, "_fields") else list if isinstance(x, list) else tuple
             return Container(kind, tuple(self.form(child, f"{name}[{i}]") for i, child in enumerate(x)))
+        # Before `is_array`, which NumPy's scalars satisfy too.
         if isinstance(x, np.generic):
             return PassedObject(x.item())  # NumPy's numbers and flags are numbers and flags
         if is_array(x):

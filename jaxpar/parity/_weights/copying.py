@@ -45,6 +45,7 @@ def _sharding(old: Any) -> Any:
 
 def aligned_copy(array: np.ndarray) -> np.ndarray:
     """Return a copy in C order in newly allocated, aligned memory."""
+    # NumPy does not guarantee this alignment, and JAX copies an unaligned buffer once more.
     room = np.empty(array.nbytes + ALIGNMENT, np.uint8)
     start = -room.ctypes.data % ALIGNMENT
     copy = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
@@ -68,6 +69,7 @@ def _fill(copy: np.ndarray, array: np.ndarray) -> None:
         np.copyto(copy, array)
         return
     copy, array = copy.reshape(shape), array.reshape(shape)
+    # The longest stride first: `part` is then read in the order of memory.
     order = sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
     back = sorted(range(array.ndim), key=order.__getitem__)
     rows, columns = TILE

@@ -111,8 +111,8 @@ class Names:
 def unwrapped(names: Iterable[str], kinds: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
     """Return names and module paths without the prefixes of torch.compile, DataParallel and other wrappers.
 
-    Without class names, `module.` is removed only if all names begin with it: otherwise it may be the user's
-    own attribute.
+    Without class names, `module.` is removed only if all names begin with this prefix: otherwise it may be
+    the user's own attribute.
     """
     names, levels = list(names), 0
     if not kinds:

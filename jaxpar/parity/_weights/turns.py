@@ -62,6 +62,7 @@ def turns(pairing: Pairing) -> list[Turn]:
         # A non-square array determines the order of the square ones in the same class.
         shared = set.intersection(*axes_by_kind[key])
         if shared:
+            # In reverse, so that a kernel's exchanged axes come before the identity, which is less likely.
             guesses.append(Turn(tuple(pairs), tuple(sorted(shared, reverse=True)), key[0]))
     return guesses
 

@@ -144,9 +144,10 @@ def integers(c: Array, r: Array, left_out: Array | None = None) -> Distance:
 def ulp(c: Array, r: Array) -> int:
     """Return the largest number of representable steps between finite numbers of one dtype.
 
-    The bits of a float without its sign, read as an integer, count the steps from zero, so two floats are as
-    far apart as two integers. -0 and 0 are zero steps apart. A complex number counts as two numbers.
+    A complex number counts as two numbers.
     """
+    # The bits of a float without its sign, read as an integer, count the steps from zero, so two floats are
+    # as far apart as two integers. -0 and 0 are zero steps apart.
     if c.dtype.kind == "c":
         c, r = (np.ascontiguousarray(x).view(x.real.dtype) for x in (c, r))
     bits = 8 * c.dtype.itemsize
@@ -254,6 +255,8 @@ class _Norm:
         if top == 0 or self.largest == math.inf:  # only the count changes
             return grown
         scale, total = 1.0, float(x @ x)
+        # Squares overflow above 1e154 and underflow below 1e-154. Scaling first avoids that at the cost of
+        # another pass, so it is done only for chunks that need it.
         if not 1e-280 < total < math.inf:
             scale, scaled = top, x / top
             total = float(scaled @ scaled)

@@ -172,6 +172,8 @@ def judge(
     largest: dict[tuple[Kind, int], float] = {}
     for d in rows:
         largest[d.kind, d.step] = max(largest.get((d.kind, d.step), 0.0), d.magnitude)
+    # Bit-identical gradients move both sides' parameters alike, so the updates can be judged although the
+    # gradients are noise.
     equal = _equal_gradients(rows)
     excused = {name: why for name, why in (noise or {}).items() if name not in equal}
     recorded_ratios = recorded or {}
@@ -196,10 +198,12 @@ def _equal_gradients(differences: Iterable[Difference]) -> set[str]:
 def _judged(d: Difference, policy: Policy, why: str | None, largest: float, recorded: float | None) -> Judged:
     if d.fault is not None:
         return Judged(d, Outcome.DIFFERENT, math.inf, 0.0, d.fault)
+    # After the faults: noise excuses the size of a difference, never a missing tensor or a misplaced NaN.
     if why is not None and d.kind in (Kind.UPDATE, Kind.WEIGHT):
         return Judged(d, Outcome.NOISE, d.relative, math.inf, why)
     if why is not None and d.kind is Kind.GRADIENT:
         return _beside_the_largest(d, policy, largest, why, Outcome.NOISE)
+    # The relative difference from 0 is infinite, even for a rounding.
     if d.magnitude == 0 < d.max_abs:
         return _beside_the_largest(d, policy, largest, "it is exactly 0 in the reference", Outcome.SAME)
     if policy.level is Level.SEMANTIC:
@@ -242,10 +246,12 @@ def _numeric(d: Difference, policy: Policy, recorded: float | None) -> Judged:
     limits = _limits(d, policy)
     which = max(ratios, key=lambda name: ratios[name] / limits[name])
     value, limit = ratios[which], limits[which]
+    # Not `value > limit`, which is False for NaN.
     if not value <= limit:
         reason = f"its error is {value:.3g} x the reference's own ({which}), above {limit:.3g}"
         return Judged(d, Outcome.DIFFERENT, value, limit, reason)
     worst = max(ratios.values())
+    # A ratio below 1 is partly luck: as a baseline it would fail a healthy change of compiler.
     bound = math.inf if recorded is None else policy.growth * max(recorded, 1.0)
     if worst > bound:
         reason = f"its ratio has grown from {recorded:.3g} to {worst:.3g}, more than {policy.growth:g} x"

@@ -123,8 +123,8 @@ def measure(
       kind: the role of all these tensors.
       step: the training step.
       oracle: the same names from a more precise run; required for the ratios.
-      unit: the unit roundoff of the compute dtype, for the ratios. Defaults to that of the candidate's or
-        the reference's dtype, whichever has fewer digits.
+      unit: the unit roundoff of the compute dtype, for the ratios. Defaults to the candidate's or the
+        reference's, whichever dtype has fewer digits.
       left_out: bool arrays for some of the names, True for elements to exclude.
       samples: the total number of points for the plot: at least 16 per tensor at step 1; at step n an n-th of
         that, but at least each tensor's worst element, to keep long runs small. 0 for no samples.
@@ -183,6 +183,7 @@ def _nothing_against_something(kind: Kind, c: Array | None, r: Array | None) -> 
     if present is None:
         return None
     without, with_ = ("candidate", "reference") if c is None else ("reference", "candidate")
+    # For a parameter that the loss does not depend on, torch has None where JAX has zeros.
     if kind not in (Kind.GRADIENT, Kind.INPUT_GRADIENT):
         return f"None in the {without}, {present.dtype}{list(present.shape)} in the {with_}"
     return f"no gradient in the {without}, and not zero in the {with_}" if present.any() else None
@@ -265,6 +266,8 @@ def _ratios(measured: Distance, unit: float, carrier: npt.ArrayLike | None) -> d
         carried = np.asarray(carrier)
         rms_w, max_w = distance(carried, carried, carried).oracle_size
         rms_o, max_o = max(rms_o, rms_w), max(max_o, max_w)
+    # The denominator is at least one rounding of the oracle: a reference that is exact by luck would make any
+    # healthy candidate infinitely worse.
     return {
         "ratio_rms": _over(rms_c, max(rms_r, unit * rms_o)),
         "ratio_max": _over(max_c, max(max_r, 2 * unit * max_o)),

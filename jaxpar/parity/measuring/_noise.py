@@ -28,12 +28,8 @@ def noise(gradient64: Mapping[str, Any], gradient32: Mapping[str, Any] | None = 
       gradient64: the reference's gradients from a run in float64.
       gradient32: the gradients from a run in float32, if available.
 
-    Three cases; g64 and g32 are one parameter's gradients:
-
-    - rms(g32 - g64) > 0.1·rms(g64): no digit of float32 is correct. This is the main rule; it distinguishes a
-      small gradient, of which float32 has seven digits, from a zero gradient.
-    - g64 is exactly 0 everywhere. The candidate may compute that 0 as the rounding of a sum.
-    - without a float32 run: max|g64| <= 2^-44 of the model's largest gradient.
+    Noise is a gradient with rms(g32 - g64) > 0.1·rms(g64), or that is exactly 0 everywhere; without a float32
+    run, one with max|g64| <= 2^-44 of the model's largest gradient.
 
     Noise does not excuse arbitrary gradients: `judge` compares the error with the model's largest gradient
     instead of the tensor's own, and skips the parameter's updates and weights unless both sides' gradients
@@ -49,10 +45,12 @@ def noise(gradient64: Mapping[str, Any], gradient32: Mapping[str, Any] | None = 
     largest = max((top for _, top in sizes.values()), default=0.0)
     for name, (rms, top) in sizes.items():
         single = None if gradient32 is None else gradient32.get(name)
+        # The candidate may compute an exact 0 as the rounding of a sum.
         if top == 0:
             reasons[name] = "its gradient is exactly 0 in the reference"
         elif _is_there(single):
             error = distance(np.asarray(single), np.asarray(gradient64[name])).rms
+            # Relative to its own size: of a small gradient that is not zero, float32 still has seven digits.
             if error > NOISE * rms:
                 reasons[name] = (
                     f"its gradient is noise in the reference: RMS {rms:.2g} in float64, "

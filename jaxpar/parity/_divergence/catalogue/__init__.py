@@ -1,4 +1,4 @@
-"""The catalogue of known causes: for each torch function, the mistakes that ports make with it.
+"""The catalogue of known causes: for each torch function, the mistakes that ports make.
 
 An entry is a function from an `Op` to `Variation`s. A variation calls torch's function in a wrong way; if
 torch then computes Flax's arrays, the variation's text states what Flax should have done. To add one, write
