@@ -19,7 +19,7 @@ def loss_divergence(forward: AlignedForward) -> Divergence:
 
     flax = forward.candidate.step(forward.batch, forward.observed.masks, keep=False).loss
     ops, search = forward.trace.ops[forward.trace.model_ops :], Search(len(forward.trace.ops))
-    # Known mistakes first: an arbitrary change that happens to fit says less about the cause.
+    # Known mistakes first: an arbitrary change that happens to fit explains less.
     explanations = search.first(known_mistakes(ops), watch, flax) or search.first(
         any_mistakes(ops), watch, flax
     )

@@ -212,7 +212,7 @@ def _decoupled(build: Build, share: float, parameters: Parameters) -> torch.opti
     optimizer = _with(build, {"weight_decay": 0.0}, parameters)
     old_values: list[torch.Tensor] = []
 
-    # Copies, because the step updates parameters in place, and decoupled decay is of the weights before it.
+    # Copies, because the step updates parameters in place, and decoupled decay uses the old weights.
     def before(*_: Any) -> None:
         old_values[:] = [p.detach().clone() for p in parameters]
 

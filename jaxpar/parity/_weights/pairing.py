@@ -56,7 +56,7 @@ class Links:
       layers: pairs in the Flax model's order; containers before their children.
       leaves: shape, dtype and kind of every Flax leaf.
       repeats: parts whose leaves an earlier part produces already (tied weights).
-      tied: for a torch name, the other names of the same tensor.
+      tied: for a torch name, the same tensor's further names.
       surplus: torch names without a Flax leaf, and their values in a conversion to torch.
       ignored, ignored_torch: the names that the user excluded on either side.
     """
