@@ -1,8 +1,8 @@
 """Changes: the side effects of calling a torch module that the comparison of its state misses.
 
 torch counts the writes to a tensor, through whichever alias, and numbers among a module's attributes can be
-compared. This observes what happened, not how it was written, so it catches what the translation, which
-makes a hole of every way of writing that it recognises, may overlook.
+compared. Observing the effect also catches writes in a form that the translation does not recognise; those
+that it recognises become holes.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ Location = str
 def hidden_changes(
     make: Callable[[], nn.Module], inputs: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[Location]:
-    """Return what a call changes where no comparison looks, in training or in evaluation."""
+    """Return the paths of the uncompared tensors and numbers that a call changes, in either mode."""
     changes: set[Location] = set()
     for training in (True, False):
         # The second call is compared: the first one may build tables that later calls only read.
         module = make().train(training)
         with torch.no_grad():
+            # A copy for each call: a module that writes to its arguments would change the next call's.
             module(*_copy(inputs), **_copy(kwargs))
             arguments = _copy((tuple(inputs), dict(kwargs)))
             tracked = _tensors("argument", arguments), _untracked(module)
@@ -57,10 +58,12 @@ def _copy(arguments: Any) -> Any:
 
 def _untracked(module: nn.Module) -> dict[Location, Any]:
     """Return a module's tensors and numbers that are not part of its state."""
+    # Without keep_vars, state_dict detaches its tensors, and their ids match nothing.
     state = {id(x) for x in module.state_dict(keep_vars=True).values()}
     tensors: dict[Location, Any] = {}
     for path, submodule in module.named_modules():
         attributes = {name: x for name, x in vars(submodule).items() if name not in MODULE_ATTRIBUTES}
+        # Buffers with persistent=False are not in the state dict, so `state` leaves them in.
         for name, value in {**attributes, **submodule._buffers}.items():
             tensors |= _tensors(f"{path}.{name}".lstrip("."), value)
     return {path: x for path, x in tensors.items() if id(x) not in state}
@@ -74,6 +77,7 @@ def _tensors(prefix: Location, value: Any) -> dict[Location, Any]:
 
 def _with_versions(tensors: Mapping[Location, Any]) -> dict[Location, tuple[Any, int]]:
     """Pair each tensor with the number of writes to it."""
+    # A number has no counter: it cannot be written to, only replaced.
     return {name: (x, getattr(x, "_version", 0)) for name, x in tensors.items()}
 
 

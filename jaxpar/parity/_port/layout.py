@@ -1,7 +1,7 @@
-"""Layout: a written file whose images are [N, H, W, C].
+"""Layout: the axes of the images in a written file with `channels_last=True`.
 
-Either all its images are, and its lines are written for that; or, where some line cannot be, the inputs are
-transposed once, before the first line of the call, and all later lines use torch's axes.
+Either every line is written for [N, H, W, C]; or, if some line cannot be, the inputs are transposed once,
+before the first line of the call, and all later lines use torch's axes.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ def images_last(
     if not any(map(is_image, named_leaves(inputs).values())):
         raise Inexpressible("channels_last: no input has four axes")
     try:
+        # The proof's Layout transposes positional arguments only.
         if any(map(is_image, named_leaves(kwargs).values())):
             raise Unsafe("an image is a keyword argument")
         needs.images = plan(flow, nets)
@@ -88,6 +89,7 @@ def turned(net: torch.nn.Module, inputs: Sequence[Any]) -> Mapping[ast.stmt, tup
     """
     forward = inspect.unwrap(type(net).forward)
     has_forward = isinstance(forward, FunctionType) and defined_by_user(type(net))
+    # The transpose is written into the class, so it would also run in a submodule of the same class.
     shared = any(module is not net and type(module).forward is type(net).forward for module in net.modules())
     if not has_forward or shared or "forward" not in vars(type(net)):
         reason = "no forward of its own" if not shared else "a forward that a part of it has as well"

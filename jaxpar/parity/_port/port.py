@@ -43,13 +43,13 @@ class Port:
 
     Attributes:
       source: the text of the file.
-      build: how the module is built with it: `ResNet(block=BasicBlock, layers=[2, 2, 2, 2], rngs=rngs)`.
+      build: the expression that builds it: `ResNet(block=BasicBlock, layers=[2, 2, 2, 2], rngs=rngs)`.
       module: the Flax module, from the written file, with fresh weights; None if it cannot be built.
       comparisons: the proofs: five training steps, an evaluation, evaluations with different shapes. The
         last one fails if any does; empty if there are holes.
       holes: torch's lines that have no counterpart in JAX, with the reason.
       notes: what was left out, and what did not run.
-      failure: why there is no proof although there are no holes.
+      failure: the error that prevented the proof of a file without holes; otherwise empty.
       torch_lines: the number of non-empty lines of the definitions and their imports in torch.
       path: the path of the written file, if any.
     """
@@ -164,6 +164,7 @@ def port(
         raise PortError("jaxpar.parity.port: record=True keeps its files beside `out`; give out=.")
     make, written, build, builder, layout = _read(module, inputs, kwargs, channels_last)
     path = Path(out) if out is not None else None
+    # Formatted before it is proven, so that the proof imports the file that users get.
     text = formatted(written.text, str(path or "port.py"))
     flax, proofs, failure, file = None, [], "", None
     notes: tuple[str, ...] = ()
@@ -174,6 +175,7 @@ def port(
             try:
                 file = imported(target)
                 flax = builder(file)
+                # Before the comparisons, which would succeed although the port lacks such an effect.
                 require_no_other_state(lambda: _seeded(make), inputs, kwargs)
                 proofs = prove(make, flax, inputs, kwargs, layout)
                 notes = () if all(proof.same for proof in proofs) else too_small(make, inputs, kwargs)
@@ -215,6 +217,8 @@ def _read(
                     net.train(mode)(*inputs, **kwargs)
 
         def make_nets() -> Sequence[nn.Module]:
+            # One module per mode, so that evaluation starts from initial buffers. In place, because
+            # `images_last` needs the modules of the last run, whose tensors `flow` recorded.
             nets[:] = [_seeded(make) for _ in range(2)]
             return nets
 
@@ -243,6 +247,7 @@ def _read(
 
 
 def _built(build: str, layers: str, file: Any) -> nnx.Module:
+    # The build expression may use `nn` and `partial` although the file imports neither.
     names = {"nnx": nnx, "nn": importlib.import_module(f"jaxpar.nn.{layers}"), "rngs": nnx.Rngs(0)}
     return eval(build, {"partial": functools.partial, **vars(file), **names})
 
@@ -252,6 +257,7 @@ def _title(net: nn.Module) -> str:
 
 
 def _seeded(make: Make) -> nn.Module:
+    # devices=[]: by default fork_rng also saves the generator of every GPU.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         module = make()

@@ -40,6 +40,7 @@ def imported(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    # Before it runs, because dataclasses look up their module in sys.modules.
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
@@ -72,6 +73,7 @@ def prove(
     comparisons: list[Comparison] = []
     net = perturbed(make)
     trained = any(parameter.requires_grad for parameter in net.parameters())
+    # On a module of its own: a call in training mode changes running statistics, and backward sets gradients.
     rate = rate_of(perturbed(make).train(), inputs, kwargs) if trained else RATE
     sgd = (lambda parameters: torch.optim.SGD(parameters, rate), optax.sgd(rate))
     steps: dict[str, Any] = {"steps": STEPS, "optimizer": sgd} if trained else {}
@@ -89,6 +91,7 @@ def prove(
 def rate_of(net: torch.nn.Module, inputs: Sequence[Any], kwargs: dict[str, Any]) -> float:
     """Return RATE, or the rate that moves the weights by FAR in the first step, if that is less."""
     outputs = real_parts(named_leaves(net(*inputs, **kwargs)))
+    # The factors of `compare`'s own loss: the rate depends on the gradients that the proof will have.
     drawn = factors({name: tuple(x.shape) for name, x in outputs.items()}, 0)
     terms = [(x * torch.as_tensor(drawn[name]).to(x.dtype)).sum() for name, x in outputs.items()]
     if any(term.requires_grad for term in terms):
@@ -137,6 +140,7 @@ def perturbed(make: Callable[[], torch.nn.Module]) -> torch.nn.Module:
             if name.endswith("running_mean"):
                 buffer += 0.1 * torch.randn_like(buffer)
             if name.endswith("running_var"):
+                # Scaled rather than shifted: a variance must stay positive.
                 buffer *= 1 + 0.5 * torch.rand_like(buffer)
     return module
 

@@ -45,6 +45,7 @@ def write_record(
     record(path.with_suffix(".safetensors"), module.train(), flax, arrays, layout=layout, **more)
     imports = [
         "from flax import nnx",
+        # `*`, because the build expression may name any definition of the file.
         f"from {path.stem} import *  # noqa: F403",
         "",
         "from jaxpar import parity",

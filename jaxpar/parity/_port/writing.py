@@ -86,6 +86,7 @@ class Writer:
 
     def write(self, roots: list[Any], title: str) -> Written:
         self.needs.definitions.update({id(root): root for root in roots})
+        # Writing a definition can reveal further ones, so this repeats until none is new.
         while unwritten := list(self._missing()):
             for key, value in unwritten:
                 self.pieces[key] = self._piece(value)
@@ -98,6 +99,7 @@ class Writer:
             body = f"{HOLE}\n\n\n{body}"
         text = f'"""{title}{self._unproven(ordered)}"""\n\n{self._imports(body)}\n\n\n{body}\n'
         pieces = [(piece.source, piece.node) for piece in ordered if piece.source is not stand_in_source()]
+        # A hole may have been recorded for a text that was discarded.
         holes = tuple(hole for hole in self.needs.holes if repr(hole) in body)
         return Written(text, holes, tuple(self.needs.notes), torch_lines(pieces), self.needs.layers)
 
@@ -116,7 +118,7 @@ class Writer:
         return ((key, value) for key, value in everything.items() if key not in self.pieces)
 
     def _stand_in(self, name: str) -> Piece:
-        """Copy a stand-in, without methods whose names did not run."""
+        """Copy a stand-in, without the methods that no function of the runtime ran under their names."""
         source = stand_in_source()
         statements = {name: statement for statement in source.tree.body for name in defined(statement)}
         used = {child.id for child in ast.walk(statements[name]) if isinstance(child, ast.Name)}
@@ -150,9 +152,11 @@ class Writer:
         done: dict[str, None] = {}
 
         def visit(path: str) -> None:
+            # Python allows files that import each other; `under_way` ends the recursion in such a circle.
             if path in done or path in under_way:
                 return
             under_way.add(path)
+            # Sorted, because the order of a set changes from process to process.
             for needed in sorted({path_ for piece in files[path] for path_ in piece.needs}):
                 visit(needed)
             done[path] = None
@@ -189,6 +193,7 @@ class Writer:
 
     def _imports(self, body: str) -> str:
         """Write Python's own modules first, then third-party ones, as `ruff` sorts them."""
+        # By the names in the final text: a discarded text may have requested imports, too.
         names = {node.id for node in ast.walk(ast.parse(body)) if isinstance(node, ast.Name)}
         project_imports = {
             line.format(layers=self.needs.layers) for name, line in PROJECT_IMPORTS.items() if name in names
@@ -255,6 +260,7 @@ def formatted(text: str, path: str) -> str:
 
 
 def _ruff(ruff: str, arguments: Sequence[str], text: str, path: str) -> subprocess.CompletedProcess[str]:
+    # From stdin, but with the file's path, so that ruff applies the settings of its folder.
     command = [ruff, *arguments, "--stdin-filename", path, "-"]
     return subprocess.run(command, input=text, capture_output=True, text=True, check=False)
 

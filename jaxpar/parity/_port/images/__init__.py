@@ -1,6 +1,7 @@
-"""Images with their channels last: what of a port is written for [N, H, W, C].
+"""Images with their channels last: how a port is rewritten for [N, H, W, C].
 
-The example says which tensors with four axes go where (`flow`). What computes on them says which of them have
-the same order of axes (`axes`), and what becomes of that is a text for each place that changes (`plan`):
-`dim=1` becomes `axis=-1`. Where torch's order itself matters, as in `flatten`, they are turned back before.
+`flow` records which tensors with four axes each expression of the example evaluates to. `axes` derives, from
+the operations on them, which tensors share one order of axes. `plan` decides the order of each group and
+lists the replacements in the source: `dim=1` becomes `axis=-1`. Operations that depend on torch's order, such
+as `flatten`, get a transposed image.
 """

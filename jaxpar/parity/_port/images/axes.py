@@ -129,6 +129,8 @@ class Axes:
         operands = list(operands)
         images = [operand for operand in operands if self.images(operand)]
         smaller = [operand for operand in operands if not self.images(operand) and self._ranks(operand) - {0}]
+        # Broadcasting aligns the last axes: [C, 1, 1] can become [1, 1, C], but [H, W] and [W], which torch
+        # aligns with space, would meet the channels.
         if any(self._ranks(operand) != {AXES - 1} for operand in smaller):
             return Effect()
         return Effect([*images, node], lifted=smaller)
@@ -173,6 +175,7 @@ class Axes:
 
     def _functions(self, node: ast.Call, functions: Sequence[Any], partly: bool) -> Effect | None:
         """Return the effect of one or several torch functions; `partly` if a partial binds arguments."""
+        # The function that is passed has probes of its own.
         if any(isinstance(function, FunctionType) and _takes_function(function) for function in functions):
             return None
         names = {str(getattr(function, "__name__", "")) for function in functions}
@@ -194,6 +197,7 @@ class Axes:
         }
         tabulated = tables.IMAGE_LAYERS | tables.ELEMENTWISE_LAYERS | tables.CONTAINERS | {""}
         if kinds <= tabulated:
+            # Modules are joined by their recorded calls (`plan._layers`); `super().forward` runs without one.
             forwards = [layer for layer in layers if not isinstance(layer, nn.Module)]
             arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
             return Effect([*arguments, node], image=bool(kinds & tables.IMAGE_LAYERS)) if forwards else None
@@ -244,6 +248,7 @@ class Axes:
             return Effect(free=first)
         if axis is None:
             return Effect([*first, node] if name in tables.ROWS else [])
+        # var(dim, unbiased, keepdim): the argument after the axes is not keepdim here.
         if name in ("var", "std") and len(arguments) > position + 1:
             return Effect()
         several = arguments[position:] if name == "flip" and len(arguments) > position + 1 else [axis]
@@ -256,6 +261,7 @@ class Axes:
         effect = self._edited(first, several)
         if name not in tables.REDUCING:
             return dataclasses.replace(effect, joined=[*effect.joined, node])
+        # The rank of the result depends on keepdim, so it must be a literal.
         keepdim = named.get("keepdim", arguments[position + 1] if len(arguments) > position + 1 else None)
         if keepdim is not None and not isinstance(keepdim, ast.Constant):
             return Effect()
@@ -283,7 +289,7 @@ class Axes:
         return Effect([arguments[0], node], edits={sizes: (f"{opening}0, 0", *parts, closing)})
 
     def _shape(self, node: ast.AST, owner: ast.AST) -> Effect:
-        """Edit `x.shape[1]`, `x.shape[2:]`, `B, C, H, W = x.shape`; any other shape keeps torch's order."""
+        """Edit `x.shape[1]`, `x.shape[2:]`, `B, C, H, W = x.shape`; elsewhere shapes keep torch's order."""
         parent = self.source.parents[node]
         if isinstance(parent, ast.Subscript) and parent.value is node:
             index = parent.slice
@@ -306,6 +312,7 @@ class Axes:
         if not self.images(node.value):
             return Effect()
         indices = list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
+        # None is a whole axis, `:`.
         parts: list[ast.expr | None] = []
         for index in indices:
             if isinstance(index, ast.Constant) and index.value is ...:

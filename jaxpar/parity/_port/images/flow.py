@@ -64,6 +64,7 @@ class Flow(Watched):
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Record every call of a module while the context is open."""
+        # Probes are in the user's code only; a Sequential calls its layers in torch's.
         hook = nn.modules.module.register_module_forward_hook(self._after, with_kwargs=True)
         try:
             yield
@@ -82,5 +83,6 @@ class Flow(Watched):
         if self.in_call:
             arguments, results = (self._numbers(named_leaves(x).values()) for x in ((args, kwargs), output))
             for number in (*arguments, *results):
+                # A tensor that no expression evaluated to before came from a layer, not from an attribute.
                 self.first.setdefault(number, None)
             self.calls.append(Called(module, arguments, results))

@@ -21,6 +21,7 @@ def axes_of(node: ast.expr) -> list[int] | None:
     except ValueError:
         return None
     axes = list(value) if isinstance(value, tuple | list) else [value]
+    # `type` rather than isinstance, because True is an int.
     valid = all(type(axis) is int and -AXES <= axis < AXES for axis in axes)
     return [axis % AXES for axis in axes] if valid else None
 

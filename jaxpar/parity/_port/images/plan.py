@@ -17,7 +17,7 @@ from .flow import AXES, Flow
 from .order import Part, parts_of
 
 TO_TORCH, FROM_TORCH, LIFTED = (-1, 1), (1, -1), (0, -1)
-"""The source and destination of a moved axis: before a line with torch's axes, after it, for [C, 1, 1]."""
+"""(source, destination) of a moved axis: to torch's order, from torch's order, and from [C, 1, 1]."""
 
 
 @dataclasses.dataclass
@@ -76,10 +76,12 @@ def plan(flow: Flow, nets: Sequence[nn.Module]) -> LayoutPlan:
     """
     groups = Groups()
     for numbers in flow.at.values():
+        # An expression has one text for all its evaluations, so their images share one order.
         groups.join(numbers)
     effects = [(axes, node, effect) for axes, node in _expressions(flow) if (effect := axes.effect(node))]
     for axes, _, effect in effects:
         groups.join(_images_within(axes, effect.joined), effect.image)
+    # A group becomes one of images by any of its members, so all joins precede the first decision.
     forbidden = _layers(
         flow, groups, {id(callee) for axes, node, _ in effects for callee in _callees(axes, node)}
     )
@@ -123,6 +125,7 @@ def _layers(flow: Flow, groups: Groups, by_a_line: set[int]) -> list[tuple[str, 
         kind = kind_of(module)
         if kind in tables.IMAGE_LAYERS | tables.ELEMENTWISE_LAYERS:
             groups.join([*arguments, *results], kind in tables.IMAGE_LAYERS)
+        # The images of a layer that a line calls are transposed in that line; a container has no such line.
         elif kind not in tables.CONTAINERS | {""} and id(module) not in by_a_line:
             forbidden.append((f"{kind} in a container is given an image", {*arguments, *results}))
     return forbidden
@@ -136,6 +139,7 @@ def _ends(flow: Flow, groups: Groups, nets: set[int]) -> list[tuple[str, set[int
         if id(module) in nets
         for number in (*arguments, *results)
     }
+    # The proof transposes arrays by the same criterion, `layout.is_image`.
     images = set(filter(flow.is_floating_point, ends))
     for image in images:
         groups.join([image], image=True)
@@ -148,6 +152,7 @@ def _write(rewriting: LayoutPlan, last: frozenset[int], axes: Axes, node: ast.AS
     if not last.isdisjoint(_images_within(axes, effect.refused)):
         raise Unsafe(f"{axes.source.place(node)}: {_source_text(axes, node)}: it changes a part of an image")
     if not last.isdisjoint(_images_within(axes, joined)):
+        # An edited number is wrong for a tensor of a different rank that the same line evaluates.
         if effect.edits or effect.lifted:
             for operand in joined:
                 _require_images(axes, operand)

@@ -31,6 +31,7 @@ ALONG = {
     **dict.fromkeys(("norm", "roll", "chunk", "split", "tensor_split", "repeat_interleave", "normalize"), 2),
 }
 """Functions along axes, with the position of the argument that names the axes."""
+# The first axis is N in both orders, so without an argument nothing changes.
 ROWS = frozenset(("cat", "concat", "chunk", "split", "tensor_split"))
 """Functions along the first axis by default."""
 REDUCING = frozenset(

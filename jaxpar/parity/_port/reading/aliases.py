@@ -31,6 +31,7 @@ class Aliases:
     def look(self, frame: FrameType, path: str, line: int) -> None:
         """Record, before a statement, what the previous statement changed."""
         now = dict(_versions(frame.f_locals))
+        # By frame, because recursive calls run the same lines with different variables.
         before, versions = self._last.get(frame, (line, {}))
         for name, tensors in now.items():
             recorded = {id(tensor): version for tensor, version in versions.get(name, ())}
@@ -48,7 +49,10 @@ def _versions(names: dict[str, Any]) -> Iterator[tuple[str, list[tuple[torch.Ten
     for name, value in names.items():
         values = value if isinstance(value, list | tuple) else [value]
         tensors = [
-            tensor for tensor in values if isinstance(tensor, torch.Tensor) and not tensor.is_inference()
+            # An inference tensor raises when its version is read.
+            tensor
+            for tensor in values
+            if isinstance(tensor, torch.Tensor) and not tensor.is_inference()
         ]
         if tensors:
             yield name, [(tensor, tensor._version) for tensor in tensors]
@@ -80,7 +84,7 @@ def _root(node: ast.expr) -> ast.expr:
 
 
 def _is_read(source: Source, node: ast.stmt, name: str) -> bool:
-    """Return whether a name is read after a statement, or in the loop's next turn, before it is set again."""
+    """Return whether a name is read, after a statement or in its loop's next turn, before an assignment."""
     enclosing = list(_ancestors(source, node))
     function = next((ancestor for ancestor in enclosing if isinstance(ancestor, Function)), source.tree)
     loop = next(
@@ -122,6 +126,6 @@ def _uses(source: Source, function: ast.AST, name: str) -> Iterator[_Use]:
         while not isinstance(statement, ast.stmt):
             statement = source.parents[statement]
         stored = not isinstance(node_.ctx, ast.Load)
-        # A simple statement reads before it sets.
+        # An assignment evaluates its right side before it binds its targets.
         simple = stored and isinstance(statement, ast.Assign | ast.AugAssign)
         yield _Use((end_of(statement) if simple else start_of(node_), stored, statement))

@@ -50,14 +50,19 @@ def record_constructions(run: Callable[[], Any]) -> tuple[Any, Constructions]:
         if event not in ("call", "return") or not (is_users(code.co_filename) or _inherited(frame)):
             return
         if event == "call":
+            # When a call starts, the frame's locals are its arguments as bound, defaults included.
+            # **kwargs is copied, because many constructors pop from it.
             info = inspect.getargvalues(frame)
             more = {info.keywords: dict(info.locals[info.keywords])} if info.keywords else {}
             open_frames[frame] = info = info._replace(locals={**info.locals, **more})
             instance = info.locals.get(info.args[0]) if info.args and code.co_name == "__init__" else None
+            # A class's __init__ starts before its bases', which get the same instance. `Construction`
+            # keeps it alive, so that no later object gets its id.
             if instance is not None and id(instance) not in calls:
                 calls[id(instance)] = [Construction(instance, type(instance), info)]
         elif isinstance(value, nn.Module) and frame in open_frames:
             function = frame.f_globals.get(code.co_name)
+            # A method or nested function may have the name of a function at the top level.
             if getattr(function, "__code__", None) is code:
                 calls.setdefault(id(value), []).append(Construction(value, function, open_frames[frame]))
 
@@ -94,6 +99,7 @@ def maker_of(module: nn.Module) -> Callable[[], nn.Module]:
             message = f"{kind.__name__} has no attribute {name}, so its arguments are unknown"
             raise Inexpressible(f"{message}; give a function that makes it")
     make: Callable[[], nn.Module] = functools.partial(kind, **arguments)
+    # An attribute need not hold the argument of its name; different tensors show most such cases.
     shapes = [{name: x.shape for name, x in net.state_dict().items()} for net in (module, make())]
     if shapes[0] != shapes[1]:
         raise Inexpressible(f"{kind.__name__} with the arguments {list(arguments)} has other tensors")
@@ -146,7 +152,7 @@ class Expressions:
         return f"{self.text(maker)}({', '.join(arguments)})"
 
     def _argument(self, kind: Any, name: str, value: Any) -> str:
-        """Write an argument by name; nothing if it has its default."""
+        """Write an argument by name; "" if it has its default."""
         default = inspect.signature(kind).parameters[name].default
         try:
             if default is value or (default is not inspect.Parameter.empty and bool(default == value)):

@@ -1,4 +1,4 @@
-"""Runtime: a library's code around its models, and how much of it a ported file contains.
+"""Runtime: a library's code around its models, and which parts of that code a ported file contains.
 
 transformers' models run inside its own decorators, caches and base classes. `rules.transformers_names` lists
 those with a counterpart; functions that ran are ported like a user's; everything else raises `Beyond`, and a
@@ -49,8 +49,9 @@ def of_runtime(value: Any) -> bool:
 
 
 def stand_in(value: Any) -> str | None:
-    """Return the name of the stand-in that is written for a value."""
+    """Return the name of the stand-in that replaces a value; None if it has no stand-in."""
     for name, module in runtime_names.STAND_INS.items():
+        # transformers is optional, and a module that is not loaded cannot have defined the value.
         home = sys.modules.get(f"{runtime_names.LIBRARY}.{module}")
         if home is not None and vars(home).get(name) is value:
             return name
@@ -81,7 +82,7 @@ def runtime_bases(kind: Any) -> list[type]:
 
 
 def for_runtime(kind: Any, name: str) -> bool:
-    """Return whether an attribute of a class configures its runtime and not its own methods."""
+    """Return whether an attribute of a class is one that its runtime bases declare, for their own methods."""
     if name in vars(nn.Module) or not inspect.isclass(kind):
         return False
     return any(name in vars(base) | inspect.get_annotations(base) for base in _runtime_ancestors(kind))
@@ -102,6 +103,7 @@ def is_beyond(value: Any, watched: Watched) -> bool:
     if not of_library(value) or isinstance(value, ModuleType):
         return of_runtime(value)
     if isinstance(value, FunctionType):
+        # The runtime's decorators wrap a function; recorded is the innermost function's code.
         return inspect.unwrap(value).__code__ not in watched.functions
     if not inspect.isclass(value):
         return of_runtime(value)

@@ -50,6 +50,7 @@ class Scope:
 
 def bound_in(function: ast.AST) -> frozenset[str]:
     """Return the names assigned anywhere in a function, including its arguments."""
+    # Python scopes by function, not by line: a name that is assigned once is local in all lines.
     names = {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}
     for node in ast.walk(function):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -74,6 +75,8 @@ def _rule_names() -> dict[int, str]:
     """Map ids to torch names; aliases, as `torch.relu` and `torch.nn.functional.relu`, to the first one."""
     names: dict[int, str] = {}
     for name in (*NAMES, *FUNCTIONS, *(name for name in SILENT if name.startswith("torch."))):
+        # By identity, because users import functions under names of their own. Numbers have no identity:
+        # torch.pi is math.pi.
         value = _get(name)
         if value is not UNKNOWN and not isinstance(value, float | int | bool):
             names.setdefault(id(value), name)

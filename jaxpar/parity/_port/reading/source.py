@@ -23,9 +23,11 @@ class Source:
 
     def __init__(self, path: str):
         self.path = path
+        # tokenize.open decodes by the coding line, as Python does.
         with tokenize.open(path) as file:
             self.text = file.read()
         self.tree = ast.parse(self.text)
+        # As UTF-8, because ast counts columns in its bytes.
         self.lines = [line.encode() for line in self.text.splitlines(keepends=True)]
         self.parents = {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
 
@@ -42,6 +44,7 @@ class Source:
         return self.between(start_of(node), end_of(node))
 
     def key(self, node: ast.AST) -> Key:
+        # An expression and its statement can have the same extent, so the type is part of the key.
         return (self.path, *start_of(node), *end_of(node), type(node).__name__)
 
     def function(self, code: CodeType) -> Function | None:

@@ -1,9 +1,8 @@
 """Watching: which lines of the user's classes run, and the values of every expression while they run.
 
 A first run records which functions run. For a second run each of them gets a code object compiled from the
-same syntax tree with a probe around every expression, and its own code back afterwards. This gives what the
-source alone does not: that `norm_layer` is BatchNorm2d, that `x` is a tensor and not a list, that a branch
-never ran.
+same syntax tree with a probe around every expression, and its own code back afterwards. The recorded values
+complete the source: `norm_layer` is BatchNorm2d, `x` is a tensor and not a list, a branch never ran.
 """
 
 from __future__ import annotations
@@ -115,7 +114,7 @@ class Watched:
         return variables
 
     def listening(self) -> AbstractContextManager[None]:
-        """Record calls outside of the user's files as well, while the context is open; here none."""
+        """Return a context in which subclasses record more than the probes do; this class adds nothing."""
         return nullcontext()
 
     def site(self, source: Source, node: ast.AST) -> Site | None:
@@ -171,6 +170,7 @@ def functions_of(codes: Iterable[CodeType]) -> list[FunctionType]:
     code_set = set(codes)
     functions = {
         id(function): function
+        # A code object has no reference to its function.
         for function in gc.get_referrers(*code_set)
         if isinstance(function, FunctionType) and function.__code__ in code_set
     }
@@ -184,12 +184,14 @@ def probes(watched: Watched, functions: Iterable[FunctionType]) -> Iterator[None
     # would recurse.
     probeable = (function for function in functions if function.__name__ != "__getattribute__")
     originals = {function: function.__code__ for function in probeable}
+    # In builtins: the probed functions keep their globals, which must not get new names.
     setattr(builtins, PROBE, watched.probe)
     setattr(builtins, PASSED, watched.passed)
     try:
         for function in originals:
             probed = _probed(function)
             if probed is not None:
+                # Replacing the code keeps the function's identity: bound methods run the probes, too.
                 function.__code__ = probed
         yield
     finally:
@@ -220,6 +222,7 @@ def _probed(function: FunctionType) -> CodeType | None:
     # The class's name must be the file's global, not a local variable of the shell.
     shell_function.body[:0] = [ast.Global([name]) for name in global_names]
     module = ast.fix_missing_locations(ast.Module([shell_function], []))
+    # With the future imports of the function's own file, and without this file's.
     compiled = compile(module, source.path, "exec", dont_inherit=True, flags=code.co_flags & _FUTURES)
     matching = next((inner for inner in _inside(compiled) if _fits(inner, code)), None)
     if matching is None:  # without probes it would look like a function that did not run
@@ -257,6 +260,7 @@ class _Probes(ast.NodeTransformer):
         reads = isinstance(getattr(node, "ctx", ast.Load()), ast.Load)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super":
             return node  # Python's compiler looks for the name `super`
+        # Before Python 3.12, nodes inside an f-string have positions that are not the source's.
         if isinstance(node, ast.JoinedStr):
             return node
         new = super().visit(node)

@@ -10,7 +10,8 @@ list as single arguments, `:n` a flag as a number. `{rngs}` is the stream that r
 If a call has several lines, the first one that accepts all arguments applies; a call without a line becomes a
 hole. The text after `#` is added to `port.notes`.
 
-`methods` are a tensor's methods, `functions` those of torch's modules, `names` everything that is not called.
+`methods` lists a tensor's methods, `functions` torch's functions, `names` whatever is not called, and
+`layers` describes torch's layers.
 """
 
 from .functions import FUNCTIONS as FUNCTIONS

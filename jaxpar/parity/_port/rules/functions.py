@@ -4,6 +4,8 @@ from .methods import METHODS
 from .rule import CallRule, table
 from .transformers_names import FUNCTIONS as OF_TRANSFORMERS
 
+# By name rather than by object: a function that a release of torch lacks needs no special case.
+# The order of a function's lines matters, because the first one that accepts a call applies.
 FUNCTIONS = table("""
     torch.cat(tensors, dim=) -> jnp.concatenate({tensors}<, axis={dim}>)
     torch.concat(tensors, dim=) -> jnp.concatenate({tensors}<, axis={dim}>)
@@ -157,6 +159,7 @@ for _name, (_signature, _arguments) in _DRAWING.items():
 for _n in (1, 2, 3):
     for _name, _signature in _calls(_BY_AXES.format(n=_n)):
         FUNCTIONS.setdefault(f"torch.nn.functional.{_name}", []).append(_same(_name, _signature))
+# After the loops, because the entries that these lines copy or extend come from them.
 FUNCTIONS.update({older: FUNCTIONS[name] for older, name in _OLDER.items()})
 FUNCTIONS.update(table(OF_TRANSFORMERS))
 for _name, _rules in METHODS.items():

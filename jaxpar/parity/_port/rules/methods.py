@@ -176,6 +176,7 @@ PAIRS = table(f"""
     topk.indices(k, dim?, sorted?) -> jax.lax.top_k({{self}}, {{k}})[1]
 """)
 """Calls that return values and indices."""
+# JAX's arrays are immutable, so `x.add_(y)` is written as an assignment of the method without `_`.
 _CHANGING = (
     *("add", "sub", "mul", "div", "pow", "clamp", "relu", "sigmoid", "tanh", "exp", "sqrt", "neg"),
     *("fill", "zero", "masked_fill", "index_add", "scatter", "unsqueeze", "squeeze", "transpose"),

@@ -12,6 +12,7 @@ NAMES = {
     "torch.float64": "jnp.float64",
     "torch.float16": "jnp.float16",
     "torch.bfloat16": "jnp.bfloat16",
+    # `int` and not jnp.int64, which JAX truncates to 32 bits, with a warning, unless x64 is enabled.
     "torch.long": "int",
     "torch.int8": "jnp.int8",
     "torch.int16": "jnp.int16",
@@ -26,6 +27,7 @@ NAMES = {
     "torch.tanh": "nnx.tanh",
     "torch.sigmoid": "nnx.sigmoid",
     "torch.nn.functional.relu": "nnx.relu",
+    # Not nnx.gelu, whose default is the tanh approximation; torch's is exact.
     "torch.nn.functional.gelu": "F.gelu",
     "torch.nn.functional.silu": "nnx.silu",
     "torch.nn.functional.elu": "nnx.elu",

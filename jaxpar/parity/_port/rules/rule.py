@@ -58,14 +58,17 @@ class CallRule:
             if parameter.startswith("*"):
                 bound[name] = positional or [named.pop(name)] if positional or name in named else []
                 positional = []
+            # `*args` may hold any number of arguments, so only a starred parameter accepts it.
             elif positional and not isinstance(positional[0], ast.Starred):
                 bound[name] = [positional.pop(0)]
             elif name in named:
                 bound[name] = [named.pop(name)]
             elif parameter[-1] not in "=?":
                 return None
+            # Compared as text, so only a literal matches: a variable may change between calls.
             if value and name in bound and ast.unparse(bound[name][0]) != value:
                 return None
+        # Dropping an argument that the rule does not list would change numbers without a note.
         return None if positional or named else bound
 
     def _template(self, bound: dict[str, list[ast.expr]]) -> str:

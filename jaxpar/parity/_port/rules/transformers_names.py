@@ -9,6 +9,7 @@ LIBRARY = "transformers"
 CONFIG = "PretrainedConfig"
 """The base of all configuration classes."""
 
+# By names, because transformers is optional: importing it to build this table would require it.
 STAND_INS = {
     "PreTrainedModel": "modeling_utils",
     "ModelOutput": "utils.generic",
@@ -30,6 +31,8 @@ LIBRARY_SILENT = (
 LIBRARY_NAMES = {"transformers.modeling_layers.GradientCheckpointingLayer": "nnx.Module"}
 """Names that are replaced in a ported file."""
 
+# The first three test for a mode that a ported file never runs in; torch_int differs from int only while
+# torch traces.
 FUNCTIONS = """
     transformers.utils.import_utils.is_torchdynamo_compiling() -> False
     transformers.utils.import_utils.is_torch_fx_proxy(x) -> False

@@ -56,6 +56,8 @@ class ModelOutput:
         return tuple(value for value in vars(self).values() if value is not None)
 
 
+# The names are configuration files' values. transformers' "gelu" is exact, and nnx.gelu by default the tanh
+# approximation, which is "gelu_new".
 ACT2FN = {
     "gelu": partial(nnx.gelu, approximate=False),
     "gelu_new": nnx.gelu,
@@ -70,6 +72,7 @@ ACT2FN = {
 }
 
 
+# The smallest finite number rather than -inf, as in transformers: softmax gives NaN for a row of -inf only.
 def eager_mask(mask, attention_mask, position_ids, dtype):
     """0 where `mask` lets a query see a key that is not padding, and the type's smallest number elsewhere."""
     if attention_mask is not None:
@@ -89,7 +92,7 @@ def _prepare_4d_attention_mask(mask, dtype, tgt_len=None):
 def _create_4d_causal_attention_mask(
     input_shape, dtype, device=None, past_key_values_length=0, sliding_window=None
 ):
-    """The mask of attention to the words before, at most `sliding_window` of them: [B, 1, T, T]."""
+    """The mask of attention to earlier tokens, at most `sliding_window` of them: [B, 1, T, T]."""
     q_idx, kv_idx = jnp.arange(input_shape[-1])[:, None], jnp.arange(input_shape[-1])
     mask = (kv_idx <= q_idx) & (kv_idx > q_idx - (sliding_window or input_shape[-1]))
     return eager_mask(jnp.broadcast_to(mask, (input_shape[0], 1, *mask.shape)), None, None, dtype)
@@ -98,7 +101,7 @@ def _create_4d_causal_attention_mask(
 def create_causal_mask(
     config, input_embeds, attention_mask, cache_position, past_key_values=None, position_ids=None
 ):
-    """The mask of attention to the words before: [B, 1, T, T]."""
+    """The mask of attention to earlier tokens: [B, 1, T, T]."""
     if attention_mask is not None and attention_mask.ndim == 4:
         return attention_mask
     q_idx, kv_idx = cache_position[:, None], jnp.arange(input_embeds.shape[1])
@@ -108,7 +111,7 @@ def create_causal_mask(
 def create_sliding_window_causal_mask(
     config, input_embeds, attention_mask, cache_position, past_key_values=None, position_ids=None
 ):
-    """The mask of attention to the last `config.sliding_window` words: [B, 1, T, T]."""
+    """The mask of attention to the last `config.sliding_window` tokens: [B, 1, T, T]."""
     if attention_mask is not None and attention_mask.ndim == 4:
         return attention_mask
     q_idx, kv_idx = cache_position[:, None], jnp.arange(input_embeds.shape[1])

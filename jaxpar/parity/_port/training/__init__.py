@@ -1,6 +1,6 @@
 """Training: a torch optimizer and its scheduler become lines of `jaxpar.optim`.
 
-`lines` joins the others: `optimizer` and `scheduler` write, `functions` are those that a scheduler calls,
-`dims` says which axes of a leaf an optimizer of matrices means. `steps` is the proof: the lines, executed,
-against torch's objects.
+`lines` is the entry. `optimizer` and `scheduler` write their lines, `functions` writes the user's functions
+that a scheduler calls, and `dims` the argument that gives optimizers of matrices torch's axes. `steps` is the
+proof: it executes the lines and compares them with torch's objects.
 """

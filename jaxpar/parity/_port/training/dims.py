@@ -40,12 +40,14 @@ def dims_of(
         return ""
     ordered = function.__name__ == "muon"
     default: Axes = (1, 0) if ordered else (-2, -1)
+    # Measured with numbered tensors, which covers every conversion of the rulebook, fused ones included.
     last, before = _varying(tensors, links, -1), _varying(tensors, links, -2)
     axes_by_leaf = {
         (paths[leaf], ndim): (before[leaf][0], axis)
         for leaf, (axis, ndim) in last.items()
         if leaf in before and paths.get(leaf) in set(moved_paths)
     }
+    # The number of axes comes first: it distinguishes matrices from convolutions without naming leaves.
     for expression, key in KEYS.items():
         cases: dict[Any, set[Axes]] = {}
         for (path, ndim), axes in axes_by_leaf.items():
@@ -53,7 +55,7 @@ def dims_of(
                 default if _same(axes, default, ndim, ordered) else axes
             )
         if all(len(axes_set) == 1 for axes_set in cases.values()):
-            return _written(expression, {case: found.pop() for case, found in cases.items()}, default)
+            return _written(expression, {case: axes_set.pop() for case, axes_set in cases.items()}, default)
     raise PortError(
         f"jaxpar.parity.port: the axes that {function.__name__} takes lie differently in leaves of one name "
         "and number of axes; write the argument dims by hand."
@@ -70,6 +72,7 @@ def _varying(tensors: Mapping[str, np.ndarray], links: Links, axis: int) -> dict
             counted[name] = np.broadcast_to(np.arange(float(x.shape[axis])).reshape(shape), x.shape)
     positions = {}
     for leaf, x in links.to_flax(counted, gradient=True).items():
+        # A leaf that merges or splits the axis varies along several or none; it has no position then.
         moved = [i for i in range(x.ndim) if x.shape[i] > 1 and np.any(np.diff(x, axis=i))]
         if len(moved) == 1:
             positions[leaf] = moved[0], x.ndim

@@ -65,6 +65,7 @@ class Functions:
             ) from error
         if function.__name__ not in self.definitions:
             self._referred(function, ast.parse(text))
+            # After its references: the lines run in the order of this dict.
             self.definitions[function.__name__] = text
         return function.__name__
 
@@ -76,6 +77,7 @@ class Functions:
         for name in sorted(names & referenced.keys()):
             if name not in self.definitions and name != function.__name__:
                 self._name(name, referenced[name], function)
+        # getclosurevars lists attributes as unbound, too: `pi` for `math.pi`.
         unbound = sorted(closed.unbound & names - set(dir(builtins)))
         if unbound:
             raise PortError(

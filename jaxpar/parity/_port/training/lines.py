@@ -169,11 +169,14 @@ def _adopted(origin: Origin, pair: tuple[Any, Any]) -> tuple[torch.nn.Module, tu
     net = (copy.deepcopy(origin.instance) if origin.instance is not None else perturbed(origin.make)).double()
     parameters = dict(net.named_parameters())
     names = _names(origin, pair[0], parameters)
+    # deepcopy replaces what `memo` lists, so the copied optimizer refers to the copied module's parameters.
     memo = {id(x): parameters[name].requires_grad_(x.requires_grad) for x, name in names}
+    # As a pair, because the copied scheduler must step the copied optimizer.
     optimizer, scheduler = copy.deepcopy(pair, memo)
     for state in optimizer.state.values():
         for key, value in state.items():
             if isinstance(value, torch.Tensor) and value.is_floating_point():
+                # Adagrad makes its state in the constructor, in the type of the user's parameters.
                 state[key] = value.double()
     return net, (optimizer, scheduler)
 
@@ -191,6 +194,7 @@ def _names(
         id(x): name for name, x in (origin.instance.named_parameters() if origin.instance is not None else ())
     }
     recorded_names = [name for group in optimizer.param_groups for name in group.get("param_names", ())]
+    # From the most reliable evidence to the least: identity, recorded names, equal shapes in order.
     if all(id(x) in names_by_id for x in tensors):
         names = [names_by_id[id(x)] for x in tensors]
     elif len(recorded_names) == len(tensors) and set(recorded_names) <= parameters.keys():

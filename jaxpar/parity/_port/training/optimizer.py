@@ -16,6 +16,7 @@ from ....errors import PortError
 from ..._weights import Links
 
 CLASSES = {
+    # By name, so that a new function of jaxpar.optim is covered without a line in this file.
     getattr(torch.optim, name): getattr(optim, name.lower())
     for name in torch.optim.__dict__
     if inspect.isclass(getattr(torch.optim, name)) and hasattr(optim, name.lower())
@@ -65,6 +66,7 @@ def options_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> di
       PortError: jaxpar.optim does not have an option.
     """
     parameters = inspect.signature(function_of(optimizer)).parameters
+    # Newer releases of torch make AdamW a subclass of Adam that always sets this option.
     implied = {"decoupled_weight_decay"} if isinstance(optimizer, torch.optim.AdamW) else set()
     unknown = set(group) - parameters.keys() - KERNELS - NOTES - implied
     if unknown:
@@ -117,6 +119,7 @@ def groups_of(
     for group, names in zip(optimizer.param_groups, names_by_group, strict=True):
         leaves = []
         for part in links.parts:
+            # torch lists a tied tensor once, under any of its names.
             in_group = [bool({name, *links.tied.get(name, ())} & set(names)) for name in part.torch]
             if any(in_group) and not all(in_group):
                 raise PortError(
@@ -147,6 +150,7 @@ def written(
         return f"optimizer = optim.Optimizer(net, {name_}({', '.join(arguments)}))\n"
     chosen = [selection(group.paths, paths) for group in groups]
     if not frozen:
+        # `...` selects all other leaves, so the longest selection need not be written.
         chosen[max(range(len(chosen)), key=lambda i: len(chosen[i]))] = "..."
     rows = [
         _row(leaves, _overrides(function, group, common))

@@ -72,6 +72,7 @@ READ: dict[str, dict[str, Callable[[Any], Any]]] = {
     "CyclicLR": {
         "base_lr": lambda s: PerGroup(s.base_lrs),
         "max_lr": lambda s: PerGroup(s.max_lrs),
+        # torch stores the sum of both sizes and their ratio.
         "step_size_up": _size(lambda ratio: ratio),
         "step_size_down": lambda s: None if s.step_ratio == 0.5 else _size(lambda ratio: 1 - ratio)(s),
         "scale_fn": lambda s: s._scale_fn_custom,
@@ -80,12 +81,14 @@ READ: dict[str, dict[str, Callable[[Any], Any]]] = {
     },
     "OneCycleLR": {
         "max_lr": _note("max_lr"),
+        # torch stores their product, total_steps.
         "epochs": lambda s: None,
         "steps_per_epoch": lambda s: None,
         "pct_start": lambda s: _short(_phase(s)),
         "anneal_strategy": lambda s: s._anneal_func_type,
         "base_momentum": _cycled("base_momentum"),
         "max_momentum": _cycled("max_momentum"),
+        # torch stores neither factor, only the rates computed with them, in the groups.
         "div_factor": _ratio("max_lr", "initial_lr"),
         "final_div_factor": _ratio("initial_lr", "min_lr"),
         "three_phase": lambda s: len(s._schedule_phases) == 3,
@@ -146,6 +149,7 @@ def _text(value: Any, default: Any, functions: Functions, frozen: bool) -> str:
     if isinstance(value, PerGroup):
         several = list(value.values)
         if any(value_ is not several[0] and value_ != several[0] for value_ in several):
+            # The frozen group needs an entry of its list; its value has no effect.
             several += several[-1:] if frozen else []
             return f"[{', '.join(functions.text(plain(value_)) for value_ in several)}]"
         value = several[0]

@@ -65,7 +65,7 @@ class OptimizerTrial:
 
 
 def one_in_a_row(random: np.random.RandomState, shape: tuple[int, ...]) -> np.ndarray:
-    """Draw a matrix with one number per row and column: its products are exact in any order."""
+    """Draw a matrix with one number per row and column, so that its products are exact in any order."""
     matrix = np.zeros(shape)
     np.fill_diagonal(matrix, random.choice([-2.0, -1.0, 0.5, 1.0], min(shape)))
     return matrix[:, ::-1]
@@ -106,6 +106,7 @@ def compared(training: TrainingSides, source: str, line: str) -> Comparison:
     """
     started = time.perf_counter()
     differences = _options(training, line)
+    # On a copy, because the steps leave the optimizer at the end of its schedule.
     differences += _rates(copy.deepcopy(training), source) if training.scheduler else []
     differences += _weights(training, source)
     name = type(training.optimizer).__name__
@@ -144,6 +145,7 @@ def _options(training: TrainingSides, line: str) -> list[Difference]:
         transformation: optax.GradientTransformation = function(*args, **kwargs)
         return transformation
 
+    # Executed rather than parsed: a call shows the defaults of options that the line leaves out.
     members = {**{name: getattr(optim, name) for name in dir(optim)}, function.__name__: noting}
     exec(compile(line, "train.py", "exec"), {"net": training.flax, "optim": _Namespace(members)})
     torch_options = [
@@ -203,6 +205,7 @@ def _advance(scheduler: Any, t: int) -> None:
 
 def _of_groups(groups: Iterable[Any]) -> Named:
     values = {}
+    # Adam's beta1 is the momentum that cyclic schedulers change; the two sides store it differently.
     for i, group in enumerate(groups):
         for name in ("lr", "momentum", "beta1"):
             if name in group:
@@ -287,6 +290,7 @@ def _closure(
     """Return a closure that sets the gradients and returns the loss."""
 
     def closure() -> torch.Tensor:
+        # The gradient has a closed form; LBFGS also needs the loss, at each point that it tries.
         loss = torch.zeros((), dtype=torch.float64)
         with torch.no_grad():
             for name, x in net.named_parameters():
@@ -306,6 +310,7 @@ def _mover(optimizer: optim.Optimizer, trial: OptimizerTrial) -> Callable[[Train
             return jax.tree.reduce(jnp.add, terms)
 
         value, gradients = jax.value_and_grad(loss)(params)
+        # LBFGS needs value and value_fn; the wrapper drops them for the others.
         tx = optax.with_extra_args_support(optimizer.tx)
         updates, state = tx.update(gradients, state, params, value=value, value_fn=loss)
         return optax.apply_updates(params, updates), state
