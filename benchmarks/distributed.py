@@ -41,11 +41,12 @@ def measure() -> dict[str, float]:
     import numpy as np
 
     from jaxpar.distributed.exchange import exchange
-    from jaxpar.distributed.guard import Guard
+    from jaxpar.distributed.step_agreement import ledger
 
-    guard, parts = Guard(), {f"batch[{i}]": "float32[256, 1024]" for i in range(4)} | {"mode": "train"}
-    guard.check(parts, 0)
-    known = once(lambda i: guard.check(parts, 1 + i), 20_000)
+    agreement = ledger("benchmark")
+    parts = {f"batch[{i}]": "float32[256, 1024]" for i in range(4)} | {"mode": "train"}
+    agreement.check(0, "known", lambda: parts)
+    known = once(lambda i: agreement.check(1 + i, "known", lambda: parts), 20_000)
     small = np.ones(4, np.float32)
     found = {
         "import and init_process_group, s": started,
@@ -56,7 +57,7 @@ def measure() -> dict[str, float]:
         "guard, known batch, us per step": 1e6 * known,
         "guard, known batch, % of a 50 ms step": 100 * known / 0.05,
         "guard, first time of a batch, ms": 1e3
-        * once(lambda i: guard.check(parts | {"n": str(i)}, 30_000 + i), 100),
+        * once(lambda i: agreement.check(30_000 + i, i, lambda: parts | {"n": str(i)}), 100),
     }
     dist.barrier()
     mine, supervisors = time.process_time(), seconds_of(os.getppid())
