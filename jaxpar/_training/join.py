@@ -64,8 +64,7 @@ class Announced:
 
     def announce(self, rows: LocalRows | None, keep: bool = False) -> Agreement | None:
         """Return what all ranks contribute to one step; None when no rank has rows left."""
-        has_rows = rows is not None and rows.sizes
-        announcement = _announcement(rows, keep) if has_rows else {"never": self.rows is None}
+        announcement = _announcement(rows, keep) if rows and rows.sizes else {"never": self.rows is None}
         texts = exchange(_WHAT, json.dumps(announcement), self._timeout, self._world.group)
         announcements = [json.loads(text) for text in texts]
         done = [r for r, message in enumerate(announcements) if "kinds" not in message]
