@@ -197,10 +197,8 @@ def _bare(net: Any) -> nnx.Module:
 
 
 def _parameters(optimizer: nnx.Optimizer, *nets: nnx.Module) -> PyTree:
-    """Return the parameters with the tree structure that the optimizer was built for.
-
-    That is the structure of the bare net or of its wrapper; only the optimizer's state can tell which.
-    """
+    """Return the parameters with the tree structure that the optimizer was built for."""
+    # That is the bare net's or its wrapper's structure; only the optimizer's state shows which.
     for net in nets:
         parameters = nnx.as_pure(nnx.state(net, optimizer.wrt, graph=True))
         # Abstractly: a second set of moments might not fit on the device.

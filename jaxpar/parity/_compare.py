@@ -260,10 +260,7 @@ def _said(mapping: Entries | None) -> list[str]:
 def _check_determinism(
     pair: ModelPair, sides: Sides[TorchSide], request: Request, first: LevelStep, findings: Findings
 ) -> None:
-    """Run the first batch again and require bit-identical results, without which no verdict is meaningful.
-
-    Also counts the elements at a kink, in the same run of torch.
-    """
+    """Run the first batch again and require identical bits; counts the elements at a kink in the same run."""
     torch_side, flax_side = _start(pair, sides, request)
     again = torch_side.step(first.batch, counted(findings.notes))
     _require_equal("the torch module", first.reference, again)

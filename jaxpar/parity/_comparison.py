@@ -1,7 +1,4 @@
-"""Comparison: the public result of `compare`, with methods to print and save it.
-
-torch has no counterpart: `torch.testing.assert_close` only raises or passes.
-"""
+"""Comparison: the public result of `compare`. No torch counterpart: `assert_close` only raises or passes."""
 
 from __future__ import annotations
 

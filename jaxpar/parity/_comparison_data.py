@@ -1,7 +1,4 @@
-"""The data of a comparison, without the code that prints or saves it.
-
-`Comparison`, the public class, adds that code to `ComparisonData`.
-"""
+"""The data of a comparison; the public class `Comparison` adds the code that prints and saves it."""
 
 from __future__ import annotations
 

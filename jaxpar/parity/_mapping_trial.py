@@ -239,15 +239,13 @@ def _with(group: LayerGroup, flax: Iterable[str]) -> LayerGroup:
 
 
 def _shaken(module: torch.nn.Module, ignore: Iterable[str]) -> torch.nn.Module:
-    """Return a copy with noise added to its weights, in proportion to their size.
-
-    Ignored parameters keep their values, because Flax computes them: a table of sines, for example.
-    """
+    """Return a copy with noise added to its weights, in proportion to their size."""
     shaken = copy.deepcopy(module).to("cpu")
     ignored_names, _ = ignored(shaken.state_dict(), ignore, "ignore_torch")
     random = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, tensor in shaken.named_parameters():
+            # Ignored parameters are computed in Flax, such as a table of sines, and must keep their values.
             if name not in ignored_names and tensor.is_floating_point() and tensor.numel():
                 # At least 0.05: noise in proportion to a bias of zeros would leave it as it is.
                 size = tensor.square().mean().sqrt().clamp(0.05, 1.0)

@@ -101,10 +101,7 @@ class ModelInputs:
 
 
 def _common(torch_call: Call, flax_call: Call, layout: Move, shared: set[str]) -> dict[str, tuple[str, Move]]:
-    """Map each floating input of torch to its name in Flax and the layout change between the two.
-
-    Inputs match if both sides got them from one argument, or if they hold equal values.
-    """
+    """Map each floating input of torch to its name in Flax and the layout change between the two."""
     counterparts: dict[str, tuple[str, Move]] = {}
     unpaired = {name: x for name, x in flax_call.arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)}
     for name, x in torch_call.arrays.items():

@@ -4,10 +4,7 @@ In the mean of what a norm has just centred, or in a gradient through two norms,
 too. torch itself shows how many: where the models differ, torch runs again with the result of every
 operation, forward and backward, moved at random by one unit of float64 (stochastic arithmetic, as in CADNA).
 A tensor that moves farther than rounding gets a bound in proportion; one that moves too far gets no verdict.
-
-XLA also rounds where torch's operations do not: with a fused multiply-add, a * b - c * d is not 0 even if
-both products are equal. So tensors that still differ are judged again from the same program compiled without
-optimizations, which has the same meaning and contains the same mistakes.
+Tensors that still differ are judged again from Flax's program compiled without optimizations.
 """
 
 from __future__ import annotations
@@ -105,6 +102,8 @@ def _judged(row: Judged, moves: dict[Key, Perturbation]) -> Judged:
 
 def _unoptimised(pair: ModelPair, batches: Batches, compared: Comparison) -> tuple[Judged, ...]:
     """Compare again, with Flax's program compiled without optimizations."""
+    # XLA also rounds where torch's operations do not: with a fused multiply-add, a * b - c * d is not 0 even
+    # if both products are equal. The program without optimizations still contains the port's mistakes.
     reference, findings = pair.reference("float64"), Findings()
     candidate = pair.candidate(reference).unoptimised()
     sides = Sides(reference, candidate, single=functools.partial(pair.reference, "float32"))

@@ -1,7 +1,4 @@
-"""Convert torch tensors to NumPy arrays and back, bit for bit, without copies; ml_dtypes adds missing dtypes.
-
-torch is imported only when a tensor is passed or created.
-"""
+"""Convert torch tensors to NumPy arrays and back, bit for bit and without copies; imports torch on demand."""
 
 from __future__ import annotations
 

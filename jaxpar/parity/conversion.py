@@ -1,7 +1,6 @@
 """Convert weights between torch's and Flax's names and layouts, from arrays to arrays in memory.
 
-`load_torch` and `to_torch` move weights between two models. Here the Flax module only supplies the leaves'
-names and layouts, so shapes suffice.
+The Flax module only supplies the leaves' names and layouts, so shapes suffice.
 """
 
 from __future__ import annotations

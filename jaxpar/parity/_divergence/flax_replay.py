@@ -158,10 +158,8 @@ def _replaced(
 
 
 def _pairs(flax_arrays: Sequence[Any], torch_arrays: Sequence[Any], channels_last: bool) -> dict[int, tuple]:
-    """Pair Flax's arrays with torch's by position: the first, and later ones if floating.
-
-    Later bools and integers are masks, which mean different things in the two frameworks.
-    """
+    """Pair Flax's arrays with torch's by position: the first, and later ones if floating."""
+    # Later bools and integers are masks, which mean different things in the two frameworks.
     pairs = {}
     for i, (flax_array, torch_array) in enumerate(zip(flax_arrays, torch_arrays, strict=False)):
         if hasattr(flax_array, "shape") and (i == 0 or jnp.issubdtype(flax_array.dtype, jnp.floating)):

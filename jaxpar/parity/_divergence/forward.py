@@ -2,7 +2,7 @@
 
     trace_torch ──► align: replay, and replay again where Flax has a different layout ──► AlignedForward
 
-A `AlignedForward` is plain data. `departures` runs torch again from the same start, with changes.
+`departures` runs torch again from the same start, with changes.
 """
 
 from __future__ import annotations
@@ -186,12 +186,8 @@ def _is_turned(forward: AlignedForward, call: LayerCall) -> bool:
 
 
 def _is_overridden(forward: AlignedForward, call: LayerCall) -> bool:
-    """Whether torch's layer itself computes the inputs of Flax's layer, such as the positions of a table, or
-    applies to its result what Flax applies outside the layer, such as an embedding's scale.
-
-    A layer that overrides `forward` may also have the same meaning on both sides. Then it gets equal inputs,
-    and computes equal results from them.
-    """
+    """Whether torch's layer does what Flax does outside: compute a table's positions, scale an embedding."""
+    # An overridden `forward` may have the same meaning on both sides: then equal inputs give equal results.
     both, rule = forward.arriving(call).values(), forward.links[call.path].rule
     if not both or rule is None or _result(forward, call).same:
         return False

@@ -79,10 +79,8 @@ def divergence(pair: ModelPair, batches: Batches, steps: int, noise: Collection[
 
 
 def _as_one_bias(build: Build, pair: ModelPair) -> Iterator[tuple[str, Build]]:
-    """Yield the variation for Flax's recurrent layers, whose one bias is the sum of torch's two.
-
-    Both of torch's biases get the gradient, so their sum moves twice as far as Flax's bias.
-    """
+    """Yield the variation for Flax's recurrent layers, whose one bias is the sum of torch's two."""
+    # Both of torch's biases get the gradient, so their sum moves twice as far as Flax's bias.
     names = [name for name, _ in pair.torch_module.named_parameters()]
     summed = [
         (part, names.index(part.torch[0]), names.index(part.torch[1]))

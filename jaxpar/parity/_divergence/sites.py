@@ -241,10 +241,8 @@ class SiteSearch:
         flax_array: np.ndarray,
         torch_array: np.ndarray,
     ) -> list[Explanation]:
-        """Search the ops since the previous layer, then all earlier ops outside layers.
-
-        A residual connection brings arrays that were computed before the previous layer.
-        """
+        """Search the ops since the previous layer, then all earlier ops outside layers."""
+        # Earlier ones too: a residual connection brings arrays from before the previous layer.
         trace, flax = self.expected, {"": flax_array}
         end = self._again(call).first if call else trace.model_ops
         near = trace.ops[self._again(previous).last if previous else 0 : end]

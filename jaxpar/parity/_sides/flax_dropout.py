@@ -70,16 +70,14 @@ class Injection:
     def _attention(
         self, path: str, layer: FlaxModule, attention_fn: Callable[..., jax.Array]
     ) -> Callable[..., Any]:
-        """Wrap the layer's attention function so that torch's mask multiplies the attention weights.
-
-        The weights are the function's output for an identity matrix as values. This works for every function
-        that is linear in the values, grouped heads and causal masks included.
-        """
+        """Wrap the layer's attention function so that torch's mask multiplies the attention weights."""
 
         @functools.wraps(attention_fn)
         def attention(query: jax.Array, key: jax.Array, value: jax.Array, *args: Any, **kwargs: Any) -> Any:
             # The function's own dropout is disabled; the mask is applied to the weights instead.
             kwargs |= {"deterministic": True, "dropout_rng": None}
+            # The weights are the function's output for an identity matrix as values. This works for every
+            # function that is linear in the values, grouped heads and causal masks included.
             units = jnp.eye(value.shape[-3], dtype=value.dtype)[:, None]
             units = jnp.broadcast_to(units, (*value.shape[:-1], value.shape[-3]))
             weights = jnp.swapaxes(attention_fn(query, key, units, *args, **kwargs), -3, -2)

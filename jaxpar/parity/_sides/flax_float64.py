@@ -135,10 +135,7 @@ def _wide_tracer(x: Any) -> Any:
 
 
 class _Widening:
-    """Rewrites a program: each variable of a narrow type becomes a wide one, nested programs included.
-
-    Rewriting all of them together keeps callers and bodies consistent with each other.
-    """
+    """Rewrites a program: each variable of a narrow type becomes a wide one, nested programs included."""
 
     def __init__(self, constants: Constants) -> None:
         self.constants = constants

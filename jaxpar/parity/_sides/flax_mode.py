@@ -47,10 +47,8 @@ def flags(module: FlaxModule, call: Call, training: bool) -> dict[str, bool]:
 
 
 def _stream(module: FlaxModule, call: Call, training: bool) -> dict[str, Any]:
-    """Return a dropout key for a Linen module in training.
-
-    It replaces the caller's key. Drawn values must not matter anyway, because torch draws different ones.
-    """
+    """Return a dropout key for a Linen module in training, in place of the caller's."""
+    # Drawn values must not matter, because torch draws different ones.
     rngs = call.kwargs.get(RNGS, {})
     if not training or not isinstance(module, linen.Module) or not isinstance(rngs, dict):
         return {}

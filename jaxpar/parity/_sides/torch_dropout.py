@@ -29,10 +29,7 @@ T = TypeVar("T")
 
 
 class Capture(TorchFunctionMode):
-    """Records dropout's factors, 0 or 1/(1-p), in the order of the calls, while entered.
-
-    Modes are thread-local: other threads are not affected.
-    """
+    """Records dropout's factors, 0 or 1/(1-p), in the order of the calls, while entered in this thread."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,11 +54,9 @@ class Capture(TorchFunctionMode):
         return function(*args, **kwargs)
 
     def _seen_inside(self, function: Callable[..., T]) -> Callable[..., T]:
-        """Return the function with different globals, in which its calls of dropout are captured.
-
-        A mode is disabled inside the function that it handles, and patching torch.nn.functional during the
-        call would affect every other thread.
-        """
+        """Return the function with different globals, in which its calls of dropout are captured."""
+        # A mode is disabled inside the function that it handles, and patching torch.nn.functional during the
+        # call would affect every other thread.
         attention = functional.scaled_dot_product_attention
         watched = {
             "dropout": partial(self._dropout, functional.dropout),

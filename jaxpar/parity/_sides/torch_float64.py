@@ -188,11 +188,9 @@ def _narrowed(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.
 
 
 def _in_default_type(operation: Any, args: tuple, kwargs: dict) -> bool:
-    """Return whether an operation creates a tensor of torch's default type from no other tensor.
-
-    These get dtype=float64 up front rather than a second run: random numbers must not be drawn twice, and
-    -1e308 overflows float32.
-    """
+    """Return whether an operation creates a tensor of torch's default type from no other tensor."""
+    # These get dtype=float64 up front rather than a second run: random numbers must not be drawn twice, and
+    # -1e308 overflows float32.
     name = operation._schema.name.removeprefix("aten::")
     if name in ("arange", "full"):
         return any(isinstance(x, float) for x in (*args, *kwargs.values()))

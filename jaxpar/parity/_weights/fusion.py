@@ -292,11 +292,9 @@ def _without(raw: str, suffix: str) -> str:
 
 
 def piece_names(path: str, suffix: str, count: int) -> tuple[str, ...]:
-    """Return the names of the pieces of a torch array.
-
-    Without `suffix` the path is the array's own: `qkv.weight` becomes `qkv[0].weight`, so that it is laid out
-    as a weight, and MultiheadAttention's `in_proj_weight` becomes `in_proj[0].weight`.
-    """
+    """Return the names of a torch array's pieces: `qkv[0].weight` for `qkv.weight`."""
+    # The last part stays `weight`, so that a piece is laid out as a weight. Without `suffix`, the path is the
+    # array's own, such as MultiheadAttention's `in_proj_weight`, which becomes `in_proj[0].weight`.
     if not suffix:
         path, suffix = owner(path), last(path)
         if suffix.startswith("in_proj_"):

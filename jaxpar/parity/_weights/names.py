@@ -62,10 +62,7 @@ class Names:
         return self._weight_norm(torch_like(join(self._targets[key], inside(name, key) or ""))), True
 
     def leading_to(self, path: str) -> list[str]:
-        """Return the bare names and paths that translate to a Flax path.
-
-        Entries of the mapping take precedence over equal names; exactly equal names come first.
-        """
+        """Return the bare names and paths that translate to a Flax path, exactly equal ones first."""
         name = self.tree.names[path]
         leading = self._leading.get(torch_like(name), [])
         # The mapping is explicit, while a torch module may have the same name by coincidence.
@@ -109,13 +106,10 @@ class Names:
 
 
 def unwrapped(names: Iterable[str], kinds: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
-    """Return names and module paths without the prefixes of torch.compile, DataParallel and other wrappers.
-
-    Without class names, `module.` is removed only if all names begin with this prefix: otherwise it may be
-    the user's own attribute.
-    """
+    """Return names and module paths without the prefixes of torch.compile, DataParallel and the like."""
     names, levels = list(names), 0
     if not kinds:
+        # Without class names, a `module.` that not all names begin with may be the user's own attribute.
         # Nested wrappers produce `module.module.`
         while names and all(_strip(name, levels).startswith("module.") for name in names):
             levels += 1

@@ -276,11 +276,9 @@ def _pair_layer(pairing: Pairing, path: str, bare: str) -> None:
 def _in_torchs_layout(
     pairing: Pairing, bare: str, rule: Rule, part: Part, torch_names: Mapping[str, str]
 ) -> Part | None:
-    """Return the part adapted to the torch class's layout; None if the layout cannot be determined.
-
-    A class that the rule does not list may lay out its `weight` differently: transformers' Conv1D is
-    (in, out). Arrays that are converted unchanged need no adaptation.
-    """
+    """Return the part adapted to the torch class's layout; None if the layout cannot be determined."""
+    # A class that the rule does not list may lay out its `weight` differently: transformers' Conv1D is
+    # (in, out).
     kinds = pairing.names.kinds.get(bare)
     # A state_dict has no classes, so its layers are trusted to be the rule's: the shapes must still fit.
     if kinds is None or set(kinds) & set(rule.kinds):

@@ -150,11 +150,10 @@ class Move:
 
 @dataclasses.dataclass(frozen=True)
 class Moves:
-    """Moves, and parts of the rulebook, in stages from torch's arrays to Flax's.
+    """Moves, and parts of the rulebook, in stages from torch's arrays to Flax's."""
 
-    The moves of a stage read the arrays before the stage, so that one move's output never hides an array of
-    the same name that a different move reads: torch's names and Flax's may overlap.
-    """
+    # The moves of a stage read the arrays before the stage, so that one move's output never hides an array of
+    # the same name that a different move reads: torch's names and Flax's may overlap.
 
     stages: tuple[Sequence[Move | Part], ...]
 

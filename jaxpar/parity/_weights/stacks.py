@@ -42,10 +42,8 @@ def units(tree: Outline, paths: Sequence[str], both: bool) -> Iterator[tuple[str
 
 
 def alone(rule: Rule, names: Iterable[str]) -> Rule:
-    """Return a cell's rule with the names of a one-layer stack if torch's names are a stack's.
-
-    Linen creates the cell of `RNN(LSTMCell(4))` as a sibling of the RNN rather than a child.
-    """
+    """Return a cell's rule with the names of a one-layer stack if torch's names are a stack's."""
+    # Linen creates the cell of `RNN(LSTMCell(4))` as a sibling of the RNN rather than a child.
     return rule.at_depth(0) if rule.torch.endswith("Cell") and any(map(DEEP.search, names)) else rule
 
 

@@ -174,10 +174,8 @@ def _in_state(path: str) -> list[tuple[bool, int, str]]:
 
 
 def _walk(node: Any, path: str, name: str, above: tuple[Any, ...]) -> Iterator[tuple[str, str, Any]]:
-    """Yield (path, torch-like name, node) for all modules and Variables, parents first.
-
-    Unlike `nnx.iter_graph`, this visits a shared node once per path.
-    """
+    """Yield (path, torch-like name, node) for all modules and Variables, parents first."""
+    # Not `nnx.iter_graph`, which visits a shared node only once, while every path has a name in torch.
     if isinstance(node, nnx.Variable):
         if not isinstance(node, PASSING_VARIABLES) and hasattr(node.get_raw_value(), "shape"):
             yield path, name, node

@@ -142,10 +142,7 @@ def integers(c: Array, r: Array, left_out: Array | None = None) -> Distance:
 
 
 def ulp(c: Array, r: Array) -> int:
-    """Return the largest number of representable steps between finite numbers of one dtype.
-
-    A complex number counts as two numbers.
-    """
+    """Return the largest number of representable steps between finite numbers (or parts) of one dtype."""
     # The bits of a float without its sign, read as an integer, count the steps from zero, so two floats are
     # as far apart as two integers. -0 and 0 are zero steps apart.
     if c.dtype.kind == "c":
@@ -195,13 +192,11 @@ def _chunks(c: Array, r: Array, o: Array | None, left_out: Array | None) -> Iter
 
 
 def _parts(arrays: list[Array]) -> Iterable[tuple[Array, ...]]:
-    """Yield all elements in C order, a chunk of each array at a time, without copying an array.
-
-    The chunks are views of contiguous arrays, and otherwise a buffer that the next chunk overwrites.
-    """
+    """Yield all elements in C order, a chunk of each array at a time, without copying an array."""
     if all(x.flags.c_contiguous for x in arrays):
         flat = [x.reshape(-1) for x in arrays]
         return (tuple(x[at : at + CHUNK] for x in flat) for at in range(0, flat[0].size, CHUNK))
+    # The next chunk overwrites nditer's buffer, so a caller must not keep chunks.
     flags: Any = ("external_loop", "buffered", "zerosize_ok")
     return np.nditer(arrays, flags, order="C", buffersize=CHUNK)
 
