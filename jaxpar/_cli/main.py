@@ -232,7 +232,8 @@ def estimate(spec: str, **options: Any) -> None:
       jaxpar estimate spec.py --device a100 --hosts 16 --watch-batch --png step.png
       jaxpar estimate spec.py --device h100 --devices 4 --link 100 --json
     """
-    start_devices(None)  # several, to see what they exchange where the card's compiler is missing
+    # Without the card's compiler, several virtual devices show what a step exchanges.
+    start_devices(None)
     from .estimate import run
 
     check_outputs(spec, options)

@@ -25,10 +25,12 @@ def read_names(path: str, needed: tuple[str, ...] = ()) -> dict[str, Any]:
     if not Path(path).is_file():
         raise SpecError(f"{path}: there is no such file.")
     folder = str(Path(path).resolve().parent)
-    sys.path.insert(0, folder)  # as Python does for a script
+    # Python does this for a script, and `runpy.run_path` does not.
+    sys.path.insert(0, folder)
     try:
         defined = runpy.run_path(path)
-    except (Exception, SystemExit) as error:  # SystemExit(0) would be read as "the same"
+    # A SystemExit(0) that passed would mean "the same" to the caller of the command.
+    except (Exception, SystemExit) as error:
         raise failed(path, "", error) from error
     finally:
         sys.path.remove(folder)

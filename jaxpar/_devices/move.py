@@ -137,7 +137,8 @@ def device_of(x: PyTree) -> jax.Device:
         raise LeafError(
             "device_of: there is no array, so no device; give a jax.Array or a tree that holds one."
         )
-    placements.sort(key=lambda entry: entry[0])  # committed arrays first: they decide
+    # Committed arrays first: JAX moves the others to them.
+    placements.sort(key=lambda entry: entry[0])
     _, home, first = placements[0]
     for free, d, name in placements:
         if d != home and not free:
@@ -216,7 +217,8 @@ def _is_there(leaf: jax.Array | np.ndarray, target: jax.Device, stay_spread: boo
     if isinstance(leaf, np.ndarray):
         return False
     if not is_real(leaf):
-        return is_staged()  # the compiler places tracers; a device_put would pin them
+        # The compiler places tracers, and a device_put would fix them to a device.
+        return is_staged()
     home = leaf.devices()
     # A replicated module is on this device already; moving it would undo DataParallel's placement.
     if stay_spread and len(home) > 1 and target in home:

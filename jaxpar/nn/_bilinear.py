@@ -51,6 +51,7 @@ class Bilinear(Layer):
     ):
         if in1_features <= 0:
             raise ValueError(f"in1_features must be > 0, but got (in1_features={in1_features})")
+        # torch takes the bound from axis 1 of its weight, [O, I, J], so the second input does not count.
         bound = in1_features**-0.5
 
         def uniform(*shape: int) -> nnx.Param:

@@ -154,6 +154,8 @@ class ConvTranspose(Layer):
         k = sizes(kernel_size, self.axes)
         transposed_options(k, in_channels, out_channels, stride, padding, output_padding, groups, dilation)
         shape = (*k, out_channels // groups, in_channels)
+        # torch takes the fan-in from axis 1 of the weight. Here that is (I, O / groups, *k), so the bound
+        # depends on the outputs and not on the inputs.
         fan_in = math.prod(shape[:-1])
         self.kernel = uniform(rngs, shape, fan_in, param_dtype)
         self.bias = optional(bias, lambda: uniform(rngs, (out_channels,), fan_in, param_dtype))

@@ -124,6 +124,7 @@ class EmbeddingBag(Layer):
 
 def _table(layer: Embedding | EmbeddingBag, rngs: nnx.Rngs) -> nnx.Param:
     shape = (layer.num_embeddings, layer.embedding_dim)
+    # The padding row is drawn with the others, so they do not depend on padding_idx.
     table = jax.random.normal(rngs.params(), shape, layer.param_dtype)
     return nnx.Param(table if layer.padding_idx is None else table.at[layer.padding_idx].set(0))
 

@@ -82,7 +82,8 @@ class MultiheadAttention(Layer):
         def weight(*shape: int) -> nnx.Param:
             return nnx.Param(nnx.initializers.xavier_uniform()(rngs.params(), shape, self.param_dtype))
 
-        def row() -> nnx.Param:  # torch's xavier_normal_ takes E for both fans of [1, 1, E]
+        # torch's xavier_normal_ takes E for both fans of [1, 1, E].
+        def row() -> nnx.Param:
             return nnx.Param(jax.random.normal(rngs.params(), (1, 1, E), self.param_dtype) * E**-0.5)
 
         # As in torch the packed matrix has a fan-out of 3 E, so its weights start smaller than separate ones.
@@ -93,7 +94,8 @@ class MultiheadAttention(Layer):
         self.v_proj_weight = optional(separate, lambda: weight(vdim, E))
         self.in_proj_bias = constant(self.bias, 0, (3 * E,), self.param_dtype)
         self.out_proj = linear(E, E, self.bias, dtype=self.dtype, param_dtype=self.param_dtype, rngs=rngs)
-        if self.bias:  # torch draws it, as of any Linear, and then overwrites it
+        # torch draws this bias, like any Linear's, and then overwrites it.
+        if self.bias:
             self.out_proj.bias.set_value(jnp.zeros(E, self.param_dtype))
         self.bias_k, self.bias_v = optional(self.add_bias_kv, row), optional(self.add_bias_kv, row)
 

@@ -231,9 +231,8 @@ class _Cell(Layer):
         _check_positive(self, "input_size", "hidden_size")
         H, G = self.hidden_size, self.num_gates * self.hidden_size
 
-        def weight(
-            *shape: int,
-        ) -> nnx.Param:  # the bound is 1 / sqrt(H) for all, also for the weights of the input
+        # torch's bound is 1 / sqrt(H) for all parameters, whatever their fan-in.
+        def weight(*shape: int) -> nnx.Param:
             return uniform(rngs, shape, H, self.param_dtype)
 
         self.weight_ih, self.weight_hh = weight(self.input_size, G), weight(H, G)

@@ -177,6 +177,7 @@ def _converted(node: Any, path: str, where: _Where, replacements: dict[int, Any]
     replacements[id(node)] = node
     if isinstance(node, nnx.Module):
         for name, value in list(vars(node).items()):
+            # Attributes with this prefix are Flax's own records.
             if not name.startswith("_pytree__") and (after := child(name, value)) is not value:
                 setattr(node, name, after)
     elif isinstance(node, list | dict):

@@ -47,6 +47,7 @@ class Window:
         """The number of windows over n elements. Source: ATen/native/Pool.h, pooling_output_shape."""
         free = n + 2 * self.padding - self.extent
         count = (-(-free // self.stride) if self.ceil_mode else free // self.stride) + 1
+        # torch drops a last window that would start in the padding at the end, where it has no element of x.
         if self.ceil_mode and (count - 1) * self.stride >= n + self.padding:
             count -= 1
         return count

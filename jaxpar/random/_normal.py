@@ -41,7 +41,8 @@ def fill(draw: Words, out: np.ndarray, mean: float, std: float) -> None:
         part[...] = _blocks(unit_interval(draw, part.size, kind), mean, std)
     if flat.size > multiple:
         if out.dtype == kind:
-            unit_interval(draw, flat.size - multiple, kind)  # torch draws for these too, and then again
+            # torch draws the remaining values and then the last 16 once more, so the generator must advance.
+            unit_interval(draw, flat.size - multiple, kind)
         flat[-16:] = _blocks(unit_interval(draw, 16, kind), mean, std)
 
 
@@ -61,7 +62,8 @@ def pairs(draw: Words, n: int) -> np.ndarray:
 def shift(values: np.ndarray, mean: float, std: float) -> np.ndarray:
     """values * std + mean with one rounding."""
     mean, std = values.dtype.type(mean), values.dtype.type(std)
-    return fma(values, std, mean) if mean else values * std + mean  # -0 + 0 is 0
+    # The plain sum with a mean of 0 rounds once, too. It is not omitted, because it turns -0 into 0.
+    return fma(values, std, mean) if mean else values * std + mean
 
 
 def _blocks(u: np.ndarray, mean: float, std: float) -> np.ndarray:

@@ -107,7 +107,8 @@ def _adaptive_max_pool(
     arrays = [x, positions(x, len(outputs))] if return_indices else [x]
     for axis, o in reversed(list(enumerate(outputs, x.ndim - 1 - len(outputs)))):
         begins, sizes = _bins(x.shape[axis], o)
-        half = 1 << (int(min(sizes, default=1)).bit_length() - 1)  # two of these cover any window
+        # Sizes differ by at most one, so two windows of the power of two within the smallest cover each.
+        half = 1 << (int(min(sizes, default=1)).bit_length() - 1)
         halves = running_max(arrays, axis, half)
         first, second = ([jnp.take(a, at, axis) for a in halves] for at in (begins, begins + sizes - half))
         arrays = larger(first, second, axis)

@@ -60,6 +60,7 @@ def scaled_dot_product_attention(
     scores = _scores(query, key, 1 / math.sqrt(query.shape[-1]) if scale is None else scale)
     if is_causal:
         scores = jnp.where(jnp.tri(scores.shape[-2], scores.shape[-1], dtype=bool), scores, -jnp.inf)
+    # Without a mask each query sees key 0 at least, with is_causal too, so no row of scores is all -inf.
     if attn_mask is None:
         weights = jax.nn.softmax(scores)
     else:
@@ -174,7 +175,8 @@ def multi_head_attention_forward(
     q, k, v = (x.reshape(B, -1, num_heads, E // num_heads).swapaxes(1, 2) for x in (q, k, v))
     rate = dropout_p if training else 0.0  # scaled_dot_product_attention has no training mode
     weights = None
-    if need_weights:  # torch's other path, with NaN for queries without keys
+    # torch has a second path for this case, which leaves NaN for queries without keys.
+    if need_weights:
         scores = _scores(q, k, 1 / math.sqrt(q.shape[-1]))
         weights = jax.nn.softmax(scores if allowed is None else _masked(scores, allowed))
         weights = dropout(weights, rate, key=dropout_key)

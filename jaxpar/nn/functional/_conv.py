@@ -52,6 +52,7 @@ def conv(
     strides, pads, dilations = conv_options(k, I, O, stride, padding, dilation, groups, padding_mode)
     rows = _as_rows(f"conv{n}d", x, n, I, groups, kernel)
     if padding_mode != "zeros":
+        # `pad` lists the last spatial axis first, as torch's does.
         rows = pad(rows, [p for pair in reversed(pads) for p in pair], padding_mode)
         pads = ((0, 0),) * n
     _check_extent(rows.shape[1:-1], k, pads, dilations)
@@ -206,7 +207,8 @@ def _of_planes(
     # Number of elements from the first to the last that a kernel tap reads, before the stride thins them.
     spans = [(size - 1) * t + 1 for size, t in zip(sizes, strides, strict=True)]
 
-    @jax.checkpoint  # what a place meets is cut out once more on the way back, and not kept
+    # Slice again in the backward pass: the slices of all taps together are as large as k copies of the input.
+    @jax.checkpoint
     def add(y: jax.Array, tap: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         at, weights = tap
         met = jax.lax.dynamic_slice(rows, (0, at[0], at[1], 0), (N, *spans, I))

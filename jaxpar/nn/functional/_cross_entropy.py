@@ -133,6 +133,7 @@ def nll_loss(
     valid = (target >= 0) & (target < C)
     if not isinstance(target, jax.core.Tracer) and not (valid | ~counted).all():
         raise IndexError(f"Target {np.asarray(target)[np.asarray(counted & ~valid)][0]} is out of bounds.")
+    # Read class 0 in place of an invalid one such as ignore_index; the loss there is replaced below.
     at = jnp.take_along_axis(input, jnp.where(valid, target, 0)[..., None], axis=-1)[..., 0]
     counts = _counts(target, counted, weight, input.dtype)
     loss = jnp.where(counted, jnp.where(valid, -at * counts, jnp.nan), 0)
@@ -189,6 +190,7 @@ def binary_cross_entropy(
     return reduce(loss if weight is None else loss * jnp.asarray(weight), reduction)
 
 
+# JAX's derivative would be 0 where a logarithm is clamped; torch's formula is not, see below.
 @jax.custom_jvp
 def _clamped_bce(x: jax.Array, t: jax.Array) -> jax.Array:
     return (t - 1) * jnp.maximum(jnp.log1p(-x), -100) - t * jnp.maximum(jnp.log(x), -100)
@@ -199,7 +201,8 @@ def _clamped_bce_jvp(
     primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
     (x, t), (dx, dt) = primals, tangents
-    by_target = jnp.log1p(-x) - jnp.log(x)  # torch does not clamp these
+    # Not clamped, as in torch.
+    by_target = jnp.log1p(-x) - jnp.log(x)
     return _clamped_bce(x, t), dx * (x - t) / jnp.maximum((1 - x) * x, SMALLEST) + dt * by_target
 
 

@@ -104,6 +104,7 @@ def _padded(targets: jax.Array, counts: jax.Array, B: int, batched: bool) -> jax
         raise RuntimeError(f"Expected targets of {int(counts.sum())} labels in all, got {total}")
     S = int(np.max(np.asarray(counts), initial=0)) if concrete else total
     first = jnp.cumsum(counts) - counts
+    # Short rows read on into the next one. At the end of `targets` there is nothing to read: clip.
     return jnp.take(targets, first[:, None] + jnp.arange(S), mode="clip") if total else targets.reshape(B, 0)
 
 

@@ -104,6 +104,7 @@ def feature_alpha_dropout(
 
 
 def _drop(x: jax.Array, mask: jax.Array, p: float) -> jax.Array:
+    # torch divides the mask, not x. The product also makes a dropped infinity NaN, as in torch.
     return x * (mask / (1 - p))
 
 
@@ -132,7 +133,8 @@ def _masked(
     check_probability(p)
     if p == 0 or not training:
         return x
-    if p == 1:  # the formulas would divide by 0; torch returns this for both of them
+    # The formulas would divide by 0. torch returns this product, which keeps NaN, for both.
+    if p == 1:
         return x * jnp.zeros((), x.dtype)
     if mask is None:
         if key is None:

@@ -82,6 +82,7 @@ def _renormed(x: jax.Array, embedding: jax.Array, max_norm: float, norm_type: fl
     rows = _take_rows(x, embedding)
     norm = jnp.linalg.norm(rows, norm_type, axis=-1, keepdims=True)
     shorter = jnp.where(norm > max_norm, rows * (max_norm / (norm + 1e-7)), rows)
+    # Repeated indices write equal rows, so the order in which XLA's scatter applies them does not matter.
     return embedding.at[_index(x, embedding)].set(shorter, mode="drop")
 
 
@@ -102,7 +103,8 @@ def _scaled_by_frequency(rows: jax.Array, x: jax.Array, num_embeddings: int) -> 
 
 
 def _index(x: jax.Array, embedding: jax.Array) -> jax.Array:
-    return jnp.where(x < 0, embedding.shape[0], x)  # JAX would count negative ones from the end
+    # JAX would count negative indices from the end; beyond the end they are invalid.
+    return jnp.where(x < 0, embedding.shape[0], x)
 
 
 @jax.custom_jvp

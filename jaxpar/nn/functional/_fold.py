@@ -81,6 +81,8 @@ def fold(
             f"sliding blocks, but got {L}."
         )
     like = jax.ShapeDtypeStruct((*batch, *sizes, CK // K), x.dtype)
+    # JAX transposes the slices of `_unfold` to padded arrays, whose sum has a fixed order. A scatter adds
+    # overlapping windows in any order on accelerators.
     (y,) = jax.linear_transpose(functools.partial(_unfold, over=over), like)(x)
     return y
 

@@ -163,6 +163,7 @@ def _cubic(at: jax.Array) -> Taps:
 
 
 def _unnormalized(at: jax.Array, n: int, align_corners: bool) -> jax.Array:
+    # torch's order of operations, because rounding decides which pixel "nearest" takes.
     return (at + 1) / 2 * (n - 1) if align_corners else ((at + 1) * n - 1) / 2
 
 
@@ -196,12 +197,14 @@ def _read(x: jax.Array, taps: Sequence[Taps]) -> jax.Array:
         elements = elements.reshape(shape)
         # Outside of x the index is clipped to read any element, and `exists` makes its contribution 0.
         exists = exists & (elements >= 0) & (elements < n)
+        # NaN has no integer value. `exists` is False there, because comparisons with NaN are.
         index = index * n + jnp.clip(jnp.nan_to_num(elements), 0, n - 1).astype(jnp.int32)
         weight = weight * weights.reshape(shape)
     rows = jnp.arange(N).reshape(N, *[1] * (index.ndim - 1))
     # One gather of complete pixels by a flat index, for all axes together.
     pixels = x.reshape(N, math.prod(sizes), C)[rows, index]
     over = tuple(range(len(grid_shape), index.ndim))
+    # Both factors are replaced: either may be NaN or infinite, and its product with 0 would be NaN.
     return (jnp.where(exists[..., None], pixels, 0) * jnp.where(exists, weight, 0)[..., None]).sum(over)
 
 
@@ -215,4 +218,5 @@ def _affine_grid(theta: jax.Array, sizes: tuple[int, ...], align_corners: bool) 
 
     lines = jnp.meshgrid(*map(axis, sizes), indexing="ij")
     base = jnp.stack([*reversed(lines), jnp.ones(sizes, theta.dtype)], -1)
+    # The default precision, TF32 on GPUs and bfloat16 on TPUs, is too coarse for positions of pixels.
     return jnp.einsum("...k,nrk->n...r", base, theta, precision="highest")

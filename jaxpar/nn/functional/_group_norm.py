@@ -49,6 +49,7 @@ def group_norm(
                 f"Expected {name} to be a vector of size equal to the number of channels in input, but got "
                 f"{name} of shape {list(vector.shape)} and input of shape {list(x.shape)}"
             )
+    # torch's condition: it counts the values of all rows together, although each row has its own statistics.
     if math.prod(x.shape) == num_groups:
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {x.shape}")
     grouped = (num_groups, C // num_groups)
@@ -112,6 +113,7 @@ def instance_norm(
     if n == 1:
         raise ValueError(f"Expected more than 1 spatial element when training, got input size {x.shape}")
     mean, var = moments(wide, space)
+    # Without rows the mean of their means is NaN, which must not be stored.
     if running_mean is not None and running_var is not None and x.size:
         rows = tuple(range(x.ndim - 1))
         running_mean = update_running(running_mean, mean.mean(rows), momentum)

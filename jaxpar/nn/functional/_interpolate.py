@@ -119,7 +119,8 @@ def _interpolate(
         if mode not in INTERPOLATING:
             index = nearest(n, o, factor, mode == "nearest-exact", x.dtype)
             y = _resample(y, axis, GatherTable(n, index[:, None], np.ones((o, 1))))
-        elif n != o or (mode == "bicubic" and not antialias):  # torch copies axes that keep their size
+        elif n != o or (mode == "bicubic" and not antialias):
+            # torch copies axes that keep their size, except in bicubic mode without antialias.
             # Tables depend on shapes only, so NumPy computes them while JAX traces.
             weights = antialias_weights if antialias else filter_weights
             y = _resample(y, axis, GatherTable(n, *weights(n, o, factor, align_corners, FILTERS[mode])))

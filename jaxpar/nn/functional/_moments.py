@@ -97,6 +97,7 @@ def standardize(
 ) -> jax.Array:
     """(x - mean) / sqrt(var + eps) * scale + bias; None for a scale of 1 and a bias of 0."""
     factor = jax.lax.rsqrt(var.astype(jnp.promote_types(var.dtype, x.dtype)) + eps)
+    # Combine the two small factors first, rather than multiply all of x twice.
     y = (x - mean) * (factor if scale is None else factor * scale)
     return y if bias is None else y + bias
 

@@ -52,7 +52,8 @@ def pad(x: jax.Array, pad: Sequence[int], mode: str = "constant", value: float |
         return jax.lax.pad(x, fill, [(before, after, 0) for before, after in pairs])
     longer = [(max(before, 0), max(after, 0)) for before, after in pairs]
     cut, zero = [(min(before, 0), min(after, 0), 0) for before, after in pairs], jnp.zeros((), x.dtype)
-    if mode == "circular":  # torch cuts first and wraps around what is left
+    # Negative padding cuts. In circular mode torch cuts first and wraps the remaining elements.
+    if mode == "circular":
         return jnp.pad(jax.lax.pad(x, zero, cut), longer, MODES[mode])
     return jax.lax.pad(jnp.pad(x, longer, MODES[mode]), zero, cut)
 

@@ -92,6 +92,7 @@ def smooth_l1_loss(
         raise RuntimeError("smooth_l1_loss does not support negative values for beta.")
     input, target = broadcast_pair(input, target)
     d = absolute(input - target)
+    # With beta = 0 this is l1_loss, and the quotient below would be NaN in the gradient.
     if beta:
         d = jnp.where(d < beta, jnp.square(d) / (2 * beta), d - beta / 2)
     return reduce(d, reduction)
@@ -183,6 +184,7 @@ def poisson_nll_loss(
     target = values(target, "target")
     loss = jnp.exp(input) - target * input if log_input else input - target * jnp.log(input + eps)
     if full:
+        # Both branches are differentiated: log(0) in the unused one would make the gradient NaN.
         large = target > 1
         t = jnp.where(large, target, 1)
         loss = loss + jnp.where(large, t * jnp.log(t) - t + 0.5 * jnp.log(2 * math.pi * t), 0)

@@ -44,7 +44,8 @@ def _lanczos(x: np.ndarray) -> np.ndarray:
 
 
 LINEAR = Filter(1, _triangle, _triangle)
-CUBIC = Filter(2, _cubic(-0.75), _cubic(-0.5))  # with antialias torch follows Pillow, whose constant differs
+# With antialias torch follows Pillow, whose cubic has a different constant.
+CUBIC = Filter(2, _cubic(-0.75), _cubic(-0.5))
 LANCZOS = Filter(3, _lanczos, _lanczos)
 
 
@@ -57,7 +58,8 @@ def nearest(n: int, o: int, factor: float | None, exact: bool, dtype: DTypeLike)
     kind = np.float64 if dtype == np.float64 else np.float32
     scale = kind(1 / factor if factor else n / o)
     i = np.arange(o)
-    if exact:  # one rounding for the product and the difference, as in a fused multiply-add
+    if exact:
+        # One rounding for the product and the difference, as in a fused multiply-add.
         at = np.maximum((np.float64(scale) * (i + 0.5) - 0.5).astype(kind), 0) + kind(0.5)
     else:
         at = i * np.float64(scale)

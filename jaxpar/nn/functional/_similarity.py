@@ -33,6 +33,8 @@ def cosine_similarity(x1: jax.Array, x2: jax.Array, dim: int = 1, eps: float = 1
 
 
 def _unit(x: jax.Array, axis: int, eps: float) -> jax.Array:
+    # torch clamps the norm outside of autograd: the value uses the clamped norm, the derivative the norm
+    # itself.
     n = norm(x, 2, axis, keepdims=True)
     return x / (n + jax.lax.stop_gradient(clamp_min(n, eps) - n))
 
@@ -90,8 +92,10 @@ def norm(x: jax.Array, p: float, axis: int, *, keepdims: bool = False) -> jax.Ar
         return (x != 0).sum(axis, keepdims=keepdims).astype(x.dtype)
     if p == 1:
         return size.sum(axis, keepdims=keepdims)
+    # The inner `where` keeps the derivative of the power finite at 0, the outer one makes it 0.
     powers = jnp.square(x) if p == 2 else jnp.where(x == 0, 0, jnp.where(x == 0, 1, size) ** p)
     total = powers.sum(axis, keepdims=keepdims)
+    # The root's derivative at 0 is infinite; torch defines the gradient as 0 there.
     safe = jnp.where(total == 0, 1, total)
     return jnp.where(total == 0, 0, jnp.sqrt(safe) if p == 2 else safe ** (1 / p))
 

@@ -52,6 +52,7 @@ def spectral_norm(
     the order of its own weight. Source: torch/nn/utils/parametrizations.py.
     """
     matrix = jnp.moveaxis(kernel, dim, 0)
+    # As in torch the iteration is not differentiated: the gradient passes through the kernel in sigma alone.
     constant = jax.lax.stop_gradient(matrix)
     for _ in range(n_power_iterations if training else 0):
         u = _unit(_matvec(constant, v), eps)
@@ -67,4 +68,6 @@ def _unit(x: jax.Array, eps: float) -> jax.Array:
 
 
 def _matvec(matrix: jax.Array, v: jax.Array) -> jax.Array:
+    # The default precision, TF32 on GPUs and bfloat16 on TPUs, is too coarse for a norm by which the kernel
+    # is divided.
     return jnp.tensordot(matrix, v, v.ndim, precision="highest")
