@@ -1,11 +1,9 @@
 """Recognize differences that come only from constants rounded to float32 before the comparison.
 
-A table that torch computes in `__init__` stays float32, while a Flax model that computes the table in
-`__call__` computes it in float64 here. The two differ by 1e-8, and neither is wrong. So if the models differ,
-each runs again with its constants perturbed by up to half a unit of their dtype, as rounding did. If that
-moves every tensor as far as the models differ, rounding explains the difference. A table computed in float32
-may be farther off: if Flax has a different table of that size, torch runs with Flax's table, and then
-everything must agree.
+A table that torch computes in `__init__` stays float32, while Flax may compute it in `__call__`, in float64
+here. So if the models differ, each runs again with its constants perturbed by up to half a unit of their
+dtype. Rounding explains the difference if that moves every tensor as far as the models differ, or if torch
+agrees with Flax when it runs with Flax's table.
 """
 
 from __future__ import annotations

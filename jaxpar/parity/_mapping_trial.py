@@ -1,8 +1,7 @@
 """Test guessed mappings by running both models.
 
 torch's weights are randomized first: freshly initialized layers hold equal ones and zeros, so that any order
-would fit. The outputs agree if every guess is right, or if a wrong guess does not affect them. So each pair
-of guesses is also exchanged, and reported as ambiguous if the outputs stay the same.
+would fit. Each pair of guesses is also exchanged, and reported as ambiguous if the outputs stay the same.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Recompute only the torch functions that a departure affects, from the trace of a run.
 
-A run of the model takes as long as the model is deep, and most hypotheses are wrong. Here, rejecting one
-costs a few calls. A hypothesis that passes is only a candidate, and a run of the whole model decides.
+This rejects most hypotheses at the cost of a few calls; for those that pass, a run of the model decides.
 """
 
 from __future__ import annotations

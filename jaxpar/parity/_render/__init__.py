@@ -1,5 +1,4 @@
 """Render a comparison as text for a terminal, JSON, JUnit XML, or one HTML file.
 
-Each file draws a `ComparisonData`; none of them measures or judges. `phrases` holds the sentences that all of
-them share.
+Each file draws a `ComparisonData`, and none measures or judges; `phrases` holds the shared sentences.
 """

@@ -63,7 +63,7 @@ def _view(comparison: ComparisonData) -> dict[str, Any]:
         "divergence": phrases.divergence(comparison),
         "counts": phrases.counts(comparison.rows),
         "rows": [_cells(row) for row in rows[:ROWS]],
-        # A long trajectory has more rows than a browser can lay out; save_json has all of them.
+        # A long trajectory has too many rows for one page; save_json writes all of them.
         "hidden": phrases.counts(rows[ROWS:]),
         "ratios": comparison.level is not Level.SEMANTIC,
         "bars": plots.bars(comparison),

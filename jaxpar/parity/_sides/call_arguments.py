@@ -1,8 +1,7 @@
 """Call: a model's arguments, split into named arrays and a static form with everything else.
 
-torch and Flax models take arrays by position and by keyword, in dicts and tuples, along with `None`, flags,
-numbers and strings. Only arrays are cast, laid out, nudged and differentiated. The other objects are passed
-unchanged and are static in the compiled program.
+Only arrays are cast, laid out, nudged and differentiated. All other objects are passed unchanged and are
+static in the compiled program.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Run a Flax model in float64 throughout, whatever types its code requests.
 
 `x.astype(jnp.float32)`, a layer's `dtype` and the softmax of `jax.nn.dot_product_attention` each round, and
-an error of 1e-7 is a thousand times the bound for a difference in meaning, so it hides smaller ones. Here a
-model computes in float64 wherever it would compute in any floating type. `torch_float64` is torch's
+an error of 1e-7 is a thousand times the bound for a difference in meaning. `torch_float64` is torch's
 counterpart.
 
 JAX has no such switch, and patching JAX's functions during a comparison would affect every thread of the

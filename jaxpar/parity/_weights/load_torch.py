@@ -81,10 +81,7 @@ def links_of(
     variables: Variables | None = None,
     function: str = "load_torch",
 ) -> Links:
-    """Return the `Links` of two models, with `load_torch`'s arguments and errors.
-
-    `function` is the name that error messages begin with.
-    """
+    """Return the `Links` of two models; `function` is the name that error messages begin with."""
     tree = tree_of(flax_module, inputs, kwargs, variables)
     return complete_links(tree, source_of(torch_module), mapping, ignore_torch, ignore_flax, function)
 

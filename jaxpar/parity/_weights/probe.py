@@ -9,8 +9,7 @@ from typing import Any
 def linear_layout(layer: Any) -> str | None:
     """Return "out, in" for a torch module that computes x @ weight.T + bias, "in, out" for x @ weight + bias.
 
-    transformers' Conv1D is an example of the latter. The result is None for any other module, and for a
-    module that cannot be run.
+    None for any other module, and for one that cannot be run.
     """
     import torch
 

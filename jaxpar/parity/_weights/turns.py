@@ -1,7 +1,6 @@
 """Turns: guess name and axis order of arrays in Flax layers without a rule.
 
-Only the shapes are known. If they allow two axis orders, as for a square matrix, the guess is ambiguous
-unless the models are run.
+If the shapes allow two axis orders, as for a square matrix, the guess is ambiguous unless the models run.
 """
 
 from __future__ import annotations

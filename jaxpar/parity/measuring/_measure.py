@@ -1,7 +1,6 @@
 """measure: compute how far two sides' tensors are apart, in one pass, without judging.
 
-torch counterpart: `torch.testing.assert_close`, which measures and judges at once, element by element; here
-`_judge` judges. No tensor is skipped: one that cannot be compared has a `fault`.
+torch counterpart: `torch.testing.assert_close`, which measures and judges at once. No tensor is skipped.
 """
 
 from __future__ import annotations
