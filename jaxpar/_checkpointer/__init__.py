@@ -1,14 +1,14 @@
-"""Checkpointer: the state of a training run on disk, whole or not at all, and every bit checked.
+"""Checkpointer: atomic, verified checkpoints of a training run.
 
-torch leaves this to `torch.save` and the caller: a kill in the middle leaves half a file, and a flipped bit
-trains on. Here a step is written by a thread into a folder that gets its name when it is complete, and each
-leaf is a file whose SHA-256 `restore` compares.
+With `torch.save`, a process that is killed while saving leaves half a file, and training continues from a
+flipped bit. Here a background thread writes each step into a temporary folder, which is renamed once it is
+complete, and `restore` compares the SHA-256 of every leaf.
 
-Saving goes from `item` (what can be saved) through `snapshot` (what it holds now) and `plain` (small values
-as JSON) to `saver`, and from there to `store` (a directory of steps, under a `lock`; the `best` ones, by a
-`metric`, have another) and `step` (the folder of one, and why one layer of digests is enough). `restoring`
-goes back through `reading` and `fit` (does it suit the objects it is to go into?). `ranks` is what several
-processes agree on, `background` the thread.
+Saving starts in `item` (which objects can be saved), takes a `snapshot` of their values, encodes small values
+with `json_values`, and passes everything to `saver`. `store` manages the directory of steps under a `lock`,
+`best` the directory of best steps by a `metric`, and `step` the folder of one step; its docstring explains
+why one layer of digests is enough. `restoring` uses `reading` to load a step and `fit` to compare it with the
+objects that it updates. `ranks` holds the agreement between processes, `background` the thread.
 """
 
 from .checkpointer import Checkpointer as Checkpointer

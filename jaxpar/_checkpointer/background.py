@@ -1,8 +1,8 @@
-"""One job at a time in a thread of its own; the interpreter does not end before it."""
+"""A background thread that runs one job at a time and finishes it before the interpreter exits."""
 
 from __future__ import annotations
 
-import concurrent.futures.thread  # noqa: F401, it must be there before `_finish` is registered below
+import concurrent.futures.thread  # noqa: F401, must be imported before `_finish` is registered below
 import sys
 import threading
 import weakref
@@ -12,7 +12,7 @@ from .._upstream import before_thread_pools_close
 
 
 class Background:
-    """Runs jobs that write. What went wrong is kept until `wait` asks for it."""
+    """Runs write jobs in a thread and stores the error of the last one until `wait`."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -21,30 +21,31 @@ class Background:
 
     @property
     def idle(self) -> bool:
-        """Whether no job runs that has not been waited for."""
+        """Whether every started job has been waited for."""
         return self._thread is None
 
     def start(self, job: Callable[[], None]) -> None:
-        """Starts a job; `wait` must have been called since the last one."""
+        """Start a job. The previous job must have been waited for."""
         self._thread = threading.Thread(target=self._run, args=(job,), name="jaxpar-checkpointer")
         self._thread.start()
 
     def wait(self) -> str | None:
-        """Waits for the job that runs, if one does; returns the text of what it raised, once."""
+        """Wait for the running job, if any, and return the text of its exception once."""
         self.join()
         trouble, self._trouble = self._trouble, None
         return trouble
 
     def join(self) -> None:
-        """Waits; what the job raised is kept for `wait`."""
+        """Wait for the running job; its exception text stays stored for `wait`."""
         if self._thread is not None:
-            self._thread.join()  # a Ctrl-C here leaves the job running
+            self._thread.join()  # a Ctrl-C while joining leaves the job running
             self._thread = None
 
     def _run(self, job: Callable[[], None]) -> None:
         try:
             job()
         except Exception as error:
+            # The text alone: the exception would keep the arrays of its frames alive until the next save.
             self._trouble = str(error)
 
 
@@ -57,4 +58,5 @@ def _finish() -> None:
             print(f"jaxpar.Checkpointer: at exit: {trouble}", file=sys.stderr)
 
 
-before_thread_pools_close(_finish)  # orbax writes with pools of threads
+# orbax writes with thread pools, which must still work while the last step is finished.
+before_thread_pools_close(_finish)

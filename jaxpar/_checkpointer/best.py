@@ -1,7 +1,7 @@
-"""The best steps by a metric, in a folder of their own.
+"""Best steps by a metric, in a separate directory.
 
-In the run's own series they would be in the way: the newest step is what a run resumes from, and a best one
-may hold less, be older, or have the number of one that is there. torch's imagenet example copies the file.
+They are kept apart from the run's own steps because a run resumes from its newest step, while a best step may
+contain fewer items, be older, or reuse a step number. torch's imagenet example copies the checkpoint file.
 """
 
 from __future__ import annotations
@@ -19,26 +19,34 @@ BEST = "best"
 
 
 class BestStore(Store):
-    """The best steps in a directory. They are in the order of their metric and not of their numbers."""
+    """A directory of best steps, ordered by their metric instead of by step number."""
 
     def __init__(self, directory: Path, keep: int):
         super().__init__(directory, keep)
         self._keep = keep
 
     def steps(self) -> list[int]:
-        """The steps that are complete, the best one last. After it what cannot be read, which may have been
-        better: whoever restores the best one is told."""
+        """Return the complete steps, best last.
+
+        Unreadable steps come after the best one, since they may have been better: restoring then warns about
+        them.
+        """
         ranked = self._ranked()
         others = [step for step in super().steps() if step not in ranked]
         readable = [step for step in others if self._is_readable(step)]
         return readable + ranked + [step for step in others if step not in readable]
 
     def best(self) -> int | None:
+        """Return the best readable step, or None."""
         ranked = self._ranked()
         return ranked[-1] if ranked else None
 
     def accepts(self, metric: Metric | None) -> bool:
-        """Whether a step with this metric is to be kept. Raises CheckpointError for the other mode."""
+        """Return whether a step with this metric is among the best.
+
+        Raises:
+          CheckpointError: the stored steps use the other mode.
+        """
         assert metric is not None
         metrics = self._metrics()
         if any(other.mode != metric.mode for other in metrics.values()):
@@ -46,6 +54,7 @@ class BestStore(Store):
                 f"Checkpointer.save_best: the steps in {self.directory} are the best with another mode than "
                 f"{metric.mode!r}. Use another directory for another metric."
             )
+        # First, because a directory with room would accept NaN, which then compares with nothing.
         if math.isnan(metric.value):
             return False
         if len(metrics) < self._keep:
@@ -53,13 +62,14 @@ class BestStore(Store):
         return metric.badness < max(other.badness for other in metrics.values())
 
     def _ranked(self) -> list[int]:
-        """The worst first; of equal ones the later."""
+        """Return the readable steps, worst first; of equal ones, the later step ranks lower."""
         metrics = self._metrics()
         return sorted(metrics, key=lambda step: (-metrics[step].badness, -step))
 
     def _metrics(self) -> dict[int, Metric]:
         metrics = {}
         for step in super().steps():
+            # A step without a readable metric, such as a different version's, is not ranked.
             with contextlib.suppress(Damage, CheckpointError, KeyError, TypeError):
                 metrics[step] = Metric(*read_manifest(self.path(step))["metric"])
         return metrics

@@ -1,4 +1,4 @@
-"""The class: when to save, what to do when it fails, and which step to come back to."""
+"""The `Checkpointer` class: when to save, how to report failures, and which step to restore."""
 
 from __future__ import annotations
 
@@ -24,11 +24,14 @@ from .store import Store
 from .warn import warn
 
 REQUEUE = 75
-"""EX_TEMPFAIL: the state is saved, start me again. `jaxpar launch` and batch systems understand it."""
+"""Exit code EX_TEMPFAIL: the state is saved and the job should be restarted.
+
+`jaxpar launch` and batch systems recognize it.
+"""
 
 
 class Checkpointer:
-    """Saves a training run while it goes on, and resumes it with the same numbers.
+    """Saves a training run in the background and resumes it with bit-identical results.
 
     ```python
     with jaxpar.Checkpointer("run") as checkpointer:
@@ -37,8 +40,8 @@ class Checkpointer:
             checkpointer.save_best(epoch, accuracy, mode="max", net=net)
     ```
 
-    `epochs` restores, goes on with the epoch after the last one that was finished, and saves. The same by
-    hand, for steps as well:
+    `epochs` restores the newest step, continues with the following epoch, and saves after each epoch. The
+    same loop by hand, which also works for steps:
 
     ```python
     for step in range(checkpointer.resume(net=net, optimizer=optimizer, loader=loader), steps):
@@ -47,22 +50,31 @@ class Checkpointer:
     ```
 
     Args:
-      directory: a folder on a file system that all processes see; made if it is not there.
-      max_to_keep: steps to keep, those with the highest numbers; None keeps all. Never removed are the
-        step that was just saved, and what cannot be read.
-      keep_best: of what `save_best` saves, how many to keep; `max_to_keep` does not touch them.
-      save_every: `save` does nothing at other steps than the multiples of this.
-      asynchronous: whether the bytes are written while training goes on.
-      on_save_error: `"raise"`, or `"warn"` to train on when a step cannot be written.
+      directory: a folder on a file system shared by all processes; created if necessary.
+      max_to_keep: the number of steps to keep, highest step numbers first; None keeps all. The step that was
+        just saved and unreadable steps are never removed.
+      keep_best: the number of steps from `save_best` to keep, independently of `max_to_keep`.
+      save_every: `save` skips steps that are not a multiple of this.
+      asynchronous: whether files are written while training continues.
+      on_save_error: `"raise"`, or `"warn"` to continue training when a step cannot be written.
 
-    With several processes rank 0 writes. It may call every method alone, as in torch's tutorials; what is
-    something else on each rank is saved when all call. One process at a time saves to a directory: the first
-    `save` locks it, until `close` or the end of the process.
+    With several processes, rank 0 writes. Rank 0 may call every method alone, as in torch's tutorials; values
+    that differ between ranks are saved when all ranks call. Only one process at a time may save to a
+    directory: the first `save` locks it until `close` or the end of the process.
 
     Raises:
       CheckpointError: `directory` is a file.
 
-    torch counterpart: `torch.save` and `torch.load`, which promise none of this.
+    torch counterpart: `torch.save` and `torch.load`, without these guarantees.
+
+    >>> import tempfile, jaxpar
+    >>> with jaxpar.Checkpointer(tempfile.mkdtemp()) as checkpointer:
+    ...     checkpointer.save(3, weights={"w": 0.5})
+    ...     checkpointer.wait()
+    ...     checkpointer.restore(weights={"w": 0.0})
+    True
+    True
+    Restored(step=3, trees={'weights': {'w': 0.5}})
     """
 
     def __init__(
@@ -95,27 +107,33 @@ class Checkpointer:
     # ------------------------------------------------------------------------------------------- saving
 
     def save(self, step: int, /, *, force: bool = False, **items: PyTree) -> bool:
-        """Saves a step, if it is one to save.
+        """Save the step if it is due.
 
-        What is saved is what the items hold now: they may change as soon as this returns. If the save
-        before is still being written, this waits for it. After a SIGTERM to any process the step is saved in
-        any case and written to the end, and the process exits with code 75. A damaged step of the same
-        number is renamed and kept.
+        The items' current values are saved, so the items may change as soon as this returns. If the previous
+        save is still being written, this waits until it has finished. After any process receives SIGTERM, the
+        step is saved even if it is not due, written completely, and the process exits with code 75. A damaged
+        step with the same number is renamed and kept.
 
         Args:
-          step: the number of the step.
-          force: saves it whatever `save_every` says.
+          step: the step number.
+          force: save regardless of `save_every`.
           items: NNX modules (also in `DataParallel` and the like), `nnx.Optimizer`, `nnx.Rngs`; pytrees;
             objects with `state_dict` and `load_state_dict`, or with `get_state` and `set_state`.
 
         Returns:
-          Whether the step was saved, or is being written.
+          Whether the step was saved or is being written.
 
         Raises:
-          CheckpointError: the step exists; the disk is full; an item whose state cannot be had; another
-            process saves to the directory; the save before could not be written. With
-            `on_save_error="warn"` the disk's errors are warnings.
+          CheckpointError: the step exists; the disk is full; an item has no saveable state; a different
+            process saves to the directory; the previous save failed. With `on_save_error="warn"`, disk errors
+            are warnings.
           SystemExit: with code 75, after a SIGTERM.
+
+        >>> import tempfile, jaxpar
+        >>> checkpointer = jaxpar.Checkpointer(tempfile.mkdtemp(), save_every=2)
+        >>> [checkpointer.save(step, counts=[step]) for step in range(4)]
+        [True, False, True, False]
+        >>> checkpointer.close()
         """
         step = _number(step, "save")
         leaving = preempted(step)
@@ -123,9 +141,11 @@ class Checkpointer:
             return False
         if not items:
             raise TypeError("Checkpointer.save: there is nothing to save; pass items by name: net=net.")
+        # Before exiting, the ranks meet in any case, which reveals the ranks that do not save.
         ranks, started = self._saver.begin(step, items, together=leaving)
         if leaving or not self.asynchronous:
             started = self.wait() and started
+        # The other ranks do not call `save`, so they would not exit on their own.
         if leaving and len(ranks) < size():
             take_along(f"rank 0 has saved step {step} after a SIGTERM, and ends all ranks.", REQUEUE)
         if leaving:
@@ -135,26 +155,32 @@ class Checkpointer:
     def save_best(
         self, step: int, metric: Any, /, *, mode: Literal["min", "max"] = "min", **items: PyTree
     ) -> bool:
-        """Saves a step if it is among the `keep_best` best ones, by a metric, to the folder `best`.
+        """Save the step to the folder `best` if its metric is among the `keep_best` best.
 
-        These steps are of a series of their own: `save` and `restore` do not see them. What was best before
-        an interruption is compared, too.
+        Best steps are a separate series, which `save` and `restore` do not use. A resumed run also compares
+        with the best steps from before the interruption.
 
         Args:
-          step: as for `save`. metric: one number. Not a number is never the best, and of equal steps the
-            earlier one is.
-          mode: whether the best is the least ("min") or the largest ("max").
+          step: as for `save`.
+          metric: one number. NaN is never the best; of equal steps, the earlier one is better.
+          mode: whether the lowest ("min") or the highest ("max") metric is the best.
           items: as for `save`.
 
-        With several processes rank 0's metric decides.
+        With several processes, rank 0's metric decides.
 
         Returns:
           Whether the step was saved.
 
         Raises:
-          CheckpointError: as `save`; the steps there are of the other mode.
+          CheckpointError: as for `save`; the stored best steps use the other mode.
 
         torch counterpart: `if is_best: shutil.copyfile(..., "model_best.pth.tar")` of its imagenet example.
+
+        >>> import tempfile, jaxpar
+        >>> checkpointer = jaxpar.Checkpointer(tempfile.mkdtemp())
+        >>> [checkpointer.save_best(i, loss, counts=[i]) for i, loss in enumerate([3.0, 1.0, 2.0])]
+        [True, True, False]
+        >>> checkpointer.close()
         """
         step, score = _number(step, "save_best"), Metric.of(metric, mode)
         if not items:
@@ -165,16 +191,17 @@ class Checkpointer:
         return started
 
     def wait(self) -> bool:
-        """Waits until what is being written is on disk.
+        """Wait until the step being written is on disk.
 
         Returns:
-          Whether it is. Raises CheckpointError if not, unless `on_save_error="warn"`.
+          Whether it was written. With `on_save_error="raise"`, failure raises CheckpointError instead.
         """
+        # A list, not `and`: both must be waited for even if the first one was not written.
         both = [self._saver.wait(), self._best.wait()]
         return all(both)
 
     def close(self) -> None:
-        """Waits, and lets other processes save to the directory. Leaving a `with` block does this."""
+        """Wait for the last save and unlock the directory. Leaving a `with` block does this."""
         try:
             self.wait()
         finally:
@@ -190,7 +217,7 @@ class Checkpointer:
         if kind is None:
             self.close()
             return
-        # The other ranks may not come here, and the error that is on its way matters more.
+        # No collective wait: the other ranks may not have raised, and the pending error matters more.
         for saver in (self._saver, self._best):
             trouble = saver.abandon()
             if trouble and error is not None:
@@ -199,13 +226,24 @@ class Checkpointer:
     # ---------------------------------------------------------------------------------------- restoring
 
     def latest_step(self) -> int | None:
-        """The newest step that is complete on disk, or None. Reads the folder's names, no bytes."""
+        """Return the newest complete step on disk, or None, by listing the directory only.
+
+        >>> import tempfile, jaxpar
+        >>> print(jaxpar.Checkpointer(tempfile.mkdtemp()).latest_step())
+        None
+        """
         return max(self._store.steps(), default=None)
 
     def latest_valid(self) -> int | None:
-        """The newest step of which every file has the bytes that were written, or None.
+        """Return the newest step whose files all match their digests, or None.
 
-        Warns of every newer one that has not. Reads all bytes of the steps that it looks at.
+        Warns about every newer, damaged step. Reads all files of the steps that it checks.
+
+        >>> import tempfile, jaxpar
+        >>> with jaxpar.Checkpointer(tempfile.mkdtemp()) as checkpointer:
+        ...     saved = checkpointer.save(4, counts=[1, 2]) and checkpointer.wait()
+        ...     checkpointer.latest_valid()
+        4
         """
         self._saver.join()
         for step in reversed(self._store.steps()):
@@ -218,38 +256,53 @@ class Checkpointer:
         return None
 
     def restore(self, step: int | None = None, /, *, strict_dtype: bool = True, **items: PyTree) -> Restored:
-        """Puts a step's state into the items.
+        """Restore a step's state into the items.
 
-        Everything is read, compared leaf by leaf (names, shapes, dtypes) and checked against its digest
-        before the first item changes. Arrays go where those are that they replace, so the number of
-        devices may be another one.
+        Before the first item changes, all data is read, compared leaf by leaf (names, shapes, dtypes) and
+        verified against its digest. Arrays are placed on the devices of the arrays that they replace, so the
+        number of devices may differ from the saved run's.
 
         Args:
-          step: the step; the newest one whose digests verify if left out, with a warning that names
-            what is wrong with each newer one.
-          strict_dtype: whether another dtype is an error, or converted with a warning.
-          items: as given to `save`, or some of them. NNX objects and objects with a state are updated in
-            place; a tree gives structure, shapes and dtypes (`jax.ShapeDtypeStruct`s will do) and another
-            one is returned.
+          step: the step number. By default, the newest step whose digests verify; each newer, damaged step
+            causes a warning that names the damage.
+          strict_dtype: whether a different dtype is an error, instead of a conversion with a warning.
+          items: the items passed to `save`, or some of them. NNX objects and stateful objects are updated in
+            place; a tree provides structure, shapes and dtypes (`jax.ShapeDtypeStruct` leaves suffice) and
+            the restored tree is returned.
 
         Returns:
           `Restored(step, trees)`.
 
         Raises:
-          CheckpointError: no such step; damaged; another object than the one that was saved; the newest
-            step is of another format, which another version of jaxpar reads.
+          CheckpointError: the step does not exist or is damaged; an item does not match the saved one; the
+            newest step has a different format, which a different version of jaxpar reads.
+
+        >>> import tempfile, jaxpar
+        >>> with jaxpar.Checkpointer(tempfile.mkdtemp()) as checkpointer:
+        ...     saved = checkpointer.save(7, position={"epoch": 2}) and checkpointer.wait()
+        ...     checkpointer.restore(position={"epoch": 0}).trees
+        {'position': {'epoch': 2}}
         """
         if not items:
             raise TypeError("Checkpointer.restore: there is nothing to restore; pass items by name: net=net.")
         self._saver.join()
         restored = restore(self._store, step, items, strict_dtype)
+        # The watchdog records a restored step as safe, like a written one.
         reached(restored.step)
         return restored
 
     def restore_best(self, *, strict_dtype: bool = True, **items: PyTree) -> Restored:
-        """Puts the best step's state into the items: the best one whose digests verify.
+        """Restore the best step whose digests verify into the items.
 
-        Args, Returns and Raises: as `restore`.
+        Args, Returns and Raises: as for `restore`.
+
+        >>> import tempfile, jaxpar
+        >>> with jaxpar.Checkpointer(tempfile.mkdtemp()) as checkpointer:
+        ...     saved = checkpointer.save_best(2, 0.9, mode="max", position={"epoch": 2})
+        ...     checkpointer.wait()
+        ...     checkpointer.restore_best(position={"epoch": 0})
+        True
+        Restored(step=2, trees={'position': {'epoch': 2}})
         """
         if not items:
             raise TypeError("Checkpointer.restore_best: there is nothing to restore; pass items: net=net.")
@@ -257,7 +310,7 @@ class Checkpointer:
         return restore(self._best_store, None, items, strict_dtype)
 
     def best_step(self) -> int | None:
-        """The best step on disk, or None. Stop early with it, also after an interruption:
+        """Return the best step on disk, or None. Early stopping, also after an interruption:
 
         ```python
         for epoch in checkpointer.epochs(90, net=net):
@@ -271,13 +324,21 @@ class Checkpointer:
     # --------------------------------------------------------------------------------------- going on
 
     def resume(self, **items: PyTree) -> int:
-        """Restores the newest step into the items, if there is one.
+        """Restore the newest step, if any, into the items.
 
         Returns:
-          The step to go on with: the one after it, or 0.
+          The step to continue with: the step after the restored one, or 0.
 
         Raises:
-          CheckpointError: as `restore`; an item is a tree, which cannot be updated in place.
+          CheckpointError: as for `restore`; an item is a tree, which cannot be updated in place.
+
+        >>> import tempfile, jaxpar
+        >>> from flax import nnx
+        >>> rngs = nnx.Rngs(0)
+        >>> with jaxpar.Checkpointer(tempfile.mkdtemp()) as checkpointer:
+        ...     saved = checkpointer.save(9, rngs=rngs) and checkpointer.wait()
+        ...     checkpointer.resume(rngs=rngs)
+        10
         """
         for name, target in items.items():
             if isinstance(item_of(name, target), TreeItem):
@@ -288,14 +349,24 @@ class Checkpointer:
         return self.restore(**items).next if self.latest_step() is not None else 0
 
     def epochs(self, n: int, /, **items: PyTree) -> Iterator[int]:
-        """The epochs that are left of `n`, from the one after the last that was finished.
+        """Yield the remaining epochs of `n`, starting after the last saved one.
 
-        Before the first one the newest step is restored into the items. After each one, when the loop comes
-        back for the next, it is saved; the last one whatever `save_every` says. So an epoch is never left out
-        and, but for one in which the run ended or a `break` left the loop, never trained again.
+        The newest step is restored into the items before the first epoch. Each epoch is saved when the loop
+        asks for the next one, the last epoch regardless of `save_every`. Thus no epoch is skipped, and only
+        an epoch that was interrupted, or that a `break` left, is trained again.
 
         Args:
-          n: epochs from the first start on. items: as for `resume`. All ranks iterate.
+          n: the number of epochs, counted from the first start of the run.
+          items: as for `resume`. All ranks iterate.
+
+        >>> import tempfile, jaxpar
+        >>> from flax import nnx
+        >>> directory, rngs = tempfile.mkdtemp(), nnx.Rngs(0)
+        >>> for n in (2, 3):
+        ...     with jaxpar.Checkpointer(directory) as checkpointer:
+        ...         print(list(checkpointer.epochs(n, rngs=rngs)))
+        [0, 1]
+        [2]
         """
         start = self.resume(**items)
         for epoch in range(start, n):

@@ -1,7 +1,7 @@
-"""Does a checkpoint fit the objects that it is to go into? Names, shapes and dtypes, leaf by leaf.
+"""Compare a checkpoint with the objects to restore: names, shapes and dtypes, leaf by leaf.
 
-Only the manifest is read for it, so a checkpoint that claims a giant shape is refused before anything of that
-size is made. torch's `load_state_dict` compares names and shapes too, but casts dtypes without a word.
+Only the manifest is read, so a checkpoint with a gigantic shape is refused before any such array is
+allocated. torch's `load_state_dict` also compares names and shapes, but casts dtypes silently.
 """
 
 from __future__ import annotations
@@ -25,20 +25,22 @@ MAX_LISTED = 5
 """Leaves that an error lists."""
 
 Spec: TypeAlias = "tuple[tuple[int, ...], str] | None"
-"""Shape and dtype of an array; None for any other value."""
+"""Shape and dtype of an array; None for a value that is not an array."""
 
 
 def fit(
     item: str, leaves: Mapping[str, ItemLeaf], saved: Mapping[str, Spec], path: Path, strict: bool
 ) -> dict[str, str]:
-    """What an object's leaves are called in the checkpoint at `at`.
+    """Map an object's leaf names to their names in the checkpoint at `path`.
 
-    Raises CheckpointError if a leaf is only on one side, or has another shape or kind; another dtype is an
-    error or, where `strict` is False, a warning.
+    Raises:
+      CheckpointError: a leaf exists on one side only, or has a different shape or kind. A different dtype is
+        an error too, or a warning if `strict` is False.
     """
     opaque = [name for name, leaf in leaves.items() if leaf.opaque]
     if opaque and opaque[0] in saved:
-        return {name: name for name in opaque}  # the arrays beside it are parts of it
+        # Large arrays of the state have entries of their own in `saved`, but belong to this leaf.
+        return {name: name for name in opaque}
     names = _matched(item, leaves, saved, path)
     for name, leaf in leaves.items():
         _check_same(
@@ -61,6 +63,7 @@ def _check_same(name: str, live: Spec, saved: Spec, path: Path, strict: bool) ->
             "object as it was when the step was saved."
         )
     text = f"{name} is {live[1]} here and {saved[1]} in {path}"
+    # Converting a key to a different implementation would produce an unrelated random stream.
     if strict or "key" in live[1] + saved[1]:
         raise CheckpointError(
             f"{text}. Nothing was restored; build the object with that dtype, or allow the conversion with "
@@ -70,10 +73,11 @@ def _check_same(name: str, live: Spec, saved: Spec, path: Path, strict: bool) ->
 
 
 def _matched(item: str, live: Iterable[str], saved: Iterable[str], path: Path) -> dict[str, str]:
-    """By name, and where that fails by the name without the `module` that a wrapper puts into it.
+    """Match leaves by name, or else by name without the `module` that wrappers insert.
 
-    torch's users strip `module.` by hand, when a checkpoint of a wrapped net goes into a bare one.
+    torch users strip `module.` by hand to load a wrapped network's checkpoint into an unwrapped one.
     """
+    # Exact names first: a module that is really called `module` must not be confused with a wrapper.
     live, saved = list(live), set(saved)
     if set(live) == saved:
         return {name: name for name in live}
@@ -81,6 +85,7 @@ def _matched(item: str, live: Iterable[str], saved: Iterable[str], path: Path) -
     if len(set(live_bare.values())) == len(live_bare) and len(set(saved_bare.values())) == len(saved_bare):
         saved_by_bare = {bare: name for name, bare in saved_bare.items()}
     else:
+        # Two leaves have the same bare name, so only the full names are unambiguous.
         live_bare, saved_by_bare = {name: name for name in live}, {name: name for name in saved}
     only_live = [name for name in live if live_bare[name] not in saved_by_bare]
     only_saved = sorted(set(saved_by_bare) - set(live_bare.values()))
@@ -109,20 +114,20 @@ def _spec(value: PyTree) -> Spec:
 
 
 def saved_specs(arrays: Mapping[str, SavedArray], small: Mapping[str, SavedValue]) -> dict[str, Spec]:
-    """The specs of all leaves of an item in a manifest, whose entries stand in for large arrays."""
+    """Return the specs of an item's leaves in a manifest; array entries represent large arrays."""
     specs: dict[str, Spec] = {name: (tuple(entry["shape"]), entry["dtype"]) for name, entry in arrays.items()}
     return specs | {name: _spec(decode(entry["value"], arrays)) for name, entry in small.items()}
 
 
 def like(old: PyTree, new: PyTree) -> PyTree:
-    """A value from a checkpoint, of the dtype and on the devices of the one that it replaces."""
+    """Convert a restored value to the dtype and devices of the value that it replaces."""
     if isinstance(old, np.ndarray):
         return np.asarray(new).astype(old.dtype, copy=False)
     if not isinstance(old, (jax.Array, jax.ShapeDtypeStruct)):
         return new
     if not is_key(old):
         new = np.asarray(new).astype(old.dtype, copy=False)
-    # device_put would tie an uncommitted array to a device, and JAX refuses to mix those.
+    # device_put would commit the array to a device, and JAX refuses to mix devices.
     if old.sharding is None or not getattr(old, "committed", True):
         return jnp.asarray(new)
     if not old.sharding.is_fully_addressable:

@@ -1,11 +1,10 @@
-"""What can be saved: NNX objects, pytrees, and whatever can give and take its own state.
+"""The kinds of objects that can be saved: NNX objects, pytrees, and objects with a state of their own.
 
-An item has leaves by name. Arrays become files; numbers, texts and random streams are small and may differ
-between processes, so they go into the manifest (see `ranks`). Where an object gives its own state, that is
-one leaf whatever its structure is: nothing of it is compared when it is restored.
+An item has named leaves. Arrays become files. Numbers, strings and random streams are small and may differ
+between processes, so they are stored in the manifest (see `ranks`). For an object with its own state, the
+whole state is one opaque leaf: its structure is not compared when it is restored.
 
-torch's counterpart is a dict of state_dicts. There the place in the data and the random streams are the
-caller's affair.
+torch's counterpart is a dict of state_dicts, where the caller saves the data position and the random state.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from .json_values import is_key
 
 
 class ItemLeaf(NamedTuple):
-    """A value; whether it belongs to a stream of random numbers; whether it is an object's own state."""
+    """A leaf's value, whether it belongs to a random stream, and whether it is an object's own state."""
 
     value: PyTree
     stream: bool = False
@@ -35,9 +34,9 @@ class ItemLeaf(NamedTuple):
 
 
 class NNXItem:
-    """An NNX module, optimizer or `Rngs`, updated in place. Its leaves' names are its attributes'.
+    """An NNX module, optimizer or `Rngs`, updated in place, with attribute paths as leaf names.
 
-    `replicated`: whether all ranks are known to hold the same, whatever the leaf is.
+    `replicated`: whether all ranks are guaranteed to hold equal values in every leaf.
     """
 
     def __init__(self, name: str, node: nnx.Pytree, replicated: bool = False):
@@ -45,11 +44,12 @@ class NNXItem:
         self._state = [
             (path, leaf)
             for path, leaf in nnx.to_flat_state(nnx.state(node, graph=True))
-            # What a forward leaves behind belongs to that forward, and is not there in a net just built.
+            # Intermediates belong to one forward pass, and a newly built network does not have any.
             if not isinstance(leaf, (nnx.Intermediate, nnx.Perturbation))
         ]
 
     def leaves(self) -> dict[str, ItemLeaf]:
+        """Return the leaves by name. Raises CheckpointError if two have the same name."""
         leaves: dict[str, ItemLeaf] = {}
         for path, leaf in self._state:
             for subpath, value in jax.tree_util.tree_leaves_with_path(_raw(leaf)):
@@ -60,6 +60,7 @@ class NNXItem:
         return leaves
 
     def put(self, values: Mapping[str, PyTree]) -> None:
+        # `leaves` and `put` flatten in the same order, so the values need no names here.
         state, remaining = [], iter(values.values())
         for path, leaf in self._state:
             leaves, treedef = jax.tree.flatten(_raw(leaf))
@@ -69,7 +70,7 @@ class NNXItem:
 
 
 class TreeItem:
-    """A pytree; another one of the same structure is returned."""
+    """A pytree; `put` returns a new one with the same structure."""
 
     replicated = False
 
@@ -88,7 +89,7 @@ class TreeItem:
 
 
 class StatefulItem:
-    """An object that gives and takes its own state: a loader, a sampler, a generator, a training step."""
+    """An object with methods that return and set its state, such as a loader or a training step."""
 
     def __init__(
         self, name: str, give: Callable[[], object], take: Callable[[PyTree], object], replicated: bool
@@ -96,7 +97,7 @@ class StatefulItem:
         self.name, self.give, self._take, self.replicated = name, give, take, replicated
 
     def leaves(self) -> dict[str, ItemLeaf]:
-        """The state as one leaf, whose value is asked for in `save` only."""
+        """Return the state as one leaf, without its value: only `save` reads the state."""
         return {"state": ItemLeaf(None, opaque=True)}
 
     def put(self, values: Mapping[str, PyTree]) -> None:
@@ -107,14 +108,14 @@ Item: TypeAlias = "NNXItem | TreeItem | StatefulItem"
 
 
 def item_of(name: str, target: PyTree) -> Item:
-    """The item of an argument of `save` or `restore`.
+    """Wrap an argument of `save` or `restore` as an item.
 
     Raises:
-      CheckpointError: its state cannot be had.
+      CheckpointError: it has no saveable state.
     """
     inner, replicated = target, False
     while isinstance(inner, (DataParallel, DistributedDataParallel)):
-        # Its steps give all ranks the buffers of one, and random streams are among them.
+        # Its steps broadcast one rank's buffers to all ranks, including random streams.
         replicated |= isinstance(inner, DistributedDataParallel) and inner.engine_state.usual.shares_buffers
         inner = inner.module  # so that a checkpoint does not depend on the wrapper
     if isinstance(inner, nnx.Pytree):
@@ -128,6 +129,7 @@ def item_of(name: str, target: PyTree) -> Item:
         give, take = getattr(target, get, None), getattr(target, put, None)
         if callable(give) and callable(take):
             return StatefulItem(name, give, take, isinstance(target, TrainStep))
+    # Iterators are refused even if they are pytrees: their position may not be among the leaves.
     stuck = isinstance(target, Iterator)
     leaves = [] if stuck else jax.tree.leaves(target, is_leaf=lambda node: isinstance(node, nnx.Pytree))
     if any(isinstance(leaf, nnx.Pytree) for leaf in leaves):

@@ -1,7 +1,7 @@
-"""Small values as JSON: numbers, texts, random keys, the state dicts of loaders and generators.
+"""Small values as JSON: numbers, strings, random keys, and state dicts of loaders and generators.
 
-Nothing is pickled, so nothing that is read back can run code. Every value comes back as what it was;
-one that would not is refused. torch pickles, and `torch.load` needs `weights_only` to be safe.
+Nothing is pickled, so reading a checkpoint cannot run code. Every value is restored with its exact type, or
+refused when it is saved. torch pickles, and `torch.load` needs `weights_only` to be safe.
 """
 
 from __future__ import annotations
@@ -31,10 +31,17 @@ more and, with several processes, travel through the coordinator."""
 
 
 def encode(value: PyTree, item: str, path: str = "", large: dict[str, Array] | None = None) -> Json:
-    """JSON for a value that is called `item: path` in the error for what cannot be stored.
+    """Encode a value as JSON; errors name it `item: path`.
 
-    `large` takes the arrays of LARGE bytes or more, by path, and the JSON only refers to them.
+    Arrays of at least LARGE bytes are added to `large` under their path, and the JSON only refers to them.
+
+    Raises:
+      CheckpointError: the value has no exact JSON form.
+
+    >>> encode({"epoch": 3, "done": (True, None)}, "state")
+    {'dict': [['epoch', 3], ['done', {'tuple': [True, None]}]]}
     """
+    # Exact types: a subclass such as IntEnum or np.float64 would be restored as its base class.
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, bytes):
@@ -48,9 +55,11 @@ def encode(value: PyTree, item: str, path: str = "", large: dict[str, Array] | N
             return {"array": _inline(value)}
         large[path] = value
         return {"array": {"leaf": path}}
+    # A torch tensor can only exist if torch is loaded; importing it would take seconds.
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return {"tensor": _inline(value.detach().cpu().numpy())}
+    # Pairs, because JSON objects only have string keys.
     if isinstance(value, dict):
         pairs = value.items()
         return {"dict": [[encode(k, item, path), encode(v, item, f"{path}[{k!r}]", large)] for k, v in pairs]}
@@ -63,7 +72,11 @@ def encode(value: PyTree, item: str, path: str = "", large: dict[str, Array] | N
 
 
 def decode(text: Json, large: Mapping[str, object] = MappingProxyType({})) -> PyTree:
-    """The value that `encode` wrote; `large` has the arrays that the JSON refers to."""
+    """Decode a value that `encode` wrote; `large` holds the arrays that the JSON refers to.
+
+    >>> decode({"tuple": [1, {"bytes": "AAE="}]}) == (1, bytes([0, 1]))
+    True
+    """
     match text:
         case {"bytes": data}:
             return base64.b64decode(data)
@@ -90,11 +103,15 @@ def decode(text: Json, large: Mapping[str, object] = MappingProxyType({})) -> Py
 
 
 def is_key(value: PyTree) -> bool:
+    """Return whether a value is an array of typed random keys."""
     return hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
 def is_storable(array: Array | np.generic) -> bool:
-    """Whether bytes, shape and the name of the dtype give the array back: not objects, records or masks."""
+    """Return whether bytes, shape and dtype name determine the array.
+
+    This excludes object arrays, structured dtypes and masked arrays.
+    """
     try:
         named = dtype_of(array.dtype.name) == array.dtype.newbyteorder("=")
         return named and not array.dtype.hasobject and not isinstance(array, np.ma.MaskedArray)
@@ -103,11 +120,12 @@ def is_storable(array: Array | np.generic) -> bool:
 
 
 def dtype_of(name: str) -> np.dtype:
+    """Return the dtype with a name, including the names that ml_dtypes adds, such as bfloat16."""
     return np.dtype(getattr(ml_dtypes, name, None) or name)
 
 
 def flat_bytes(array: np.ndarray) -> np.ndarray:
-    """The array's bytes, in C order and the machine's byte order; a view where that is possible."""
+    """Return the array's bytes in C order and native byte order, as a view where possible."""
     return np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(-1).view(np.uint8)
 
 
@@ -118,7 +136,7 @@ def _inline(value: Array | np.generic) -> Json:
 
 
 def _array(text: Json) -> np.ndarray:
-    # frombuffer refuses bytes that are not exactly the shape's, so no shape can make it allocate more.
+    # reshape refuses a shape that does not match the bytes, so no shape can cause a larger allocation.
     flat = np.frombuffer(bytearray(base64.b64decode(text["data"])), dtype_of(text["dtype"]))
     return flat.reshape(text["shape"])
 

@@ -1,8 +1,9 @@
-"""One writer at a time: a lock that the kernel takes back when its holder dies.
+"""A lock for the single writer of a directory, which the kernel releases when its holder dies.
 
-Two runs that write to one directory would remove each other's unfinished steps. A file that locks by being
-there would outlive `kill -9` and keep the restarted run out, so this is `flock`, which belongs to an open
-file and ends with it. The file stays: if it were removed, two processes could lock two files of one name.
+Two runs that write to one directory would remove each other's unfinished steps. A lock file that locks by
+existing would survive `kill -9` and keep the restarted run out, so this uses `flock`, which ends together
+with the open file. The file itself is never removed: otherwise two processes could lock two files with one
+name.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from ..errors import CheckpointError
 from .warn import warn
 
 UNSUPPORTED = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
-"""What file systems without locks say, such as Lustre mounted without `flock`."""
+"""Error codes of file systems without locks, such as Lustre mounted without `flock`."""
 
 
 class Lock:
-    """The right to write to a directory."""
+    """An exclusive right to write to a directory."""
 
     def __init__(self, directory: Path):
         self._path = directory / ".lock"
@@ -33,13 +34,13 @@ class Lock:
         _all.add(self)
 
     def take(self) -> None:
-        """Takes the lock unless it is held already.
+        """Acquire the lock unless this object holds it already.
 
         Raises:
-          CheckpointError: another process holds it, or another Checkpointer of this process.
+          CheckpointError: a different process or Checkpointer holds it.
         """
         with contextlib.suppress(OSError):
-            # The directory may have been removed since, and the locked file with it.
+            # The directory, including the locked file, may have been removed since.
             if self._file >= 0 and os.path.samestat(os.fstat(self._file), os.stat(self._path)):
                 return
         self.release()
@@ -48,6 +49,7 @@ class Lock:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            # Read the holder before closing: the name is in the file that is about to be closed.
             holder = self._holder()
             self.release()
             raise CheckpointError(
@@ -61,12 +63,12 @@ class Lock:
                 f"Checkpointer.save: the file system of {self._path.parent} has no locks; make sure that no "
                 "other process saves there."
             )
-        with contextlib.suppress(OSError):  # a full disk takes the name from the lock, not the lock
+        with contextlib.suppress(OSError):  # on a full disk the lock still works, without its holder's name
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, f"{os.getpid()} {socket.gethostname()}".encode(), 0)
 
     def release(self) -> None:
-        """Gives the lock back, if it is held."""
+        """Release the lock, if held."""
         self._close()
         self._file = -1
 
@@ -81,8 +83,8 @@ _all: weakref.WeakSet[Lock] = weakref.WeakSet()
 
 
 def _forked() -> None:
-    # A forked child has the same open file and would hold the lock for as long as it lives, even after this
-    # process was killed. Closing the child's copy does not unlock ours.
+    # A forked child shares the open file and would hold the lock for its lifetime, even after this process
+    # was killed. Closing the child's copy does not unlock the parent's.
     for lock in list(_all):
         lock.release()
 

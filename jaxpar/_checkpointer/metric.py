@@ -1,4 +1,4 @@
-"""What the best steps are judged by."""
+"""The metric that ranks the best steps."""
 
 from __future__ import annotations
 
@@ -6,16 +6,26 @@ from typing import Any, NamedTuple
 
 
 class Metric(NamedTuple):
-    """What a step is judged by, and whether less of it is better ("min") or more ("max")."""
+    """A number and its mode: whether lower ("min") or higher ("max") is better.
+
+    >>> Metric.of(0.25, "max").badness
+    -0.25
+    """
 
     value: float
     mode: str
 
     @classmethod
     def of(cls, value: Any, mode: str) -> Metric:
-        """Raises ValueError or TypeError if it is none."""
+        """Build a metric from a number or an array with one element.
+
+        Raises:
+          ValueError: `mode` is neither "min" nor "max".
+          TypeError: `value` is not one number.
+        """
         if mode not in ("min", "max"):
             raise ValueError(f"Checkpointer.save_best: mode is 'min' or 'max', not {mode!r}.")
+        # float() accepts any array with one element; more dimensions usually mean a forgotten reduction.
         if getattr(value, "shape", ()) not in ((), (1,)):
             raise TypeError(
                 f"Checkpointer.save_best: the metric has shape {value.shape}; it must be one number: .mean()."
@@ -29,4 +39,5 @@ class Metric(NamedTuple):
 
     @property
     def badness(self) -> float:
+        """The value, negated for "max", so that lower is always better."""
         return self.value if self.mode == "min" else -self.value

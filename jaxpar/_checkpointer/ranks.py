@@ -1,11 +1,11 @@
-"""What several processes agree on.
+"""Agreement between processes about saving and restoring.
 
-Parameters and statistics are the same on all ranks, so rank 0 alone writes them and all ranks read them, and
-rank 0 needs nobody to save them. Small values may differ: positions in the data, random streams. Every rank
-that takes part sends its own to rank 0, which stores them once if they are equal, and one for each rank if
-not. Rank 0 does not write before it knows of every other rank that it takes part or has gone on without
-(`distributed.attendance`), so a step never lacks the part of a rank that was on its way. Large arrays in the
-state of an object have no such rule behind them, so their digests are compared, and a difference is refused.
+Parameters and statistics are equal on all ranks, so rank 0 alone writes them, without help from the others,
+and all ranks read them. Small values may differ: data positions, random streams. Each participating rank
+sends its values to rank 0, which stores them once if they are equal, otherwise once per rank. Rank 0 does not
+write until every other rank has either joined or moved on (`distributed.attendance`), so a step never lacks a
+slow rank's values. Nothing keeps large arrays in an object's state equal, so their digests are compared, and
+a difference is refused.
 """
 
 from __future__ import annotations
@@ -32,26 +32,30 @@ from .step import Manifest, SavedValue, digest
 from .warn import warn
 
 PATIENCE = 1800.0
-"""Seconds to wait for rank 0's disk, and for reading; what torch waits for a collective."""
+"""Seconds to wait for rank 0's disk, and for reading; torch's timeout for a collective."""
 
 MAX_MESSAGE = 1 << 20
-"""Bytes that a rank may send: they travel through the coordinator."""
+"""Bytes that a rank may send, since messages pass through the coordinator."""
 
 OK, MAX_OUTCOMES = "on disk", 64
-"""What stands for a step that was written, and how many outcomes are kept for ranks that are behind."""
+"""The outcome of a written step, and the number of outcomes stored for slower ranks."""
 
 T = TypeVar("T")
 
 
 def agree(what: str, directory: Path, work: Callable[[], T], together: bool = True) -> dict[int, T]:
-    """The results of some work, which must survive JSON, of every rank that does it; raises on all of these
-    what went wrong on one.
+    """Run `work` and gather its JSON-serializable results from every rank that calls this.
 
-    A rank that raised without coming here would leave the others waiting.
+    An error on one rank is raised on all ranks. A rank that raises before it calls this would leave the
+    others waiting.
 
     Args:
-      what: the method. directory: of whose checkpoints.
-      together: whether the ranks have something to tell each other.
+      what: the name of the method, for errors.
+      directory: the checkpoint directory.
+      together: whether the ranks have results to exchange.
+
+    Raises:
+      CheckpointError: the work failed on a rank, or its result is too large to exchange.
     """
     if size() == 1 or not together:
         return {rank(): work()}
@@ -63,13 +67,14 @@ def agree(what: str, directory: Path, work: Callable[[], T], together: bool = Tr
                 f"Checkpointer: the numbers, texts and states of rank {rank()} are {len(text):,} bytes, and "
                 f"{MAX_MESSAGE:,} can be exchanged; keep large state in arrays of {LARGE:,} bytes or more."
             )
-    except Exception as raised:  # whatever an item raises
+    except Exception as raised:  # an item's methods may raise anything
         error = raised
         name = "" if isinstance(raised, CheckpointError) else f"{type(raised).__name__}: "
         text = json.dumps({"error": f"{name}{raised}"})
     try:
         texts = attend(f"{what} {_short(directory)}", text, PATIENCE, label=what)
     except DivergenceError:
+        # This rank's own error explains why it diverged from the others, so it takes precedence.
         if error is None:
             raise
     if error is not None:
@@ -82,28 +87,32 @@ def agree(what: str, directory: Path, work: Callable[[], T], together: bool = Tr
 
 
 class Outcomes:
-    """What became of the steps of a directory: rank 0 writes them, and the others may ask."""
+    """Outcomes of a directory's saves, which rank 0 publishes and the other ranks may fetch."""
 
     def __init__(self, directory: Path):
         self._folder = f"{PREFIX}/checkpoints/{_short(directory)}"
         self._reported: deque[int] = deque()
 
     def begin(self) -> None:
-        """Notes that rank 0 saves, which is what the others may wait for."""
+        """Record that rank 0 is saving, for the error reports of waiting ranks."""
         whereabouts.begin("Checkpointer.save", f"outcomes in {self._folder}", ())
 
     def report(self, step: int, trouble: str) -> None:
-        """Says on rank 0 what went wrong with a step, "" if it is on disk."""
+        """Publish a step's error text on rank 0; "" means that the step is on disk."""
         if size() == 1:
             return
-        with contextlib.suppress(DistributedError):  # nobody is there any more who could ask
+        with contextlib.suppress(DistributedError):  # all other ranks have left, so no rank reads it
             put(f"{self._folder}/{step}", trouble or OK, over=True)
             self._reported.append(step)
             if len(self._reported) > MAX_OUTCOMES:
                 delete(f"{self._folder}/{self._reported.popleft()}")
 
     def receive(self, step: int) -> str | None:
-        """What went wrong with a step, as soon as it is known; None if it is on disk."""
+        """Wait for a step's outcome; return its error text, or None if it is on disk.
+
+        Raises:
+          DistributedError: rank 0 published nothing within PATIENCE seconds.
+        """
         whereabouts.begin("Checkpointer.wait", f"outcomes in {self._folder}", (0,))
         with whereabouts.waiting([0]):
             outcome = take(f"{self._folder}/{step}", PATIENCE)
@@ -119,7 +128,7 @@ def _short(directory: Path) -> str:
 
 
 def check_equal(digests: Sequence[Mapping[str, str]]) -> None:
-    """Compares the ranks' digests of large arrays, by leaf.
+    """Compare the ranks' digests of large arrays, by leaf.
 
     Raises:
       CheckpointError: an array differs between ranks, or only some of them have it.
@@ -136,17 +145,19 @@ def check_equal(digests: Sequence[Mapping[str, str]]) -> None:
 
 
 def rank_values(path: Path, manifest: Manifest, item: str) -> dict[str, SavedValue]:
-    """This rank's small values of an item, in the step at `path`.
+    """Return this rank's small values of an item in the step at `path`.
 
-    With as many ranks as saved them, each gets its own, and rank 0's where it has none. With another number,
-    what was equal on all ranks is still right. Of a random stream nothing matters but that every rank has its
-    own: rank r continues that of the old rank r, and where there was none, rank 0's folded with r.
+    With as many ranks as saved the step, each rank gets its own values, or rank 0's if it did not take part.
+    With a different number of ranks, only values that were equal on all ranks are still valid. Random streams
+    merely have to differ: rank r continues the old rank r's stream, and additional ranks fold r into rank 0's
+    key.
 
     Raises:
-      CheckpointError: the ranks were in different places, and their number has changed.
+      CheckpointError: the ranks were at different positions, and the number of ranks has changed.
     """
     states, parts = manifest["states"], manifest.get("parts")
     if parts and size() == parts["size"]:
+        # The states of all participating ranks are stored once if they are equal, hence the modulo.
         if rank() in parts["ranks"]:
             return states[parts["ranks"].index(rank()) % len(states)].get(item, {})
         _warn_missing(path, parts["ranks"], item, states[0].get(item, {}), item in parts["items"])
@@ -175,8 +186,10 @@ def rank_values(path: Path, manifest: Manifest, item: str) -> dict[str, SavedVal
 def _warn_missing(
     path: Path, ranks: list[int], item: str, values: Mapping[str, SavedValue], differs: bool
 ) -> None:
-    """Warns of what may have been something else on this rank, which did not save it. Numbers and texts of
-    trees are what a script counts, and it counts alike on all ranks."""
+    """Warn about values that may have differed on this rank, which did not take part in the save.
+
+    Numbers and strings in trees are exempt: scripts use them as counters, which are equal on all ranks.
+    """
     if differs and any(entry["stream"] or name == "state" for name, entry in values.items()):
         warn(
             f"Checkpointer.restore: {path} was saved by {ranks_text(ranks)} alone, and rank {rank()} takes "
@@ -186,7 +199,7 @@ def _warn_missing(
 
 def _folded(entry: SavedValue) -> SavedValue:
     value = decode(entry["value"])
-    if isinstance(value, np.ndarray):  # the count of a stream, whose key differs already
+    if isinstance(value, np.ndarray):  # a stream's count; its key differs already
         return entry
     fold = jax.random.fold_in
     for _ in value.shape:

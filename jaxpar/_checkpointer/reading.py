@@ -1,4 +1,4 @@
-"""Which step is read, and its values for every leaf, all of them before the first item changes."""
+"""Choose a step and read all its values before the first item changes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from .store import Store
 from .warn import warn
 
 Values: TypeAlias = "dict[str, dict[str, PyTree]]"
-"""By item and leaf."""
+"""Values by item and leaf."""
 
 
 def read_step(store: Store, step: int | None, items: Mapping[str, Item], strict: bool) -> tuple[int, Values]:
-    """A step, or the newest one that is whole; warns of newer ones that are not.
+    """Read a step, by default the newest intact one; warn about newer, damaged steps.
 
-    Raises CheckpointError: there is none; damaged; another object than the one that was saved.
+    Raises:
+      CheckpointError: the step does not exist or is damaged, or an item does not match the saved one.
     """
     steps = store.steps()
     if step is None:
@@ -62,12 +63,12 @@ def _newest(store: Store, steps: list[int], items: Mapping[str, Item], strict: b
 
 
 def _values(path: Path, items: Mapping[str, Item], strict: bool) -> Values:
-    """New values for every leaf of every item. Raises Damage or CheckpointError."""
+    """Return new values for every leaf of every item. Raises Damage or CheckpointError."""
     leaves = {name: item.leaves() for name, item in items.items()}
     try:
         by_item = _read(path, leaves, strict)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        # The manifest has the bytes that were written, so only a writer with a fault comes here.
+        # The manifest matches its digest, so only a faulty writer can cause this.
         raise Damage(f"its manifest makes no sense: {type(error).__name__}: {error}") from None
     for name, values in by_item.items():
         for leaf, old in leaves[name].items():
@@ -77,7 +78,7 @@ def _values(path: Path, items: Mapping[str, Item], strict: bool) -> Values:
 
 
 def _read(path: Path, items: Mapping[str, Mapping[str, ItemLeaf]], strict: bool) -> Values:
-    """What a step has for the leaves of some items, by the names that they have here."""
+    """Return a step's values for the items' leaves, under the leaves' current names."""
     manifest = read_manifest(path)
     small, names = {}, {}
     for item, leaves in items.items():
@@ -98,7 +99,7 @@ def _read(path: Path, items: Mapping[str, Mapping[str, ItemLeaf]], strict: bool)
 
 
 def _holds(directory: Path) -> str:
-    """For the error about a folder without steps."""
+    """Describe a folder without steps, for an error text."""
     if not directory.is_dir():
         return ", which does not exist"
     others = sorted(path.name for path in directory.iterdir() if not path.name.startswith("."))[:5]

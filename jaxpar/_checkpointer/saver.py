@@ -1,4 +1,4 @@
-"""Saves steps to one directory: what the ranks agree on, then a thread that writes."""
+"""Save steps to one directory: the ranks agree first, then a thread writes."""
 
 from __future__ import annotations
 
@@ -32,29 +32,31 @@ class RankReport(NamedTuple):
 
 
 class Saver:
-    """One directory, for this process."""
+    """Saves this process's steps to one directory."""
 
     def __init__(self, store: Store, on_save_error: Literal["raise", "warn"]):
         self._store, self._on_save_error = store, on_save_error
         self._background = Background()
         self._outcomes = Outcomes(store.directory)
         self._pending: int | None = None
-        """Of every rank but 0: the step that it saved last, until it knows what became of it."""
+        """On ranks other than 0, the last saved step until its outcome is received."""
 
     def begin(
         self, step: int, items: Mapping[str, PyTree], *, together: bool, metric: Metric | None = None
     ) -> tuple[list[int], bool]:
-        """Starts to write a step; raises as `Checkpointer.save`.
+        """Start writing a step; raises as `Checkpointer.save`.
 
         Args:
-          together: whether the ranks that save need each other even if they hold the same.
-          metric: the step is not wanted unless it is among the best.
+          together: whether the ranks that save must wait for each other even if they have nothing to
+            exchange.
+          metric: write the step only if this is among the best.
 
         Returns:
-          The ranks that take part, as far as that matters, and whether the step is being written.
+          The ranks that take part, if they had to meet, and whether the step is being written.
         """
         contents, failure = _snapshot_or_error(items)
         together = together or contents is None or bool(contents.per_rank)
+        # Filled on rank 0 inside `make_report`, so that a failed transfer is reported to all ranks too.
         arrays: Arrays = {}
 
         def make_report() -> RankReport:
@@ -92,6 +94,7 @@ class Saver:
             self._pending = None
         elif rank() == 0:
             assert contents is not None
+            # Without values that differ between ranks, a rank that did not take part lacks nothing.
             parts: Parts | None = None
             if together and len(reports) < size():
                 parts = {"ranks": list(reports), "size": size(), "items": contents.per_rank}
@@ -124,8 +127,13 @@ class Saver:
             self._outcomes.report(step, trouble)
 
     def _make_way(self, step: int, metric: Metric | None) -> None:
-        """Sets a step aside whose number is needed, if it is damaged. That is found out here and now: a disk
-        that failed while `restore` was looking may have come back since."""
+        """Rename a damaged step whose number is needed.
+
+        The step is checked again: a disk that failed during `restore` may work again.
+
+        Raises:
+          CheckpointError: the step is intact, and not a best step, which may be replaced.
+        """
         if step not in self._store.steps():
             return
         try:
@@ -138,7 +146,7 @@ class Saver:
             )
         else:
             if metric is not None:
-                return  # the same step, trained again after an interruption, and better
+                return  # this step was trained again after an interruption, and is better
             raise CheckpointError(
                 f"Checkpointer.save: step {step} exists in {self._store.directory}. A step is never written "
                 "over: restore the newest one and go on from there, or use another directory."
@@ -151,11 +159,11 @@ class Saver:
             warn(trouble)
 
     def join(self) -> None:
-        """Waits; what went wrong is kept for `wait`."""
+        """Wait for the running write; its error stays stored for `wait`."""
         self._background.join()
 
     def wait(self) -> bool:
-        """Waits until the step that is being written is on disk. Whether it is; raises as `complain`."""
+        """Wait for the running write and return whether the step is on disk; raises as `_complain`."""
         trouble = self._background.wait()
         if self._pending is not None:
             step, self._pending = self._pending, None
@@ -164,12 +172,12 @@ class Saver:
         return trouble is None
 
     def close(self) -> None:
-        """Lets other processes save to the directory."""
-        if self._background.idle:  # after a Ctrl-C while waiting, the step is still being written
+        """Unlock the directory."""
+        if self._background.idle:  # after a Ctrl-C during `wait`, the step is still being written
             self._store.close()
 
     def abandon(self) -> str | None:
-        """Waits for this process's own thread alone; what went wrong."""
+        """Wait for this process's own thread only, unlock, and return the error text."""
         trouble = self._background.wait()
         self._store.close()
         return trouble
@@ -178,5 +186,5 @@ class Saver:
 def _snapshot_or_error(items: Mapping[str, PyTree]) -> tuple[StateSnapshot | None, Exception | None]:
     try:
         return snapshot(items), None
-    except Exception as error:  # raised where all ranks hear of it
+    except Exception as error:  # raised again in `agree`, on all ranks
         return None, error

@@ -1,4 +1,4 @@
-"""What the items hold now, so that training may go on: arrays on the host, the rest as JSON."""
+"""Capture the items' values so that training may continue: arrays on the host, the rest as JSON."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class StateSnapshot(NamedTuple):
 
 
 def snapshot(items: Mapping[str, PyTree]) -> StateSnapshot:
-    """What the items hold now.
+    """Capture the items' current values.
 
     Raises:
-      CheckpointError: something in them cannot be saved.
+      CheckpointError: an item contains a value that cannot be saved.
     """
     contents = StateSnapshot({}, {}, {}, [])
     for name, source in items.items():
@@ -45,6 +45,7 @@ def snapshot(items: Mapping[str, PyTree]) -> StateSnapshot:
             large: dict[str, Array] = {}
             small["state"] = {"value": encode(item.give(), name, "state", large), "stream": False}
             contents.arrays.update({(name, leaf): value for leaf, value in large.items()})
+            # Hashing needs the bytes on the host, so a single process skips it.
             if size() > 1:
                 for leaf, value in large.items():
                     x = np.asarray(_local(f"{name}: {leaf}", value))
@@ -53,6 +54,7 @@ def snapshot(items: Mapping[str, PyTree]) -> StateSnapshot:
                 contents.per_rank.append(name)
             continue
         for leaf, (value, stream, _) in item.leaves().items():
+            # Random streams stay small values even if they are arrays, since they may differ between ranks.
             if is_array(value) and not stream and value.size and is_storable(value):
                 contents.arrays[name, leaf] = value
             else:
@@ -63,20 +65,22 @@ def snapshot(items: Mapping[str, PyTree]) -> StateSnapshot:
 
 
 def on_host(arrays: Mapping[tuple[str, str], Array]) -> Arrays:
-    """The arrays on the host, where nothing changes them any more.
+    """Copy the arrays to the host, where later changes do not affect them.
 
-    A view of a CPU device's array is enough: while it is there, JAX takes other memory for the results
-    of a computation to which the array is donated. NumPy arrays are copied; their owner may write to them.
+    A view of a CPU device's array suffices: as long as the view exists, JAX allocates new memory for the
+    results of a computation to which the array is donated. NumPy arrays are copied, since their owner may
+    write to them.
 
     Raises:
-      DeletedError: an array was donated. CheckpointError: it is spread over processes.
+      DeletedError: an array was donated.
+      CheckpointError: an array is sharded over several processes.
     """
     local_arrays = {at: _local(": ".join(at), x) for at, x in arrays.items()}
     return {at: np.array(x) if isinstance(x, np.ndarray) else np.asarray(x) for at, x in local_arrays.items()}
 
 
 def _local(name: str, x: Array) -> Array:
-    """One copy of an array on this process's devices, on its way to the host."""
+    """Return one copy of an array on this process's devices and start its transfer to the host."""
     check_alive([x], [name], "Checkpointer.save")
     if isinstance(x, jax.Array):
         if not x.is_fully_addressable:
@@ -86,5 +90,5 @@ def _local(name: str, x: Array) -> Array:
                     "Gather it first (jax.experimental.multihost_utils.process_allgather)."
                 )
             x = x.addressable_data(0)
-        x.copy_to_host_async()  # all of them before any is waited for
+        x.copy_to_host_async()  # start all transfers before waiting for one
     return x

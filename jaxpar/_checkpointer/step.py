@@ -1,18 +1,19 @@
-"""The folder of one step, and the one layer of digests in it.
+"""The folder of one step, and its single layer of digests.
 
 ```text
 12/manifest                the SHA-256 of the next line; then JSON: names, shapes, digests, small values
 12/arrays/net.kernel/0.0   the bytes of a leaf
 ```
 
-orbax writes the arrays, each into a file that holds its bytes and nothing else. So one digest serves leaf and
-file: taken from the memory that is saved and compared with the file that is restored, it finds whatever went
-wrong in between, before anything is decoded, and it names the leaf. The manifest begins with its own digest.
-Both together make the arrays. What orbax notes beside them is for those who read a step without jaxpar.
+orbax writes each array into a separate file that contains only the array's bytes. Therefore one digest covers
+both leaf and file: it is computed from the saved memory and compared with the restored file, so it detects
+any corruption in between, before anything is decoded, and the error names the leaf. The manifest starts with
+its own digest. Manifest and array files suffice to restore the arrays; orbax's metadata files next to them
+allow reading a step without jaxpar.
 
-orbax's default layout (OCDBT) keeps many leaves in one file. There a file's digest cannot name a leaf, and a
-leaf's is looked at only after TensorStore has decoded unchecked bytes, which ends the process
-where they claim a shape too large to allocate: it takes both digests.
+orbax's default layout (OCDBT) packs many leaves into one file. There, a file's digest cannot name the damaged
+leaf, and a leaf's digest is compared only after TensorStore has decoded unchecked bytes, which kills the
+process if they claim a shape too large to allocate. That layout needs both digests.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ FORMAT = 2
 MANIFEST, ARRAYS = "manifest", "arrays"
 
 THREADS = 8
-"""Files that are read, hashed or flushed at once: neither the disk nor hashing holds Python's lock."""
+"""Files to read, hash or flush at once: neither disk access nor hashing holds the GIL."""
 
 MAX_LISTED = 3
 """Damaged leaves that an error lists."""
 
 
 class Damage(Exception):
-    """A step on disk is not what was written; `restore` falls back on an older one."""
+    """A step on disk differs from what was written; `restore` falls back to an older step."""
 
 
 class SavedArray(TypedDict):
-    """An array; `file` is where in the step's folder its bytes are."""
+    """An array's manifest entry; `file` is relative to the step's folder."""
 
     shape: list[int]
     dtype: str
@@ -56,22 +57,24 @@ class SavedArray(TypedDict):
 
 
 class SavedValue(TypedDict):
-    """A small value, and whether it belongs to a stream of random numbers."""
+    """A small value, and whether it belongs to a random stream."""
 
     value: Json
     stream: bool
 
 
 Arrays: TypeAlias = "dict[tuple[str, str], np.ndarray]"
-"""By item and leaf."""
+"""Arrays by item and leaf."""
 
 State: TypeAlias = "dict[str, dict[str, SavedValue]]"
-"""The small values of one rank, by item and leaf."""
+"""One rank's small values, by item and leaf."""
 
 
 class Parts(TypedDict):
-    """Whose states a step has, where ranks did not take part: those of `ranks`, of `size` that there were.
-    `items` may be something else on each rank."""
+    """Records which ranks saved a step, if some did not take part.
+
+    `ranks` took part, out of `size`; `items` are the items that may differ between ranks.
+    """
 
     ranks: list[int]
     size: int
@@ -79,8 +82,11 @@ class Parts(TypedDict):
 
 
 class Manifest(TypedDict):
-    """`states` has one entry for each rank, or a single one if all ranks have the same. `parts` is None if
-    all ranks took part, or had nothing of their own. `metric` is that of a best step, with its mode."""
+    """The manifest of a step.
+
+    `states` has one entry per rank, or a single one if all ranks are equal. `parts` is None if all ranks took
+    part or no values differ between ranks. `metric` is the metric of a best step, with its mode.
+    """
 
     format: int
     step: int
@@ -91,10 +97,15 @@ class Manifest(TypedDict):
 
 
 def read_manifest(step: Path) -> Manifest:
-    """The manifest of a step; raises CheckpointError if it is whole and of another format."""
+    """Read a step's manifest.
+
+    Raises:
+      Damage: the manifest is missing or damaged.
+      CheckpointError: it is intact but has a different format.
+    """
     if not (step / MANIFEST).exists() and not (step / ARRAYS).exists():
         raise Damage("it has neither manifest nor arrays, so it was not written by jaxpar.Checkpointer")
-    format_number = 1  # whose manifest is a folder
+    format_number = 1  # in format 1, the manifest is a folder
     if not (step / MANIFEST).is_dir():
         seal, _, text = bytes(_bytes(step, MANIFEST)).partition(b"\n")
         if seal != digest(text).encode():
@@ -111,7 +122,11 @@ def read_manifest(step: Path) -> Manifest:
 
 
 def read_arrays(step: Path, manifest: Manifest, items: Collection[str]) -> dict[str, dict[str, np.ndarray]]:
-    """The arrays of some items, by item and leaf. Every leaf is checked, also of the other items."""
+    """Read the arrays of some items, by item and leaf.
+
+    Raises:
+      Damage: a leaf of any item, requested or not, does not match its digest.
+    """
 
     by_item: dict[str, dict[str, np.ndarray]] = {item: {} for item in items}
 
@@ -128,6 +143,7 @@ def read_arrays(step: Path, manifest: Manifest, items: Collection[str]) -> dict[
     leaves = [
         (item, *leaf_entry) for item, arrays in manifest["arrays"].items() for leaf_entry in arrays.items()
     ]
+    # Leaves of other items are verified too: a damaged step must not be resumed from in part.
     with ThreadPoolExecutor(THREADS) as pool:
         damages = [damage for damage in pool.map(read, leaves) if damage]
     if damages:
@@ -137,32 +153,38 @@ def read_arrays(step: Path, manifest: Manifest, items: Collection[str]) -> dict[
 
 
 def check_step(step: Path) -> None:
-    """Reads every leaf of a step; raises what `read_manifest` and `read_arrays` raise."""
+    """Verify every leaf of a step; raises like `read_manifest` and `read_arrays`."""
     read_arrays(step, read_manifest(step), ())
 
 
 def digest(data: bytes | memoryview) -> str:
+    """Return the SHA-256 as a hexadecimal string.
+
+    >>> digest(b"")[:16]
+    'e3b0c44298fc1c14'
+    """
     return hashlib.sha256(data).hexdigest()
 
 
 def flush(path: Path) -> None:
-    """Puts a file's bytes, or the names in a folder, on the disk.
+    """Flush a file's bytes, or a folder's directory entries, to disk.
 
-    Without it a power cut could empty the newest steps after the older ones were removed.
+    Without this, a power failure could empty the newest steps after the older ones were removed.
     """
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)
     except OSError:
-        if not path.is_dir():  # for folders, some network file systems have no such call
+        if not path.is_dir():  # some network file systems cannot fsync folders
             raise
     finally:
         os.close(file)
 
 
 def _bytes(step: Path, name: str, size: int | None = None) -> memoryview:
-    """The bytes of a file. If it does not have `size` of them, nothing is read, and nothing allocated."""
+    """Read a file. Unless its length is `size`, nothing is read or allocated."""
     try:
+        # Compared before reading: a sparse file of any size would otherwise be loaded first.
         actual = (step / name).stat().st_size
         if size is not None and actual != size:
             raise Damage(f"{name} has {actual} bytes instead of {size}")

@@ -1,9 +1,9 @@
-"""The steps in a directory: written whole or not at all, and removed by nothing but `max_to_keep`.
+"""A directory of steps, written atomically and removed only by `max_to_keep`.
 
-A step is written to a folder of another name, which gets its number when it is complete and loses it before
-it is removed. So `kill -9` leaves whole steps, and at most one folder that is none. A step that cannot be
-read is never removed: the disk that failed may work again, and another version of jaxpar may read what this
-one cannot. Only rank 0 writes; every process reads for itself.
+A step is written to a folder with a temporary name, which is renamed to the step number once it is complete,
+and back before it is removed. Thus `kill -9` leaves complete steps and at most one temporary folder. A step
+that cannot be read is never removed: the disk may recover, and a different version of jaxpar may be able to
+read it. Only rank 0 writes; every process reads for itself.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from .metric import Metric
 from .step import Arrays, Damage, Parts, State, flush, read_manifest
 
 NUMBER = "(0|[1-9][0-9]*)"
-"""Names of steps. `str.isdigit` would take a folder called `²` for one."""
+"""Pattern of step names. `str.isdigit` would accept a folder called `²`."""
 
 UNFINISHED = ".tmp"
 
 MARGIN = 1 << 20
-"""Bytes for what is written beside the arrays."""
+"""Bytes reserved for files other than the arrays."""
 
 
 class Store:
-    """One directory. Everything but `steps` and `path` is for the process that writes."""
+    """One directory of steps. Only the writing process uses methods other than `steps` and `path`."""
 
     def __init__(self, directory: Path, max_to_keep: int | None):
         self.directory, self._max_to_keep, self._lock = directory, max_to_keep, Lock(directory)
@@ -39,7 +39,7 @@ class Store:
             raise CheckpointError(f"Checkpointer: {directory} is a file; give a folder for the steps.")
 
     def steps(self) -> list[int]:
-        """The steps that are complete, oldest first."""
+        """Return the complete steps, oldest first."""
         return sorted(int(path.name) for path in self._folders(NUMBER))
 
     def _folders(self, pattern: str) -> list[Path]:
@@ -47,14 +47,18 @@ class Store:
         return [path for path in paths if re.fullmatch(pattern, path.name) and path.is_dir()]
 
     def path(self, step: int) -> Path:
+        """Return the folder of a step."""
         return self.directory / str(step)
 
     def open(self) -> None:
-        """Makes the directory, locks it, and removes what a killed process left of an unfinished step.
+        """Create and lock the directory, and remove the unfinished step of a killed process.
 
-        Not before the first step is saved: whoever only reads must not disturb a writer.
+        This happens at the first save, because a process that only reads must not disturb a writer.
+
+        Raises:
+          CheckpointError: the directory cannot be written to, or is locked.
         """
-        # orbax is for who writes. Not imported in the thread, which may run while the interpreter ends.
+        # Only writers import orbax, and not in the thread, which may run while the interpreter shuts down.
         from .writing import write_step
 
         self._write_step = write_step
@@ -65,27 +69,28 @@ class Store:
             raise CheckpointError(
                 f"Checkpointer.save: {self.directory} cannot be written to: {error.strerror}."
             ) from None
-        # Under the lock, so they are a dead process's and not another one's that is writing.
+        # This process holds the lock, so these belong to a dead process, not to a concurrent writer.
         for leftover in self._folders(rf"{NUMBER}(\.old)?{re.escape(UNFINISHED)}"):
             shutil.rmtree(leftover, ignore_errors=True)
 
     def close(self) -> None:
+        """Unlock the directory."""
         self._lock.release()
 
     def set_aside(self, step: int) -> Path:
-        """Renames a step whose number is needed. Only the user removes it."""
+        """Rename a step whose number is needed, and return its new path. It is never removed."""
         aside, i = self.directory / f"{step}.damaged", 1
         while aside.exists():
             aside, i = self.directory / f"{step}.damaged-{i}", i + 1
         return self.path(step).rename(aside)
 
     def disk_error(self, step: int, arrays: Arrays) -> str | None:
-        """What to say if the disk has no room for a step."""
+        """Return the error text if the disk has no room for a step, else None."""
         needed, free = _needed(arrays), shutil.disk_usage(self.directory).free
         return None if needed <= free else self._disk_full_text(step, arrays)
 
     def accepts(self, metric: Metric | None) -> bool:
-        """Whether a step is to be saved at all."""
+        """Return whether a step with this metric should be saved."""
         del metric
         return True
 
@@ -97,9 +102,10 @@ class Store:
         parts: Parts | None = None,
         metric: Metric | None = None,
     ) -> None:
-        """Writes a step, then removes the oldest ones.
+        """Write a step, then remove the oldest ones.
 
-        Raises CheckpointError if it could not be written; all earlier steps are as they were.
+        Raises:
+          CheckpointError: the step could not be written; all earlier steps are unchanged.
         """
         unfinished = self.directory / f"{step}{UNFINISHED}"
         try:
@@ -107,13 +113,14 @@ class Store:
             self._write_step(unfinished, step, arrays, states, parts, metric)
             replaced = self.directory / f"{step}.old{UNFINISHED}"
             if self.path(step).exists():
-                self.path(step).rename(replaced)  # a best step that was trained again
+                self.path(step).rename(replaced)  # a best step that was trained again, and improved
             unfinished.rename(self.path(step))  # atomic on every file system with POSIX semantics
+            # The rename must be durable before older steps are removed.
             flush(self.directory)
             if replaced.exists():
                 shutil.rmtree(replaced)
         except Exception as error:
-            shutil.rmtree(unfinished, ignore_errors=True)  # or it would go on filling the disk
+            shutil.rmtree(unfinished, ignore_errors=True)  # or it would keep filling the disk
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise CheckpointError(self._disk_full_text(step, arrays)) from None
             raise CheckpointError(
@@ -125,12 +132,12 @@ class Store:
         reached(step)
 
     def _remove_oldest(self, written: int) -> None:
-        """Keeps the highest numbers, and the step that was just written whatever its number is."""
+        """Remove all readable steps but the highest numbers and the step just written."""
         if self._max_to_keep is None:
             return
         for step in [step for step in self.steps() if self._is_readable(step)][: -self._max_to_keep]:
             if step != written:
-                with contextlib.suppress(OSError):  # a step too many must not stop the training
+                with contextlib.suppress(OSError):  # failing to remove a step must not stop training
                     shutil.rmtree(self.path(step).rename(self.directory / f"{step}{UNFINISHED}"))
 
     def _is_readable(self, step: int) -> bool:
@@ -149,7 +156,7 @@ class Store:
 
 
 def _limit(error: Exception) -> str:
-    """Whose limit a file is too large for, if it is this process's."""
+    """Explain EFBIG: the limit of this process or of the file system on the size of a file."""
     if not isinstance(error, OSError) or error.errno != errno.EFBIG:
         return ""
     import resource

@@ -1,4 +1,4 @@
-"""Warnings that show the line which called the Checkpointer, however deep below it they come from."""
+"""Warnings that point to the line that called the Checkpointer, regardless of the call depth."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PACKAGE = str(Path(__file__).parent)
 
 
 def warn(text: str) -> None:
-    """What `skip_file_prefixes` of `warnings.warn` does from Python 3.12 on."""
+    """Warn like `warnings.warn` with `skip_file_prefixes`, which Python has from 3.12 on."""
     frame, level = sys._getframe(), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame, level = frame.f_back, level + 1

@@ -1,7 +1,7 @@
-"""Writes a step: orbax the arrays, this file the manifest.
+"""Write a step: orbax writes the arrays, this module the manifest.
 
-orbax's handler does it without orbax's Checkpointer and its barriers: only rank 0 comes here, and `store` has
-the folder that appears whole or not at all. Nobody else imports orbax, so reading needs none of it.
+This uses orbax's handler without orbax's Checkpointer and its barriers, because only rank 0 writes, and
+`store` makes the folder appear atomically. No other module imports orbax, so reading does not need it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .metric import Metric
 from .step import ARRAYS, FORMAT, MANIFEST, THREADS, Arrays, Manifest, Parts, State, digest, flush
 
 SAFE, LONGEST = " !$&'()+,;=@[]^{}", 200
-"""The characters that a folder's name keeps, beside letters, digits and `_.-~`, and how many of them."""
+"""Characters allowed in a folder name besides letters, digits and `_.-~`, and its length."""
 
 
 def write_step(
@@ -36,18 +36,18 @@ def write_step(
     parts: Parts | None = None,
     metric: Metric | None = None,
 ) -> None:
-    """Writes a step into an empty folder. When this returns, all of it is on the disk."""
+    """Write a step into an empty folder and flush every file to disk."""
     manifest: Manifest = {"format": FORMAT, "step": step, "arrays": {}, "states": states, "parts": parts}
     if metric is not None:
         manifest["metric"] = metric
     keys = _orbax_keys(arrays)
     tree: dict[str, dict[str, np.ndarray]] = {}
     for at, (first, second) in keys.items():
-        # What TensorStore has no dtype for, such as datetime64, it is given as bytes.
+        # TensorStore lacks some dtypes, such as datetime64; those arrays are written as bytes.
         has_dtype = hasattr(ts, arrays[at].dtype.name)
         tree.setdefault(first, {})[second] = arrays[at] if has_dtype else flat_bytes(arrays[at])
     with ThreadPoolExecutor(THREADS) as pool:
-        # Of the memory that is saved, not of the files, and while orbax writes.
+        # Hash the memory, not the written files, to detect write errors; this overlaps with writing.
         digests = pool.map(lambda x: digest(flat_bytes(x).data), arrays.values())
         if tree:
             _write_tree(folder / ARRAYS, tree)
@@ -60,15 +60,15 @@ def write_step(
             }
         text = json.dumps(manifest).encode()
         (folder / MANIFEST).write_bytes(digest(text).encode() + b"\n" + text)
-        # Not one by one as they are written: a journal is committed once for all that is there by then.
+        # Flush at the end: one journal commit covers all files, instead of one commit per file.
         list(pool.map(flush, [folder, *folder.rglob("*")]))
 
 
 def _orbax_keys(arrays: Arrays) -> dict[tuple[str, str], tuple[str, str]]:
-    """The two keys of each leaf in orbax's tree; with a dot between them they are the name of its folder.
+    """Map each leaf to its two keys in orbax's tree, which a dot joins into its folder name.
 
-    A leaf may have any name. A folder's has no slash, at most 255 bytes, on some systems no case, and not
-    the ending of TensorStore's lock files.
+    Leaf names are arbitrary. Folder names have no slashes and at most 255 bytes, may be case-insensitive, and
+    must not end like TensorStore's lock files.
     """
     keys: dict[tuple[str, str], tuple[str, str]] = {}
     used: set[str] = set()
@@ -83,7 +83,7 @@ def _orbax_keys(arrays: Arrays) -> dict[tuple[str, str], tuple[str, str]]:
 
 
 def _file_of(step: Path, name: str, nbytes: int) -> str:
-    """The one file of a leaf that holds its bytes; the notes beside it begin with a dot."""
+    """Return the one file with a leaf's bytes; the names of metadata files start with a dot."""
     files = list((step / ARRAYS / name).glob("[!.]*"))
     if [file.stat().st_size for file in files] != [nbytes]:
         raise RuntimeError(f"orbax {ocp.__version__} did not write {name} as one file of {nbytes} bytes")
@@ -105,15 +105,15 @@ def _write_tree(folder: Path, tree: Mapping[str, Mapping[str, np.ndarray]]) -> N
 
 
 class _Leaves(ocp.type_handlers.NumpyHandler):
-    """Tries every leaf before it fails.
+    """A handler that tries all leaves before failing.
 
-    NumpyHandler's own way is to stop at the first error, on a full disk say, while TensorStore still writes
-    other leaves: each of those prints a traceback, and fills a folder that was removed. Should another
-    version of orbax not call `_open_and_write`, just this comes back.
+    NumpyHandler stops at the first error, for example on a full disk, while TensorStore is still writing
+    other leaves: each of those prints a traceback and writes to a folder that was removed. A version of orbax
+    that does not call `_open_and_write` only brings this behaviour back.
     """
 
     def __init__(self) -> None:
-        super().__init__(deepcopy_host_arrays=False)  # nothing changes them, `on_host` has seen to it
+        super().__init__(deepcopy_host_arrays=False)  # `on_host` has copied them
         self.errors: list[Exception] = []
 
     async def _open_and_write(self, *args: object) -> None:
@@ -125,7 +125,7 @@ class _Leaves(ocp.type_handlers.NumpyHandler):
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps orbax's pages out of the log; what went wrong is in the error that is raised."""
+    """Suppress orbax's long log records; the raised error contains the cause."""
 
     def is_foreign(record: logging.LogRecord) -> bool:
         return "orbax" not in record.pathname

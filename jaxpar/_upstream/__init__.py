@@ -1,13 +1,12 @@
-"""upstream: every private or experimental name of other libraries that jaxpar touches.
+"""upstream: every private or experimental name of other libraries that jaxpar uses.
 
-What has to do with compiling for GPUs that are not there is in `gpu_compiler`, with the start of JAX in
-`start`, everything else in this file.
-Whoever raises a version reads this file, and runs tests/test_upstream.py, which holds that each name is there
-and does what is relied on, and that no other file uses a name of this kind. Differences between versions are
-handled here.
+Names for compiling for absent GPUs are in `gpu_compiler`, names around JAX's start in `start`, names of
+torch's workers in `torch_workers`, all others in this file. Read this package before you raise a version, and
+run tests/test_upstream.py: it checks that each name exists and behaves as required, and that no other file
+uses such a name. Differences between versions are handled here.
 
-Each says why it is needed and what would replace it. A few names cannot be wrapped, because another file
-subclasses or replaces them; those stand in `ELSEWHERE`.
+Each docstring gives the reason for the name and a possible replacement. A few names cannot be wrapped,
+because a different file subclasses or replaces them; `ELSEWHERE` lists those.
 """
 
 from __future__ import annotations
@@ -106,18 +105,18 @@ ELSEWHERE = {
         "parity finds torch's dropout layers by their common class; a list of the public ones would do"
     ),
 }
-"""Names that other files subclass or replace: why, and what would do instead.
+"""Names that other files subclass or replace: the reason, and a possible substitute.
 
-torch's can go once torch's DataParallel runs on CPU tensors.
+torch's names can go once torch's DataParallel runs on CPU tensors.
 """
 
 # --------------------------------------------------------------------------------------- JAX's programs
 #
-# jax.extend.core is what JAX offers to those who read and write jaxprs, without a promise. There is no other
-# way to take a collective out of a branch (`_parallel/lift.py`).
+# jax.extend.core is JAX's interface for reading and writing jaxprs, without a stability guarantee. Moving a
+# collective out of a branch (`_parallel/lift.py`) requires it.
 
 PROGRAMS = (ClosedJaxpr, Jaxpr)
-"""Up to JAX 0.10 a program with its constants and one without are two classes; since 0.11 they are one."""
+"""Up to JAX 0.10, programs with and without constants are two classes; since 0.11 one class."""
 
 CALLS = {
     "jit": "jaxpr",
@@ -129,20 +128,20 @@ CALLS = {
     "remat2": "jaxpr",
     "custom_jvp_call": "call_jaxpr",
 }
-"""Primitives that run another program once, and the parameter that holds it."""
+"""Primitives that run a nested program once, and the parameter that holds it."""
 
 NEXT_CALLS = ("RematTraced", "CustomJVPTraced")
-"""The same among JAX's next transformations, which are objects; see `inside`."""
+"""The same for JAX's next transformations, which are objects; see `inside`."""
 
 
 def opened(program: ClosedJaxpr | Jaxpr) -> tuple[Jaxpr, list[Any]]:
-    """The program's equations and variables, and its constants."""
+    """Return the program's Jaxpr and its constants."""
     jaxpr: Any = getattr(program, "jaxpr", program)
     return jaxpr, list(getattr(program, "consts", ()))
 
 
 def called(eqn: JaxprEqn) -> ClosedJaxpr | Jaxpr | None:
-    """The program that an equation runs once; None if it runs none, or as often as it likes."""
+    """Return the program that an equation runs exactly once, or None."""
     parameter = eqn.params.get(CALLS.get(eqn.primitive.name, "_prim"))
     if isinstance(parameter, PROGRAMS):
         return parameter
@@ -150,32 +149,34 @@ def called(eqn: JaxprEqn) -> ClosedJaxpr | Jaxpr | None:
 
 
 def has_own_jvp(eqn: JaxprEqn) -> bool:
-    """Whether the equation is a function of `jax.custom_jvp`."""
+    """Return whether the equation calls a function of `jax.custom_jvp`."""
     primitive = eqn.params.get("_prim")
     return eqn.primitive.name == "custom_jvp_call" or type(primitive).__name__ == "CustomJVPTraced"
 
 
 def has_own_vjp(eqn: JaxprEqn) -> bool:
-    """Whether the equation is a function of `jax.custom_vjp`."""
+    """Return whether the equation calls a function of `jax.custom_vjp`."""
     primitive = eqn.params.get("_prim")
     return eqn.primitive.name == "custom_vjp_call" or type(primitive).__name__ == "CustomVJPTraced"
 
 
 def bound(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
-    """Runs one equation on other operands; its results."""
+    """Evaluate one equation on other operands and return its results."""
+    # The context restores settings such as `compute_on`, under which the equation was traced.
     with eqn.ctx.manager:
         results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
     return results if eqn.primitive.multiple_results else [results]
 
 
 def inside(value: Any) -> ClosedJaxpr | Jaxpr | None:
-    """The program that a parameter of an equation is or holds.
+    """Return the program that an equation's parameter is or contains, or None.
 
-    JAX's next transformations (`jax_remat3`, `jax_custom_jvp3`, `jax_custom_vjp3`, `jax_scan3`) are one
-    primitive, `call_hi_primitive`, whose only parameter is an object that holds the program.
+    JAX's next transformations (`jax_remat3`, `jax_custom_jvp3`, `jax_custom_vjp3`, `jax_scan3`) share one
+    primitive, `call_hi_primitive`, whose only parameter is an object that contains the program.
     """
     if isinstance(value, PROGRAMS):
         return value
+    # Only the objects of the next transformations have this attribute.
     if not hasattr(value, "in_avals_flat"):
         return None
     program = getattr(value, "jaxpr", None) or getattr(getattr(value, "traced", None), "jaxpr", None)
@@ -185,23 +186,24 @@ def inside(value: Any) -> ClosedJaxpr | Jaxpr | None:
 def part(
     jaxpr: Jaxpr, eqns: Sequence[JaxprEqn], invars: Sequence[Var], outvars: Sequence[Var]
 ) -> ClosedJaxpr:
-    """Some equations of a program as a program without constants."""
+    """Build a program without constants from some equations of a program."""
     return ClosedJaxpr(
         jaxpr.replace(constvars=[], invars=list(invars), outvars=list(outvars), eqns=list(eqns)), ()
     )
 
 
 def rewritten(program: P, consts: Sequence[Any] | None = None, **fields: Any) -> P:
-    """The same program with other equations or variables, and other constants if there are any."""
+    """Return the program with other equations or variables, and optionally other constants."""
     jaxpr, _ = opened(program)
     if jaxpr is program:
         return jaxpr.replace(**fields, consts=consts) if consts else jaxpr.replace(**fields)
+    # The constants are a field of the closed program here, so they need a second `replace`.
     changed = jaxpr.replace(**fields)
     return program.replace(jaxpr=changed) if consts is None else program.replace(jaxpr=changed, consts=consts)
 
 
 def rule_of_jvp(rule: WrappedFun, change: Callable[[Jaxpr], Jaxpr]) -> WrappedFun:
-    """The `jvp_jaxpr_fun` of a custom_jvp_call, with the program that it returns changed."""
+    """Wrap the `jvp_jaxpr_fun` of a custom_jvp_call so that `change` is applied to its program."""
 
     def changed(*zeros: bool) -> tuple[Jaxpr, Any, Any]:
         jaxpr, consts, out_zeros = rule.call_wrapped(*zeros)
@@ -211,7 +213,7 @@ def rule_of_jvp(rule: WrappedFun, change: Callable[[Jaxpr], Jaxpr]) -> WrappedFu
 
 
 def rule_of_vjp(rule: WrappedFun, change: Callable[[ClosedJaxpr], ClosedJaxpr]) -> WrappedFun:
-    """The `fwd_jaxpr_thunk` of a custom_vjp_call, with the program that it returns changed."""
+    """Wrap the `fwd_jaxpr_thunk` of a custom_vjp_call so that `change` is applied to its program."""
 
     def changed(*zeros: bool) -> tuple[Jaxpr, Any]:
         program = change(ClosedJaxpr(*rule.call_wrapped(*zeros)))
@@ -221,9 +223,10 @@ def rule_of_vjp(rule: WrappedFun, change: Callable[[ClosedJaxpr], ClosedJaxpr]) 
 
 
 def backward_rule(rule: WrappedFun, change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> WrappedFun:
-    """The `bwd` of a custom_vjp_call, changed as a function from arrays to arrays.
+    """Wrap the `bwd` of a custom_vjp_call with a change of a function from arrays to arrays.
 
-    Among its results are zeros that are no arrays, and later versions of JAX return more than cotangents.
+    Its results include symbolic zeros, which are not arrays, and later versions of JAX return more than
+    cotangents.
     """
 
     def changed(*args: Any) -> Any:
@@ -231,6 +234,7 @@ def backward_rule(rule: WrappedFun, change: Callable[[Callable[..., Any]], Calla
 
         def arrays(*args: Any) -> list[Any]:
             leaves, structure = jax.tree.flatten(rule.call_wrapped(*args))
+            # Symbolic zeros pass through unchanged: `change` may only see arrays.
             are_arrays = [isinstance(leaf, jax.Array) for leaf in leaves]
             captured[:] = (
                 structure,
@@ -246,7 +250,7 @@ def backward_rule(rule: WrappedFun, change: Callable[[Callable[..., Any]], Calla
 
 
 class _Intercepting(core.Trace):
-    """Passes everything on to the trace around it, changed on the way there and back."""
+    """A trace that forwards everything to an outer trace, with changes before and after."""
 
     def __init__(self, outer: core.Trace, before: Before, after: Callable[[Any], Any]):
         super().__init__()
@@ -254,6 +258,7 @@ class _Intercepting(core.Trace):
         self.requires_low = outer.requires_low
 
     def process_primitive(self, primitive: Primitive, args: Any, params: dict, /) -> Any:
+        # Under the outer trace, or the operations of `before` and `after` would be intercepted as well.
         with core.set_current_trace(self.outer):
             args, params = self.before(primitive, args, params)
             return self.after(primitive.bind(*args, **params))
@@ -281,15 +286,16 @@ class _Intercepting(core.Trace):
 
 @contextmanager
 def intercepted(before: Before, after: Callable[[Any], Any]) -> Iterator[None]:
-    """While a function is traced, each operation passes through here, in this thread alone.
+    """Intercept each operation while a function is traced, in this thread only.
 
-    JAX's own transformations are such traces; there is no public way to make one, and a rewritten program
-    comes too late: its constants have been rounded by then. The bodies of jit, scan and cond are traced by
-    themselves and do not pass.
+    JAX's own transformations are such traces, but JAX offers no public way to make one. Rewriting the
+    finished program would be too late, because its constants are rounded by then. The bodies of jit, scan and
+    cond are traced separately and are not intercepted.
 
     Args:
-      before: called with an operation's primitive, arguments and parameters; returns the last two.
-      after: called with its result.
+      before: called with an operation's primitive, arguments and parameters; returns new arguments and
+        parameters.
+      after: called with the operation's result; returns a new one.
     """
     with core.set_current_trace(_Intercepting(core.trace_ctx.trace, before, after)):
         yield
@@ -298,27 +304,27 @@ def intercepted(before: Before, after: Callable[[Any], Any]) -> Iterator[None]:
 # ------------------------------------------------------------------------------------ JAX's run time
 
 STEPS_COMPETE = jax.__version_info__ < (0, 12)
-"""Whether steps that were started slow each other down on virtual devices: `_training/throttle.py`."""
+"""Whether concurrent steps slow each other down on virtual devices: `_training/throttle.py`."""
 
 
 def backends_are_initialized() -> bool:
-    """Whether JAX has started. `jax.extend.backend.backends()` would start it in order to answer."""
+    """Return whether JAX has started. `jax.extend.backend.backends()` would start it."""
     return xla_bridge.backends_are_initialized()
 
 
 def coordination_client() -> Any:
-    """The client of JAX's coordination service; None outside of a group.
+    """Return the client of JAX's coordination service, or None outside a group.
 
-    Its keys and values are how ranks talk on the host. JAX has no public way to them, and another service
-    beside it would be a second port, a second heartbeat and a second way to fail.
+    Ranks communicate on the host through its keys and values. JAX has no public way to access them, and a
+    separate service would need a second port, a second heartbeat and more failure handling.
     """
     return global_state.client
 
 
 def detect_cluster(timeout: float) -> tuple[str | None, int | None, int | None, Sequence[int] | None]:
-    """JAX's own detection of a cluster: coordinator, size, rank, local devices; None for what it lacks.
+    """Detect a cluster as JAX does: coordinator, size, rank, local devices; None for unknown values.
 
-    `jax.distributed.initialize()` does the same, and joins the group before anyone can look at the answer.
+    `jax.distributed.initialize()` does the same, but joins the group before the values can be inspected.
     """
     return clusters.ClusterEnv.auto_detect_unset_distributed_params(
         None, None, None, None, None, int(timeout)
@@ -326,34 +332,38 @@ def detect_cluster(timeout: float) -> tuple[str | None, int | None, int | None, 
 
 
 def kubernetes_job() -> str | None:
-    """The uid of this process's Kubernetes Job, if `detect_cluster` found the ranks there; else None."""
+    """Return the uid of this process's Kubernetes Job if `detect_cluster` used it, else None."""
     attributes = vars(clusters.K8sCluster)
-    # JAX keeps its client of Kubernetes there, and what it has asked. Nothing is asked a second time.
+    # JAX caches its Kubernetes client and the answers in these attributes, so this sends no second request.
     return str(clusters.K8sCluster._job().metadata.uid) if "_core_api" in attributes else None
 
 
 def in_cloud_tpu_vm() -> bool:
-    """Whether this host is part of a TPU pod, whose ranks JAX finds by itself."""
+    """Return whether this host is part of a TPU pod, whose ranks JAX detects itself."""
     return cloud_tpu_init.running_in_cloud_tpu_vm
 
 
 def reached_preemption_sync_point(step: int) -> bool:
-    """JAX's way to let all ranks stop at one step after a SIGTERM; it is documented, and experimental."""
+    """Return whether all ranks should stop at this step after a SIGTERM.
+
+    JAX documents this function, but it is experimental.
+    """
     from jax.experimental import multihost_utils
 
     return multihost_utils.reached_preemption_sync_point(step)
 
 
 def concrete(x: Any) -> Any:
-    """The array that an eager derivative watches; `x` itself if nothing does; None where there is none.
+    """Return the concrete array of an eager derivative's tracer, or None if it is abstract.
 
-    `Tracer.to_concrete_value` is what JAX's own `bool(x)` uses. It alone tells where a traced value lies.
+    An array is returned as it is. `Tracer.to_concrete_value` is what JAX's own `bool(x)` uses; only this
+    reveals a traced value's device.
     """
     return x.to_concrete_value() if isinstance(x, jax.core.Tracer) else x
 
 
 def address(x: jax.Array) -> int:
-    """Where an array on one device begins in its memory: equal for two arrays that share a buffer."""
+    """Return the device memory address of a single-device array: equal if two arrays share a buffer."""
     return x.unsafe_buffer_pointer()
 
 
@@ -361,25 +371,25 @@ def address(x: jax.Array) -> int:
 
 
 def promote_dtype(arrays: tuple[Any, ...], dtype: Any) -> tuple[Any, ...]:
-    """Arrays in `dtype`, or in the type they promote to: what every layer of Flax does with its inputs."""
-    from flax.nnx.nn import dtypes  # a process that only joins a group need not load Flax
+    """Cast arrays to `dtype`, or to their promoted type, as every Flax layer does with its inputs."""
+    from flax.nnx.nn import dtypes  # a process that only joins a group does not need Flax
 
     return dtypes.promote_dtype(arrays, dtype=dtype)
 
 
 def set_past_trace(variable: Any, value: Any) -> None:
-    """Sets an NNX variable's value past `Variable.__setattr__`, which looks at the trace each time.
+    """Set an NNX variable's value without `Variable.__setattr__`, which checks the trace each time.
 
-    For all variables of a small model that takes longer than its step. `Variable.set_raw_value` is the slow
-    way; the caller answers for standing outside of any trace.
+    For all variables of a small model, those checks take longer than the model's step.
+    `Variable.set_raw_value` is the slow alternative; the caller must ensure that no trace is active.
     """
     object.__setattr__(variable, "_raw_value", value)
 
 
 def before_thread_pools_close(f: Callable[[], None]) -> None:
-    """Calls `f` at exit, while pools of threads still work.
+    """Call `f` at exit, while thread pools still work.
 
-    atexit would be too late: concurrent.futures closes all pools before it runs. This is what
-    concurrent.futures itself uses; the last one to register is the first one to be called.
+    atexit would be too late, since concurrent.futures closes all pools before. This is the hook that
+    concurrent.futures itself uses; the last function registered is called first.
     """
     threading._register_atexit(f)  # type: ignore[attr-defined]

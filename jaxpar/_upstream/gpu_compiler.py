@@ -1,6 +1,7 @@
-"""gpu_compiler: JAX's names around XLA's compiler for GPUs that are not there.
+"""gpu_compiler: JAX's names around XLA's compiler for GPUs that this host does not have.
 
-The compiler is a plugin of JAX. With a driver it also runs programs; here it must compile without one.
+The compiler is part of a JAX plugin, which also runs programs if there is a driver. Here it must compile
+without one.
 """
 
 from __future__ import annotations
@@ -16,28 +17,29 @@ import jax
 from jax._src import xla_bridge
 
 PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
-"""XLA's compilers for NVIDIA GPUs, as JAX's plugins."""
+"""JAX plugins that contain XLA's compiler for NVIDIA GPUs."""
 
 UNCHECKED = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
-"""JAX's variable that lets a plugin start without cuDNN and the other libraries with which programs run."""
+"""Environment variable that lets a plugin start without cuDNN and other run-time libraries."""
 
 
 def compile_only(device: jax.Device) -> bool:
-    """Whether programs can be compiled for a device, but not run: one of `gpu_topology`."""
+    """Return whether a device is one of `gpu_topology`, for which programs compile but do not run."""
     return type(device.client).__name__ == "CompileOnlyPyClient"
 
 
 def gpu_topology(shape: str, target: str, start: Callable[[], object]) -> tuple[jax.Device, ...] | None:
-    """The GPUs of `1x<hosts>x<devices>` for a GpuTargetConfigProto; None without a compiler for them.
+    """Return the GPUs of `1x<hosts>x<devices>` for a GpuTargetConfigProto, or None without a compiler.
 
     Args:
-      start: starts JAX with the devices that this host has. Only then the plugin is loaded, because JAX would
-        try to run on GPUs otherwise, and end for lack of a driver.
+      start: starts JAX with this host's devices. The plugin must be loaded afterwards, because JAX would
+        otherwise try to run on GPUs, and abort without a driver.
 
-    `jax.experimental.topologies` is JAX's way to these; it has none to a plugin whose check for cuDNN failed.
+    `jax.experimental.topologies` is JAX's interface, but cannot load a plugin whose check for cuDNN failed.
     """
     from jax.experimental import topologies
 
+    # JAX logs the failed cuDNN check of a plugin with a traceback, which is expected on a host without GPUs.
     with _muted("jax._src.xla_bridge", "plugin configuration error"):
         start()
     if "cuda" not in xla_bridge._topology_factories and not _load_gpu_compiler():
@@ -47,10 +49,11 @@ def gpu_topology(shape: str, target: str, start: Callable[[], object]) -> tuple[
 
 
 def _load_gpu_compiler() -> bool:
-    """Loads the first plugin that is installed, as a compiler only."""
+    """Load the first installed plugin, as a compiler only; return whether there is one."""
     name = next((name for name in PLUGINS if _is_installed(name)), None)
     if name is None:
         return False
+    # Set during the initialization only: the variable would also disable the check in child processes.
     before = os.environ.get(UNCHECKED)
     os.environ[UNCHECKED] = "1"
     try:
@@ -59,7 +62,7 @@ def _load_gpu_compiler() -> bool:
         os.environ.pop(UNCHECKED)
         if before is not None:
             os.environ[UNCHECKED] = before
-    # A JAX that starts anew, after clear_backends, must not look for GPUs.
+    # After clear_backends, JAX starts again and must not look for GPUs.
     xla_bridge._backend_factories.pop("cuda", None)
     return True
 
@@ -67,13 +70,13 @@ def _load_gpu_compiler() -> bool:
 def _is_installed(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # there are no plugins at all
+    except ModuleNotFoundError:  # the package jax_plugins does not exist
         return False
 
 
 @contextmanager
 def _muted(logger: str, text: str) -> Iterator[None]:
-    """Without the log entries that hold a text: JAX's traceback for a plugin that finds no cuDNN."""
+    """Suppress log records that contain `text`, such as the traceback of a plugin without cuDNN."""
 
     def unless(record: logging.LogRecord) -> bool:
         return text not in record.getMessage()
@@ -86,15 +89,16 @@ def _muted(logger: str, text: str) -> Iterator[None]:
 
 
 CUDNN = 91000
-"""The version that topologies have, as cuDNN counts: 9.10.0."""
+"""The cuDNN version of topologies, in cuDNN's encoding: 9.10.0."""
 
 
 @contextmanager
 def cudnn_of(device: jax.Device) -> Iterator[None]:
-    """While tracing for a device of a topology, JAX's fused attention asks for that device's cuDNN.
+    """Make JAX's fused attention use a topology device's cuDNN version while tracing for the device.
 
-    Otherwise it asks for this host's, and refuses where there is none, although the compiler needs none. A
-    way to give `jax.nn.dot_product_attention(implementation="cudnn")` a target would do.
+    Otherwise it checks this host's version, and refuses to trace on a host without cuDNN, although the
+    compiler does not need one. A target argument of `jax.nn.dot_product_attention(implementation="cudnn")`
+    would replace this.
     """
     from jax._src.cudnn import fused_attention_stablehlo as attention
 

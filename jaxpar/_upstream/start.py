@@ -1,9 +1,9 @@
-"""start: which line of the program started JAX, for whoever comes too late.
+"""start: find the line of the program that started JAX, for errors about starting too early.
 
-JAX starts when something first makes an array, which may be a default value: `def __init__(self,
-rngs=nnx.Rngs(0))` makes one when the module is imported. Afterwards nobody can say which line it was, so the
-one function that starts the CPU backend is watched. `xla_bridge._backend_factories` holds it; JAX has no
-public notice of a start.
+JAX starts when something first makes an array, possibly a default value: `def __init__(self,
+rngs=nnx.Rngs(0))` makes one at import. Afterwards that line cannot be determined, so this wraps the one
+function that starts the CPU backend, which `xla_bridge._backend_factories` holds; JAX has no public
+notification of its start.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _line: str | None = None
 
 
 def watch() -> None:
-    """From now on the line that starts JAX is remembered. Does nothing where JAX runs already."""
+    """Record the line that starts JAX from here on. Does nothing if JAX has started already."""
     registration = xla_bridge._backend_factories.get("cpu")
     if (
         registration is None
@@ -37,7 +37,7 @@ def watch() -> None:
 
 
 class _Watched:
-    """What makes the CPU backend, after a look at who asks for it."""
+    """The factory of the CPU backend, which first records the calling line."""
 
     def __init__(self, factory: Any):
         self._factory = factory
@@ -50,7 +50,7 @@ class _Watched:
 
 
 def _innermost(frame: types.FrameType | None) -> str | None:
-    """The line that is nearest, libraries aside."""
+    """Return the innermost line outside the libraries."""
     while frame is not None:
         module = frame.f_globals.get("__name__", "").partition(".")[0]
         if module not in _LIBRARIES and not frame.f_code.co_filename.startswith("<frozen"):
@@ -60,9 +60,9 @@ def _innermost(frame: types.FrameType | None) -> str | None:
 
 
 def started_by() -> str:
-    """What started JAX, in words.
+    """Describe what started JAX.
 
-    Where nobody watched, a function whose default value holds an array is to blame, if there is one.
+    If that was not recorded, the likely cause is a function with an array among its default values.
     """
     if _line is not None:
         return f"JAX was started at {_line}"
@@ -73,9 +73,9 @@ def started_by() -> str:
 
 
 def _default() -> str | None:
-    """A function of the program with an array, or random streams, among its defaults."""
+    """Find a function of the program with an array, or random streams, among its defaults."""
     for f in gc.get_objects():
-        # Not isinstance, which asks an object for its __class__: torch has one that warns then.
+        # Not isinstance, which reads __class__: one of torch's objects warns when that is read.
         if type(f) is not types.FunctionType or (f.__module__ or "").partition(".")[0] in _LIBRARIES:
             continue
         defaults = [*(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()]

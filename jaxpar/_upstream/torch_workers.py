@@ -1,4 +1,4 @@
-"""torch's own words of a worker, for data sets of torch in worker processes of jaxpar."""
+"""torch's private worker information, for torch data sets in jaxpar's worker processes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 
 def set_torch_worker(worker: int, workers: int, seed: int, dataset: Any) -> None:
-    """Makes this process a worker for `torch.utils.data.get_worker_info`, seeded as torch seeds its own.
+    """Make this process a worker for `torch.utils.data.get_worker_info`, seeded like torch's own.
 
-    torch has no public word for it. Without it an iterable data set that takes its share by
-    `torch.utils.data.get_worker_info` would be read whole by every worker. torch is loaded already, by the
-    data set.
+    torch has no public function for this. Without it, every worker would read an iterable data set completely
+    instead of the share that the data set selects by `torch.utils.data.get_worker_info`. The data set has
+    already imported torch.
     """
     torch = sys.modules["torch"]
     worker_module = torch.utils.data._utils.worker

@@ -1,4 +1,4 @@
-"""How DistributedDataParallel makes one gradient of those of all replicas: torch's hooks, and your own."""
+"""How DistributedDataParallel reduces gradients: torch's hooks, and custom ones."""
 
 import lazy_loader
 

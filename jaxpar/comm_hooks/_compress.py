@@ -1,4 +1,4 @@
-"""Hooks that send gradients with 16 bits."""
+"""Hooks that send gradients as 16-bit floats."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ def _wrap(dtype: DTypeLike, hook: CommHook) -> CommHook:
         return hook.init([p.astype(dtype) for p in parameters])
 
     def reduce(state: PyTree, bucket: Bucket) -> tuple[PyTree, list[jax.Array]]:
+        # Cast before the hook, so that the wrapped hook communicates and computes in 16 bits.
         low = dataclasses.replace(bucket, gradients=[g.astype(dtype) for g in bucket.gradients])
         state, reduced = hook.reduce(state, low)
         return state, [r.astype(g.dtype) for r, g in zip(reduced, bucket.gradients, strict=True)]
@@ -26,28 +27,42 @@ def _wrap(dtype: DTypeLike, hook: CommHook) -> CommHook:
 
 
 def fp16_compress_wrapper(hook: CommHook) -> CommHook:
-    """`hook` on gradients in float16; what it returns is cast back.
+    """Run `hook` on gradients cast to float16, and cast its result back.
 
     torch counterpart: `fp16_compress_wrapper` (docs/semantics.md row H4).
+
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.comm_hooks import fp16_compress_wrapper, powersgd
+    >>> state = fp16_compress_wrapper(powersgd()).init([jnp.ones((64, 32))])
+    >>> state.errors[0].dtype
+    dtype('float16')
     """
     return _wrap(jnp.float16, hook)
 
 
 def bf16_compress_wrapper(hook: CommHook) -> CommHook:
-    """`hook` on gradients in bfloat16; what it returns is cast back.
+    """Run `hook` on gradients cast to bfloat16, and cast its result back.
 
     torch counterpart: `bf16_compress_wrapper` (docs/semantics.md row H4).
+
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.comm_hooks import bf16_compress_wrapper, powersgd
+    >>> state = bf16_compress_wrapper(powersgd()).init([jnp.ones((64, 32))])
+    >>> state.queries[0].dtype, state.queries[0].shape
+    (dtype(bfloat16), (64, 1))
     """
     return _wrap(jnp.bfloat16, hook)
 
 
-# `allreduce` divides before the sum, which could overflow.
+# `allreduce`, because it divides before the sum, which could overflow in float16.
 fp16_compress = fp16_compress_wrapper(allreduce)
 """The mean in float16: cast, divided, summed, cast back.
 
-torch counterpart: `fp16_compress_hook` (docs/semantics.md row H3)."""
+torch counterpart: `fp16_compress_hook` (docs/semantics.md row H3).
+"""
 
 bf16_compress = bf16_compress_wrapper(allreduce)
-"""The mean in bfloat16, likewise.
+"""The mean in bfloat16: cast, divided, summed, cast back.
 
-torch counterpart: `bf16_compress_hook` (docs/semantics.md row H3), which needs NCCL; this does not."""
+torch counterpart: `bf16_compress_hook` (docs/semantics.md row H3), which needs NCCL; this does not.
+"""

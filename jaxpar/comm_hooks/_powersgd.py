@@ -1,11 +1,11 @@
-"""powersgd: of every large gradient two thin matrices are sent whose product is near to it.
+"""powersgd: send two thin matrices whose product approximates each large gradient.
 
-M = P Q^T with r columns in P and Q: n + m numbers for each instead of n m. What a replica could not say is
-added to its next gradient. Of [n, m] = [out, in] in torch: n are the rows of the weight as torch lays it
-out. Flax has the outputs of a kernel last, so the axes are put in torch's order here.
+M = P Q^T with r columns in P and Q: (n + m) r numbers instead of n m. The approximation error is added to the
+replica's next gradient. [n, m] is torch's [out, in]: n is the number of rows of torch's weight. In Flax, the
+last axis of a kernel is the output, so the axes are permuted to torch's order.
 
-Sources: Vogels et al. 2019, and torch's distributed/algorithms/ddp_comm_hooks/powerSGD_hook.py, of which the
-numbers are (docs/semantics.md rows H5, H6).
+Sources: Vogels et al. 2019, and torch's distributed/algorithms/ddp_comm_hooks/powerSGD_hook.py, whose numbers
+this reproduces (docs/semantics.md rows H5, H6).
 """
 
 from __future__ import annotations
@@ -37,25 +37,31 @@ def powersgd(
     *,
     order: Sequence[int] | None = None,
 ) -> CommHook:
-    """Gradients of low rank, as torch's PowerSGD.
+    """Low-rank gradients, as torch's PowerSGD.
 
     Args:
-      matrix_approximation_rank: r, the columns of P and Q.
-      start_powersgd_iter: for so many calls gradients are averaged as they are.
-      min_compression_rate: a gradient is compressed if it becomes smaller by more than this factor.
-      use_error_feedback: whether what was lost is added to the next gradient.
-      warm_start: whether Q starts from the last one. Else from random numbers, which the host draws anew at
-        each call.
-      orthogonalization_epsilon: added to norms before they divide; a gradient of zeros needs it.
-      random_seed: of the random Q.
-      order: positions of the parameters in torch's bucket, in which it draws random numbers. Needed only to
-        have torch's very numbers: its order is that in which gradients were ready, mostly from the last
-        layer to the first.
+      matrix_approximation_rank: r, the number of columns of P and Q.
+      start_powersgd_iter: the number of initial calls that average gradients uncompressed.
+      min_compression_rate: a gradient is compressed if its size shrinks by more than this factor.
+      use_error_feedback: whether the approximation error is added to the next gradient.
+      warm_start: whether Q starts from the previous one, instead of from new random numbers, which the host
+        draws at each call.
+      orthogonalization_epsilon: added to norms before division; required for gradients that are zero.
+      random_seed: the seed of the random Q.
+      order: the parameters' positions in torch's bucket, in which torch draws random numbers. Needed only to
+        reproduce torch's numbers exactly: torch orders gradients by when they were ready, mostly from the
+        last layer to the first.
 
     Raises:
       ValueError: `start_powersgd_iter` is not above 1 with error feedback or warm start.
 
     torch counterpart: `PowerSGDState` and `powerSGD_hook` (docs/semantics.md rows H5, H6).
+
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.comm_hooks import powersgd
+    >>> state = powersgd(matrix_approximation_rank=2).init([jnp.ones((64, 32)), jnp.ones(32)])
+    >>> [q.shape for q in state.queries]
+    [(64, 2)]
     """
     if (use_error_feedback or warm_start) and start_powersgd_iter <= 1:
         raise ValueError(
@@ -88,7 +94,7 @@ class _PowerSGDSettings:
 
 
 class _PowerSGDState(NamedTuple):
-    """The number of calls; what could not be said yet, by parameter; Q of those that are compressed."""
+    """The number of calls, the approximation error by parameter, and Q of the compressed gradients."""
 
     calls: jax.Array
     errors: list[jax.Array]
@@ -96,7 +102,7 @@ class _PowerSGDState(NamedTuple):
 
 
 class _Compressed(NamedTuple):
-    """A gradient that is compressed: whose it is, and the shape of its Q, [m, r]."""
+    """A compressed gradient: the index of its parameter, and the shape of its Q, [m, r]."""
 
     parameter: int
     shape: tuple[int, int]
@@ -115,13 +121,14 @@ def _init(settings: _PowerSGDSettings, parameters: list[jax.Array]) -> _PowerSGD
 def _reduce(
     settings: _PowerSGDSettings, state: _PowerSGDState, bucket: Bucket
 ) -> tuple[_PowerSGDState, list[jax.Array]]:
+    # The loss and the buffers cannot be sent from inside lax.cond, so they need a separate message.
     bucket = dataclasses.replace(bucket, message=bucket.message.alone())
 
     def early() -> tuple[_PowerSGDState, list[jax.Array]]:
         _, reduced = allreduce.reduce((), bucket)
         return state._replace(calls=state.calls + 1), reduced
 
-    # Every replica has made as many calls, so all take the same side.
+    # All replicas have made the same number of calls, so they all take the same branch, with its collectives.
     return lax.cond(state.calls < settings.start, early, lambda: _compressed(settings, state, bucket))
 
 
@@ -140,7 +147,7 @@ def _compressed(
     sums = bucket.sum([gradients[i] for i in small] + [m @ q for m, q in zip(matrices, queries, strict=True)])
     for i, s in zip(small, sums, strict=False):
         reduced[i] = s / bucket.replicas
-    # P is not divided: only its directions are used.
+    # P is not divided by the number of replicas: only its directions are used.
     ps = [orthogonal(p) for p in sums[len(small) :]]
     sums = bucket.sum([m.T @ p for m, p in zip(matrices, ps, strict=True)])
     queries = [q / bucket.replicas for q in sums]
@@ -154,7 +161,7 @@ def _compressed(
 
 
 def _axes(ndim: int) -> tuple[int, ...]:
-    """From Flax's [..., in, out] to torch's [out, in, ...]."""
+    """Return the permutation from Flax's [..., in, out] to torch's [out, in, ...]."""
     return (ndim - 1, ndim - 2, *range(ndim - 2))
 
 
@@ -169,7 +176,7 @@ def _kernel(matrix: jax.Array, shape: Shape) -> jax.Array:
 
 
 def _large(settings: _PowerSGDSettings, shapes: Sequence[Shape]) -> list[_Compressed]:
-    """Those that are worth it, in torch's order: matrices of one shape follow each other."""
+    """Select the gradients worth compressing, in torch's order: grouped by the shape of the matrix."""
     order = range(len(shapes)) if settings.order is None else settings.order
     by_shape: dict[tuple[int, int], list[_Compressed]] = {}
     for i in order:
@@ -183,10 +190,14 @@ def _large(settings: _PowerSGDSettings, shapes: Sequence[Shape]) -> list[_Compre
 
 
 def _orthogonal(epsilon: float, x: jax.Array) -> jax.Array:
-    """[n, r] orthonormal columns of the same span: QR, or Gram-Schmidt for few columns and 16 bits."""
+    """Return [n, r] orthonormal columns with the same span.
+
+    QR, or Gram-Schmidt for few columns and 16-bit types.
+    """
     r = x.shape[1]
     if r > 2 and x.dtype not in (jnp.float16, jnp.bfloat16):
         return jnp.linalg.qr(x)[0]
+    # Gram-Schmidt as in torch, whose `epsilon` has no counterpart in QR.
     columns: list[jax.Array] = []
     remaining = x
     for _ in range(r):
@@ -208,6 +219,7 @@ def _queries(
         return state.queries
     dtypes = tuple(gradients[i].dtype for i, _ in large)
     shapes = [jax.ShapeDtypeStruct(shape, dtype) for (_, shape), dtype in zip(large, dtypes, strict=True)]
+    # A callback, because torch's generator runs on the host and the call number is only known at run time.
     draw = functools.partial(_draw, settings, tuple(large), dtypes)
     return jax.pure_callback(draw, shapes, state.calls - settings.start)
 
@@ -215,7 +227,7 @@ def _queries(
 def _draw(
     settings: _PowerSGDSettings, large: tuple[_Compressed, ...], dtypes: tuple[Any, ...], number: Any
 ) -> list:
-    """torch's random Q of a call, by number: each has a seed of its own, from NumPy's old generator."""
+    """Draw torch's random Q of a call: each call number has its own seed, from RandomState."""
     seeds = np.random.RandomState(settings.seed).randint(1_000_000_000, size=int(number) + 1)
     generator = Generator(int(seeds[-1]))
     return [generator.randn(1, *q, dtype=dtype)[0] for (_, q), dtype in zip(large, dtypes, strict=True)]

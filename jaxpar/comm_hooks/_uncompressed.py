@@ -1,7 +1,7 @@
-"""Hooks that send what there is.
+"""Hooks that send gradients uncompressed, or not at all.
 
-torch cuts gradients into buckets of 25 MiB, so that communicating can begin before the backward pass has
-ended (docs/semantics.md row D19). Here all of them are one message, with the loss and the buffers.
+torch splits gradients into buckets of 25 MiB so that communication can start before the backward pass ends
+(docs/semantics.md row D19). Here all gradients form one message, together with the loss and the buffers.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ def _no_state(parameters: list[jax.Array]) -> PyTree:
 
 
 def _mean(state: PyTree, bucket: Bucket) -> tuple[PyTree, list[jax.Array]]:
-    # Scaled first and summed then; 1/W is rounded before it multiplies, in the gradient's dtype.
+    # Scaled before the sum, like torch. 1/W is rounded to the gradient's dtype before the product.
     return state, bucket.sum([g * jnp.asarray(1 / bucket.replicas, g.dtype) for g in bucket.gradients])
 
 
+# A separate function, although the bits are the same: its expression is torch's `allreduce_hook`.
 def _sum_of_quotients(state: PyTree, bucket: Bucket) -> tuple[PyTree, list[jax.Array]]:
     return state, bucket.sum([g / bucket.replicas for g in bucket.gradients])
 
@@ -35,11 +36,13 @@ mean = CommHook(_no_state, _mean)
 """The default. torch counterpart: DistributedDataParallel without a hook (docs/semantics.md row D4)."""
 
 allreduce = CommHook(_no_state, _sum_of_quotients)
-"""The mean by division, of which XLA makes a product with 1/W: the bits are those of the default.
+"""The mean by division, which XLA compiles to a product with 1/W: bit-identical to the default.
 
-torch counterpart: `allreduce_hook` (docs/semantics.md row H2)."""
+torch counterpart: `allreduce_hook` (docs/semantics.md row H2).
+"""
 
 noop = CommHook(_no_state, _unreduced)
-"""Nothing is sent, so replicas part: only for measuring what communication costs.
+"""No reduction, so replicas diverge: only for measuring the cost of communication.
 
-torch counterpart: `noop_hook` (docs/semantics.md row H8)."""
+torch counterpart: `noop_hook` (docs/semantics.md row H8).
+"""

@@ -1,8 +1,8 @@
-"""CommHook: what a hook is, and Bucket, what it is given.
+"""CommHook: the interface of a hook, and Bucket, its argument.
 
-torch's hook is a function of a state, which it changes, and of a bucket, and returns a future. Here it is a
-pair of pure functions, as in optax: what a replica remembers goes in and comes out, and the reduction is
-traced into the step, where XLA decides when it is sent (docs/semantics.md row H1).
+torch's hook is a function of a mutable state and a bucket, and returns a future. Here it is a pair of pure
+functions, as in optax: per-replica state is an input and an output, and the reduction is traced into the
+step, where XLA schedules the communication (docs/semantics.md row H1).
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from .message import Message
 
 @dataclasses.dataclass(frozen=True)
 class Bucket:
-    """What a communication hook is given: one replica's gradients, not yet divided.
+    """A communication hook's argument: one replica's gradients, not yet divided.
 
     Attributes:
       gradients: a list of arrays, one for each parameter.
-      replicas: the number that a mean divides by.
+      replicas: the divisor of a mean.
       axis_name: the mesh axis over which to communicate, for `jax.lax.psum` and the like.
-      index: which replica this is, a scalar on the device.
-      message: what is sent; `sum` is the way to it.
+      index: this replica's index, a scalar on the device.
+      message: the pending sums; call `sum` instead of using it directly.
 
-    torch counterpart: `torch.distributed.GradBucket`; there is one of them for all parameters.
+    torch counterpart: `torch.distributed.GradBucket`; here one bucket holds all parameters' gradients.
     """
 
     gradients: list[jax.Array]
@@ -38,22 +38,30 @@ class Bucket:
     message: Message
 
     def sum(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
-        """The sum of each over all replicas, sent together with the loss and the buffers.
+        """Return each array's sum over all replicas, sent together with the loss and the buffers.
 
-        Not inside of `jax.lax.cond` and the like: use `jax.lax.psum(x, axis_name)` there.
+        Inside `jax.lax.cond` and the like, use `jax.lax.psum(x, axis_name)` instead.
         """
         return self.message.sum(arrays)
 
 
 class CommHook(NamedTuple):
-    """How gradients are reduced, as a pair of functions like an optax transformation.
+    """A reduction of gradients, as a pair of functions like an optax transformation.
 
     Attributes:
-      init: `init(parameters) -> state`, a tree of arrays that every replica keeps for itself.
+      init: `init(parameters) -> state`, a tree of arrays that each replica stores separately.
       reduce: `reduce(state, bucket) -> (state, gradients)`, traced into the step on every replica; the
-        gradients that it returns must be equal on all of them.
+        returned gradients must be equal on all of them.
 
     torch counterpart: the pair `(state, hook)` of `register_comm_hook` (docs/semantics.md row H1).
+
+    >>> from jaxpar.comm_hooks import CommHook
+    >>> clipped = CommHook(
+    ...     init=lambda parameters: (),
+    ...     reduce=lambda state, bucket: (state, bucket.sum([g.clip(-1, 1) for g in bucket.gradients])),
+    ... )
+    >>> clipped.init([])
+    ()
     """
 
     init: Callable[[list[jax.Array]], PyTree]

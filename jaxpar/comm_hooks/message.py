@@ -1,9 +1,9 @@
-"""Message: what a step has to sum over the replicas, sent at once.
+"""Message: a step's sums over the replicas, sent at once.
 
-XLA makes one all-reduce of it, but on CPU devices of several processes that is one message for each array,
-and a message takes as long as a small model's step (seven arrays took six times as long as the same in one).
-So small arrays are laid end to end there, as in torch's buckets. NCCL has no need of it and would pay for the
-copy.
+XLA combines them into one all-reduce, but on CPU devices of several processes it sends one message per array,
+and a message takes as long as a small model's step (seven arrays took six times as long as the same data in
+one). There, small arrays are concatenated, as in torch's buckets. NCCL does not need this and would only pay
+for the copy.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import numpy as np
 from jax import lax
 
 SMALL = 2**22
-"""Bytes. Of larger arrays the copies cost more than the message."""
+"""Bytes from which copying an array costs more than a separate message."""
 
 
 class Message:
-    """Sums over the replicas, while a step is traced.
+    """Sums arrays over the replicas while a step is traced.
 
     Args:
       axis_name: the mesh axis.
-      flat: whether small arrays of one dtype become one array.
-      others: arrays that go with those of the first call of `sum`.
+      flat: whether small arrays of one dtype are concatenated.
+      others: arrays to send along with the first call of `sum`.
     """
 
     def __init__(self, axis_name: str, flat: bool, others: Sequence[jax.Array] = ()):
@@ -34,7 +34,7 @@ class Message:
         self._summed: list[jax.Array] | None = None if others else []
 
     def sum(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
-        """The sum of each, on every replica."""
+        """Return each array's sum, on every replica."""
         if self._summed is not None:
             return self._send(list(arrays))
         summed = self._send([*arrays, *self._others])
@@ -42,19 +42,21 @@ class Message:
         return summed[: len(arrays)]
 
     def others(self) -> list[jax.Array]:
-        """The sums of the others."""
+        """Return the sums of the other arrays."""
         if self._summed is None:
+            # No hook has summed through this message, so the other arrays are sent alone.
             self.sum([])
         assert self._summed is not None
         return self._summed
 
     def alone(self) -> Message:
-        """The same way without the others, for sums inside of `lax.cond` and the like."""
+        """Return a message without the other arrays, for sums inside `lax.cond` and the like."""
         return Message(self.axis_name, self.flat)
 
     def _send(self, arrays: list[jax.Array]) -> list[jax.Array]:
         summed: list[jax.Array] = list(arrays)
         groups: dict[object, list[int]] = {}
+        # Only equal dtypes are concatenated: a promotion would change the bits of the sums.
         for i, x in enumerate(arrays):
             small = self.flat and x.nbytes < SMALL
             groups.setdefault(x.dtype if small else i, []).append(i)
