@@ -29,8 +29,7 @@ def read_names(path: str, needed: tuple[str, ...] = ()) -> dict[str, Any]:
     sys.path.insert(0, folder)
     try:
         defined = runpy.run_path(path)
-    # A SystemExit(0) that passed would mean "the same" to the caller of the command.
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # SystemExit(0) would be read as "the same"
         raise failed(path, "", error) from error
     finally:
         sys.path.remove(folder)
