@@ -17,8 +17,8 @@ hole. The text after `#` is added to `port.notes`.
 from .functions import FUNCTIONS as FUNCTIONS
 from .layers import ACCEPTING as ACCEPTING
 from .layers import DROPPED as DROPPED
-from .layers import LEAVES as LEAVES
 from .layers import RANDOM as RANDOM
+from .layers import leaves as leaves
 from .methods import IN_PLACE as IN_PLACE
 from .methods import INITIAL as INITIAL
 from .methods import METHODS as METHODS

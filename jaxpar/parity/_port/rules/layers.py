@@ -1,48 +1,86 @@
-"""Layers: arguments without a counterpart, layers that take `rngs`, and the names of their leaves."""
+"""Layers: arguments without a counterpart, layers that take `rngs`, and the expressions of their tensors.
+
+All but the first are derived from jaxpar.nn.channels_first and the rulebook: a new layer needs no line here.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+import numpy as np
+from flax import nnx
+from torch import nn
+
+from jaxpar._rulebook import Part, rule_for
+from jaxpar.nn import channels_first
 
 DROPPED = ("inplace", "device", "dtype", "sparse", "enable_nested_tensor", "mask_check")
 """Arguments of torch's layers that mean nothing in JAX."""
 
-_SPATIAL = tuple(f"{name}{n}d" for name in ("Conv", "ConvTranspose", "Dropout") for n in (1, 2, 3))
-_RECURRENT = ("LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell")
-_ATTENTIONS = ("MultiheadAttention", "TransformerEncoderLayer", "TransformerDecoderLayer")
-_DENSE = ("Linear", "Bilinear", "Embedding", "EmbeddingBag", "Dropout", "AlphaDropout")
-RANDOM = frozenset((*_SPATIAL, *_RECURRENT, *_ATTENTIONS, *_DENSE))
+# Without Module, the base of users' classes: their constructors keep their own arguments.
+_LAYERS = {
+    name: inspect.signature(getattr(channels_first, name)).parameters
+    for name in dir(channels_first)
+    if inspect.isclass(getattr(nn, name, None)) and name != "Module"
+}
+_REQUIRED = inspect.Parameter.empty
+
+RANDOM = frozenset(
+    name
+    for name, parameters in _LAYERS.items()
+    if "rngs" in parameters and parameters["rngs"].default is _REQUIRED
+)
 """Layers that are built with `rngs`."""
 
-_NORMS = tuple(f"{name}{n}d" for name in ("BatchNorm", "InstanceNorm") for n in (1, 2, 3))
-_ACTIVATIONS = (
-    *(
-        "ReLU",
-        "ReLU6",
-        "LeakyReLU",
-        "PReLU",
-        "ELU",
-        "CELU",
-        "SELU",
-        "GELU",
-        "SiLU",
-        "Mish",
-        "Sigmoid",
-        "Tanh",
-    ),
-    *("LogSigmoid", "Hardtanh", "Hardsigmoid", "Hardswish", "Hardshrink", "Softsign", "Softplus", "Softmax"),
-    *("Softshrink", "Tanhshrink", "LogSoftmax", "GLU", "Threshold", "Identity"),
-)
-ACCEPTING = RANDOM | {*_NORMS, *_ACTIVATIONS, "GroupNorm", "LayerNorm", "RMSNorm"}
+ACCEPTING = frozenset(name for name, parameters in _LAYERS.items() if parameters.keys() & {"rngs", "kwargs"})
 """Layers that accept `rngs`, so that code that takes their class as an argument can build them."""
 
-LEAVES = {
-    **{(name, "weight"): "scale[...]" for name in (*_NORMS, "GroupNorm", "LayerNorm", "RMSNorm")},
-    **{(name, "bias"): "bias[...]" for name in (*_NORMS, "GroupNorm", "LayerNorm", "Linear", *_SPATIAL)},
-    **{(name, "running_mean"): "mean[...]" for name in _NORMS},
-    **{(name, "running_var"): "var[...]" for name in _NORMS},
-    ("Linear", "weight"): "kernel[...].T",
-    ("Embedding", "weight"): "embedding[...]",
-    ("PReLU", "weight"): "negative_slope[...]",
-    **{
-        (f"Conv{n}d", "weight"): f"kernel[...].transpose({axes})"
-        for n, axes in ((1, "2, 1, 0"), (2, "3, 2, 0, 1"), (3, "4, 3, 0, 1, 2"))
-    },
-}
-"""The counterpart in a layer of jaxpar of a tensor of torch's layer, in torch's layout."""
+
+@functools.cache
+def leaves(layer: str) -> dict[str, str]:
+    """Return the expressions in a layer of jaxpar for torch's tensors, in torch's layout.
+
+    `leaves("Linear")` is `{"weight": "kernel[...].T", "bias": "bias[...]"}`. Tensors that are not a
+    permutation of one leaf are missing.
+    """
+    parameters = _LAYERS.get(layer, {})
+    # A row of the rulebook may depend on the settings of a layer, so it needs one, of any sizes.
+    sizes = [1 for name, parameter in parameters.items() if parameter.default is _REQUIRED and name != "rngs"]
+    options = {name: True for name in ("track_running_stats",) if name in parameters}
+
+    def build() -> Any:
+        rngs = {"rngs": nnx.Rngs(0)} if "rngs" in parameters else {}
+        return getattr(channels_first, layer)(*sizes, **options, **rngs)
+
+    try:
+        instance = nnx.eval_shape(build) if parameters else None
+    except ValueError:
+        # Upsample, which has no tensors, cannot be built from sizes alone.
+        return {}
+    rule = rule_for(instance)
+    texts = ((part, _text(part, instance)) for part in (rule.parts if rule else ()))
+    return {part.torch[0]: text for part, text in texts if text}
+
+
+def _text(part: Part, layer: Any) -> str:
+    """Write a tensor as a permutation of a leaf; "" if it is not one."""
+    name = part.flax[0]
+    if part.plain and name.isidentifier():
+        return f"{name}[...]"
+    leaf = getattr(layer, name, None)
+    if leaf is None or len(part.flax) > 1 or len(part.torch) > 1:
+        return ""
+    # The rulebook only has the conversion, so it is tried on numbered elements and axes of different lengths.
+    shape = range(2, 2 + leaf.ndim)
+    x = np.arange(float(np.prod(shape))).reshape(shape)
+    (converted,) = part.back([x])
+    axes = [shape.index(length) for length in converted.shape if length in shape]
+    if (
+        len(axes) < leaf.ndim
+        or not np.array_equal(x.transpose(axes), converted)
+        or converted.dtype != x.dtype
+    ):
+        return ""
+    return f"{name}[...].T" if axes == [1, 0] else f"{name}[...].transpose({', '.join(map(str, axes))})"

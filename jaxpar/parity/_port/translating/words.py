@@ -206,7 +206,7 @@ class Words:
         if layers == {None}:
             return f"{written}{node.attr}[...]"
         if None not in layers and len(layers) == 1:
-            leaf = rules.LEAVES.get((str(layers.pop()), node.attr))
+            leaf = rules.leaves(str(layers.pop())).get(node.attr)
             if leaf:
                 return written + leaf
         raise Hole("Flax has this tensor in another form")
