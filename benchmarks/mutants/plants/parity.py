@@ -37,7 +37,7 @@ PLANTS = [
         ('"(?!F[0-9])[A-Z]+[0-9]+"', '"[A-Z]+[0-9]+"', "tests/test_ported.py -k authors"),
     ),
     *plants("jaxpar/parity/_port/proof.py",
-        ('others(make, inputs, kwargs) or [', '[', "tests/test_port.py -k both_modes"),
+        ('larger_inputs(make, inputs, kwargs) or [', '[', "tests/test_port.py -k both_modes"),
         (' or [tuple(inputs)]', '', "tests/test_port.py -k both_modes"),
         ('*((False, shape, {})', '*((True, shape, {})', "tests/test_port.py -k both_modes"),
         ('return min(RATE, FAR', 'return max(RATE, FAR', "tests/test_port.py -k far"),

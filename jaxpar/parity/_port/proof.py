@@ -78,7 +78,7 @@ def prove(
     sgd = (lambda parameters: torch.optim.SGD(parameters, rate), optax.sgd(rate))
     steps: dict[str, Any] = {"steps": STEPS, "optimizer": sgd} if trained else {}
     # A module that accepts no second shape is evaluated with this one.
-    shapes = others(make, inputs, kwargs) or [tuple(inputs)]
+    shapes = larger_inputs(make, inputs, kwargs) or [tuple(inputs)]
     for training, arguments, more in ((True, inputs, steps), *((False, shape, {}) for shape in shapes)):
         if not comparisons or comparisons[-1].same:
             arrays = tuple(map(array, arguments))
@@ -151,7 +151,7 @@ def array(x: Any) -> Any:
     return x.detach().double().numpy() if x.is_floating_point() else x.numpy()
 
 
-def others(
+def larger_inputs(
     make: Callable[[], torch.nn.Module], inputs: Sequence[Any], kwargs: dict[str, Any]
 ) -> list[tuple[Any, ...]]:
     """Return the inputs with one more row and larger images: at once, or each change that torch accepts."""

@@ -151,7 +151,7 @@ class Axes:
 
     def _call(self, node: ast.Call) -> Effect | None:
         if isinstance(node.func, ast.Attribute) and self._is_tensor(node.func.value):
-            return self._word(node, node.func.attr, [node.func.value, *node.args])
+            return self._by_name(node, node.func.attr, [node.func.value, *node.args])
         objects = self._callees(node)
         layers = [callee for callee in objects if isinstance(callee, nn.Module) or _is_forward(callee)]
         if layers:
@@ -182,7 +182,7 @@ class Axes:
         if names <= tables.ELEMENTWISE:
             return self._one_by_one(node, [*node.args, *(keyword.value for keyword in node.keywords)])
         if len(names) == 1 and not partly:
-            return self._word(node, names.pop(), list(node.args))
+            return self._by_name(node, names.pop(), list(node.args))
         if names & tables.IMAGES:
             raise Unsafe(f"{self.source.place(node)}: {' and '.join(sorted(names))} in one line")
         return Effect()
@@ -206,17 +206,17 @@ class Axes:
             raise Unsafe(f"{self.source.place(node)}: {kinds_text} in one line")
         return Effect()
 
-    def _word(self, node: ast.Call, name: str, arguments: list[ast.expr]) -> Effect:
+    def _by_name(self, node: ast.Call, name: str, arguments: list[ast.expr]) -> Effect:
         """Return the effect of a torch function or of a tensor's method."""
         named = {argument.arg: argument.value for argument in node.keywords if argument.arg}
         plain = name.removesuffix("_") if not name.endswith("__") else name
         starred = any(isinstance(argument, ast.Starred) for argument in arguments)
-        effect = Effect() if starred else self._known(node, plain, arguments, named)
+        effect = Effect() if starred else self._tabulated(node, plain, arguments, named)
         if plain != name and node not in effect.joined:
             return Effect(refused=arguments[:1])  # in place: a transposed copy would be changed instead
         return effect
 
-    def _known(
+    def _tabulated(
         self, node: ast.Call, plain: str, arguments: list[ast.expr], named: dict[str, ast.expr]
     ) -> Effect:
         """Look the effect up in `tables`; images of unlisted functions are transposed back."""
@@ -299,7 +299,7 @@ class Axes:
             return self._edited([owner], [index])
         if isinstance(parent, ast.Assign) and parent.value is node and len(parent.targets) == 1:
             target = parent.targets[0]
-            if isinstance(target, ast.Tuple) and (names := order.four(target)):
+            if isinstance(target, ast.Tuple) and (names := order.four_names(target)):
                 parts: list[order.Part] = []
                 for axis in order.ORDER:
                     parts += [names[axis], ", "]

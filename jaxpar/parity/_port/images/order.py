@@ -51,7 +51,7 @@ def slice_of(node: ast.Slice) -> str | None:
     return f"{chosen[0] or ''}:{chosen[-1] + 1}"
 
 
-def four(target: ast.Tuple) -> list[Part] | None:
+def four_names(target: ast.Tuple) -> list[Part] | None:
     """Return the names for four axes; `*_` is repeated for the axes it covers."""
     names: list[Part] = []
     for element in target.elts:

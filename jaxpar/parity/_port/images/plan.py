@@ -85,7 +85,7 @@ def plan(flow: Flow, nets: Sequence[nn.Module]) -> LayoutPlan:
     forbidden = _layers(
         flow, groups, {id(callee) for axes, node, _ in effects for callee in _callees(axes, node)}
     )
-    forbidden += _ends(flow, groups, {id(net) for net in nets})
+    forbidden += _inputs_and_outputs(flow, groups, {id(net) for net in nets})
     last = groups.last()
     for reason, numbers in forbidden:
         if not last.isdisjoint(numbers):
@@ -131,7 +131,7 @@ def _layers(flow: Flow, groups: Groups, by_a_line: set[int]) -> list[tuple[str, 
     return forbidden
 
 
-def _ends(flow: Flow, groups: Groups, nets: set[int]) -> list[tuple[str, set[int]]]:
+def _inputs_and_outputs(flow: Flow, groups: Groups, nets: set[int]) -> list[tuple[str, set[int]]]:
     """Join inputs and outputs; return those that do not hold floats, which keep torch's axes."""
     ends = {
         number
@@ -165,13 +165,13 @@ def _write(rewriting: LayoutPlan, last: frozenset[int], axes: Axes, node: ast.AS
             and operand not in effect.free
             and not last.isdisjoint(axes.images_within(operand))
         ):
-            _turn(rewriting, axes, operand, TO_TORCH)
+            _transpose(rewriting, axes, operand, TO_TORCH)
             rewriting.notes.append(f"{axes.source.place(node)}: {_source_text(axes, node)}: in torch's axes")
     if node not in joined and not last.isdisjoint(axes.images_within(node)):
-        _turn(rewriting, axes, node, FROM_TORCH)
+        _transpose(rewriting, axes, node, FROM_TORCH)
 
 
-def _turn(rewriting: LayoutPlan, axes: Axes, node: ast.AST, move: tuple[int, int]) -> None:
+def _transpose(rewriting: LayoutPlan, axes: Axes, node: ast.AST, move: tuple[int, int]) -> None:
     if not axes.images(node):
         raise Unsafe(f"{axes.source.place(node)}: {_source_text(axes, node)}: a list of images")
     _require_images(axes, node)

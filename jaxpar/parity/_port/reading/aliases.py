@@ -28,7 +28,7 @@ class Aliases:
         self.changed: dict[tuple[str, int], set[str]] = {}
         self._last: dict[FrameType, tuple[int, Versions]] = {}
 
-    def look(self, frame: FrameType, path: str, line: int) -> None:
+    def record_changes(self, frame: FrameType, path: str, line: int) -> None:
         """Record, before a statement, what the previous statement changed."""
         now = dict(_versions(frame.f_locals))
         # By frame, because recursive calls run the same lines with different variables.
@@ -39,7 +39,7 @@ class Aliases:
                 self.changed.setdefault((path, before), set()).add(name)
         self._last[frame] = line, now
 
-    def forget(self) -> None:
+    def release_frames(self) -> None:
         """Release the frames."""
         self._last.clear()
 

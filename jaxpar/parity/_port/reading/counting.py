@@ -16,16 +16,16 @@ def lines_of(text: str) -> int:
     """Count the lines of a written file."""
     tree = ast.parse(text)
     first = tree.body[0].end_lineno or 0 if ast.get_docstring(tree) is not None else 0
-    return _full(text.splitlines()[first:])
+    return _nonempty(text.splitlines()[first:])
 
 
 def torch_lines(pieces: Iterable[tuple[Source, ast.stmt]]) -> int:
     """Count the lines of definitions in their files, and of the imports they need besides each other."""
     nodes = list(pieces)
     defined = {name for _, node in nodes for name in _bound(node)}
-    definitions = sum(_between(source, node) for source, node in nodes)
+    definitions = sum(_length(source, node) for source, node in nodes)
     imports = {
-        (source.path, statement.lineno): _between(source, statement)
+        (source.path, statement.lineno): _length(source, statement)
         for source, node in nodes
         for statement in _imports(source)
         if (names_in(node) - defined) & set(_bound(statement))
@@ -51,9 +51,9 @@ def _bound(node: ast.stmt) -> list[str]:
     return [getattr(node, "name", "")]
 
 
-def _between(source: Source, node: ast.stmt) -> int:
-    return _full(source.segment(node).splitlines())
+def _length(source: Source, node: ast.stmt) -> int:
+    return _nonempty(source.segment(node).splitlines())
 
 
-def _full(lines: Iterable[str]) -> int:
+def _nonempty(lines: Iterable[str]) -> int:
     return sum(bool(line.strip()) for line in lines)

@@ -22,5 +22,5 @@ def profiled(note: Note) -> Iterator[None]:
     finally:
         sys.setprofile(None)
         # cProfile's profiler is not a function that sys.setprofile accepts.
-        goes_on = getattr(before, "enable", functools.partial(sys.setprofile, before))
-        goes_on()
+        resume = getattr(before, "enable", functools.partial(sys.setprofile, before))
+        resume()

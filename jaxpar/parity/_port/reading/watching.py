@@ -97,11 +97,11 @@ class Watched:
         self.sites.setdefault(key, Site()).add(value)
         return value
 
-    def passed(self, path: str, line: int) -> None:
+    def record_line(self, path: str, line: int) -> None:
         self.lines.add((path, line))
         if self.in_call:
             self.called.add((path, line))
-        self.aliases.look(sys._getframe(1), path, line)
+        self.aliases.record_changes(sys._getframe(1), path, line)
 
     @functools.cache  # noqa: B019 - as long as what was seen
     def variables(self, source: Source) -> dict[tuple[ast.AST | None, str], Site]:
@@ -136,7 +136,7 @@ def watch(make: Callable[[], Any], call: Callable[[Any], Any], watched: Watched 
     }
     with probes(watched, watched.functions.values()), watched.listening():
         run()
-    watched.aliases.forget()
+    watched.aliases.release_frames()
     return watched
 
 
@@ -186,7 +186,7 @@ def probes(watched: Watched, functions: Iterable[FunctionType]) -> Iterator[None
     originals = {function: function.__code__ for function in probeable}
     # In builtins: the probed functions keep their globals, which must not get new names.
     setattr(builtins, PROBE, watched.probe)
-    setattr(builtins, PASSED, watched.passed)
+    setattr(builtins, PASSED, watched.record_line)
     try:
         for function in originals:
             probed = _probed(function)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 Text = Callable[[ast.expr, str], str]
 """Writes an argument; the second argument is its form: "", "a", "t", "s" or "n"."""
 LINE = re.compile(r"([\w.]+)\((.*?)\) -> +(.+?)(?:  # (.+))?")
-PLACE = re.compile(r"\{(\w+)(?::(\w))?\}")
+PLACEHOLDER = re.compile(r"\{(\w+)(?::(\w))?\}")
 OPTIONAL = re.compile(r"<([^<>]*\{[^<>]*)>")
 
 
@@ -75,13 +75,13 @@ class CallRule:
         """Return the template without the options that were not passed."""
 
         def optional(match: re.Match) -> str:
-            needed = {name for name, _ in PLACE.findall(match[1])} - {"rngs"}
+            needed = {name for name, _ in PLACEHOLDER.findall(match[1])} - {"rngs"}
             return match[1] if all(bound.get(name) for name in needed) else ""
 
         return OPTIONAL.sub(optional, self.template)
 
     def _written(self, bound: dict[str, list[ast.expr]], text: Text) -> str:
-        def place(match: re.Match) -> str:
+        def argument_text(match: re.Match) -> str:
             if match[1] == "rngs":
                 return match[0]
             nodes, form = bound.get(match[1], []), match[2] or ""
@@ -90,7 +90,7 @@ class CallRule:
                 return f"({elements})"
             return ", ".join(text(node, form) for node in nodes)
 
-        return PLACE.sub(place, self._template(bound))
+        return PLACEHOLDER.sub(argument_text, self._template(bound))
 
 
 def table(lines: str) -> dict[str, list[CallRule]]:

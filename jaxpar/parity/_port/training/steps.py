@@ -138,7 +138,7 @@ def _options(training: TrainingSides, line: str) -> list[Difference]:
     calls: list[Mapping[str, Any]] = []
 
     @functools.wraps(function)
-    def noting(*args: Any, **kwargs: Any) -> optax.GradientTransformation:
+    def recorded(*args: Any, **kwargs: Any) -> optax.GradientTransformation:
         bound = inspect.signature(function).bind(*args, **kwargs)
         bound.apply_defaults()
         calls.append(bound.arguments)
@@ -146,7 +146,7 @@ def _options(training: TrainingSides, line: str) -> list[Difference]:
         return transformation
 
     # Executed rather than parsed: a call shows the defaults of options that the line leaves out.
-    members = {**{name: getattr(optim, name) for name in dir(optim)}, function.__name__: noting}
+    members = {**{name: getattr(optim, name) for name in dir(optim)}, function.__name__: recorded}
     exec(compile(line, "train.py", "exec"), {"net": training.flax, "optim": _Namespace(members)})
     torch_options = [
         optimizers.options_of(training.optimizer, group) for group in training.optimizer.param_groups
