@@ -1,4 +1,4 @@
-"""torch.distributed's names for several processes; underneath is jax.distributed."""
+"""torch.distributed's API for training in several processes, on top of `jax.distributed`."""
 
 import lazy_loader
 

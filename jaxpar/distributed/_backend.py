@@ -1,4 +1,4 @@
-"""Backends: what carries the ranks' arrays. XLA chooses: gloo between CPU devices, NCCL between GPUs."""
+"""Communication backends. XLA chooses the library by platform: gloo for CPU devices, NCCL for GPUs."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from ..errors import BackendError, GroupError
 from .group import NonMember, ProcessGroup, default_group, registered
 
 BACKENDS = {None: None, "gloo": "cpu", "nccl": "gpu"}
-"""torch's names, and the platform on which JAX uses that library."""
+"""JAX's platform for each of torch's backend names."""
 
 
 def check_backend(backend: str | None, function: str) -> None:
-    """Raises GroupError for a backend that there is not."""
+    """Raise GroupError for an unknown backend."""
     if backend not in BACKENDS:
         raise GroupError(f"{function}: backend={backend!r} is unknown; write 'gloo', 'nccl' or None.")
 
 
 def check_platform(backend: str | None, function: str) -> None:
-    """Raises BackendError where JAX runs on another platform."""
+    """Raise BackendError if JAX runs on a different platform than the backend needs."""
     import jax
 
     platform = jax.default_backend()
@@ -34,10 +34,10 @@ def check_platform(backend: str | None, function: str) -> None:
 
 
 def get_backend(group: ProcessGroup = None) -> str:
-    """`"gloo"` on CPU devices, `"nccl"` on GPUs; elsewhere JAX's name of the platform.
+    """Return `"gloo"` on CPU devices, `"nccl"` on GPUs, and JAX's platform name elsewhere.
 
     Raises:
-      GroupError: there is no group, or this rank is not in it.
+      GroupError: no process group is initialized, or this rank is not a member.
 
     torch counterpart: `torch.distributed.get_backend`.
     """
@@ -53,8 +53,12 @@ def get_backend(group: ProcessGroup = None) -> str:
 
 
 def is_available() -> bool:
-    """Always: jax.distributed comes with JAX.
+    """Return True: jax.distributed is part of JAX.
 
     torch counterpart: `torch.distributed.is_available`.
+
+    >>> import jaxpar.distributed as dist
+    >>> dist.is_available()
+    True
     """
     return True

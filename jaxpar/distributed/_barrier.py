@@ -1,7 +1,7 @@
-"""Barriers: all ranks are here, or those that are not are named.
+"""Barriers that name the ranks which did not arrive.
 
-Both wait on the host, through the coordinator's key-value store. No device is involved, and neither waits for
-work that a device still has to do, as torch's barrier with NCCL does; `jax.block_until_ready` does that.
+Both wait on the host, through the coordinator's key-value store. Unlike torch's barrier with NCCL, they do
+not wait for queued device work; use `jax.block_until_ready` for that.
 """
 
 from __future__ import annotations
@@ -14,12 +14,17 @@ from .group import ProcessGroup, member
 
 
 def barrier(group: ProcessGroup = None) -> None:
-    """Waits for all ranks of the group, up to its timeout.
+    """Wait for all ranks of the group, up to the group's timeout.
 
     Raises:
-      GroupError: there is no group. DistributedError: ranks did not come; names them.
+      GroupError: no process group is initialized. DistributedError: names the ranks that did not arrive.
 
     torch counterpart: `torch.distributed.barrier`.
+
+    >>> import jaxpar.distributed as dist
+    >>> dist.init_process_group()
+    >>> dist.barrier()
+    >>> dist.destroy_process_group()
     """
     if (pg := member(group, "barrier")) is not None:
         exchange("barrier", "", pg.timeout, pg)
@@ -30,16 +35,16 @@ def monitored_barrier(
     timeout: datetime.timedelta | float | None = None,
     wait_all_ranks: bool = False,
 ) -> None:
-    """Waits for all ranks of the group and names those that did not come.
+    """Wait for all ranks of the group and name the ranks that did not arrive.
 
     Args:
-      group: whose ranks; the default group's if left out.
-      timeout: a timedelta or seconds; by default the group's.
-      wait_all_ranks: whether to name all of them or, as in torch, only the first.
+      group: the group to wait for; the default group if omitted.
+      timeout: a timedelta or seconds; the group's timeout if omitted.
+      wait_all_ranks: whether to name every absent rank or, as in torch, only the first.
 
     Raises:
-      GroupError: there is no group. DistributedError: with torch's text, on every rank that came; in torch
-        only rank 0 knows it.
+      GroupError: no process group is initialized. DistributedError: torch's text, on every rank that arrived;
+        torch raises it on rank 0 only.
 
     torch counterpart: `torch.distributed.monitored_barrier`, which needs gloo; this works on every backend.
     """
@@ -48,6 +53,7 @@ def monitored_barrier(
     if timeout is None:
         timeout = pg.timeout
     seconds = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else float(timeout)
+    # `collect` rather than `exchange`, whose error has jaxpar's text: scripts match torch's.
     texts = collect("monitored_barrier", "", seconds, pg)
     absent_ranks = [rank for rank, text in zip(pg.ranks, texts, strict=True) if text is None]
     if not absent_ranks:

@@ -1,8 +1,8 @@
-"""One call of a collective: this rank's arrays in, a program over one device of each rank, arrays out.
+"""Run one collective: a compiled program over one device of each rank, applied to process-local arrays.
 
-A call stacks the ranks' arrays to one global array [W, ...], and runs a program that is compiled once for
-each signature. Before the first call of a signature the ranks compare tree, shapes and dtypes, so that a
-difference is an error with both values instead of a hang.
+A call joins the ranks' arrays into global arrays [W * k, ...] and runs a program that is compiled once per
+signature. Before the first call of a signature the ranks compare trees, shapes and dtypes, so a difference
+raises an error with both values instead of hanging.
 """
 
 from __future__ import annotations
@@ -21,29 +21,30 @@ from jax.tree_util import PyTreeDef
 from .._tree import check_alive, check_leaf, paths
 from .._typing import PyTree
 from ..errors import LeafError
-from . import _bodies as bodies
 from . import whereabouts
 from ._bodies import RANK, Body
 from .group import Group
 from .step_agreement import ledger
 
 Cannot = Callable[[np.dtype, str], str]
-"""Why an operation does not exist for a dtype; "" if it does."""
+"""Function of a dtype and an option that returns why the operation does not support the dtype, or ""."""
 
 _calls: dict[str, itertools.count] = {}
-"""Numbers the calls in each group, by its folder: ranks compare those of the same number."""
+"""Call counters by group folder. Ranks compare calls with equal numbers."""
 
 
 def run(
     group: Group, function: str, body: Body, option: str, x: PyTree, cannot: Cannot = lambda *_: ""
 ) -> PyTree:
-    """The results of `body` on this rank's leaves; all ranks of the group call it.
+    """Return the results of `body` on this rank's leaves. All ranks of the group must call it.
 
     Args:
-      option: for the body, the same on all ranks.
+      function: the public name of the collective, for errors.
+      option: passed to `body`; equal on all ranks.
+      cannot: rejects dtypes.
 
     Raises:
-      LeafError: a leaf that is no array of this process, or of a dtype that `cannot`. DivergenceError: the
+      LeafError: a leaf is not an array of this process, or `cannot` rejects its dtype. DivergenceError: the
         ranks' functions, options, trees, shapes or dtypes differ.
     """
     leaves, treedef = jax.tree.flatten(x)
@@ -58,7 +59,8 @@ def run(
         return x
     key_impls = [jax.random.key_impl(y) if is_key(y.dtype) else None for y in arrays]
     arrays = [jax.random.key_data(y) if impl else y for y, impl in zip(arrays, key_impls, strict=True)]
-    # The ranks' arrays lie side by side along their first axis, so nothing is copied; a number gets one.
+    # Concatenated along their first axis, the ranks' arrays form a global array without a copy. Scalars have
+    # no first axis, so they get one for the call.
     is_scalar = tuple(y.ndim == 0 for y in arrays)
     arrays = [y.reshape(1) if scalar else y for y, scalar in zip(arrays, is_scalar, strict=True)]
     compiled, sharding = _program(body, option, group, is_scalar)
@@ -73,7 +75,7 @@ def run(
 
 
 def local(leaf: object, name: str, function: str) -> jax.Array:
-    """A leaf as one array on this process's first device."""
+    """Return a leaf as one array on this process's first device."""
     check_leaf(leaf, name, function)
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         raise LeafError(
@@ -114,20 +116,21 @@ def _agree(
 
 @functools.lru_cache(maxsize=256)
 def _program(body: Body, option: str, group: Group, numbers: tuple) -> tuple[Callable, NamedSharding]:
-    """The compiled program and the sharding of its arguments; `jit` keeps one for each signature."""
+    """Return the jitted program and the sharding of its arguments."""
     mesh = Mesh(np.array(_one_device_each(group)), (RANK,))
 
     def program(xs: list[jax.Array]) -> PyTree:
         local_arrays = [x.reshape(()) if number else x for x, number in zip(xs, numbers, strict=True)]
         return [body(x, group.size, option) for x in local_arrays]
 
-    results = P(RANK) if body in (bodies.reduce_scatter, bodies.scatter) else P()
+    results = P(RANK) if getattr(body, "one_per_rank", False) else P()
+    # `check_vma` cannot see that `send` and gathers give equal values on all ranks.
     mapped = jax.shard_map(program, mesh=mesh, in_specs=P(RANK), out_specs=results, check_vma=False)
     return jax.jit(mapped), NamedSharding(mesh, P(RANK))
 
 
 def _one_device_each(group: Group) -> list[jax.Device]:
-    # JAX promises no order of the processes in `jax.devices`.
+    # `jax.devices` does not promise to list processes in order, and a subgroup has its own order.
     first: dict[int, jax.Device] = {}
     for device in jax.devices():
         first.setdefault(device.process_index, device)

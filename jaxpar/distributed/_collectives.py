@@ -1,7 +1,7 @@
-"""Collectives on process-local arrays: one array of each rank in, one or all of them out.
+"""Collectives on process-local arrays: each rank passes its array and gets one or all results.
 
-torch's work in place on tensors; these return arrays. So what torch takes only to write into is left out:
-`gather(x)` has no `gather_list`. There is no `async_op`, because a JAX array may be used before it is there.
+torch's collectives write into tensors; these return arrays, so torch's output arguments do not exist:
+`gather(x)` has no `gather_list`. There is no `async_op`, because JAX dispatches asynchronously anyway.
 """
 
 from __future__ import annotations
@@ -23,24 +23,31 @@ from .group import Group, ProcessGroup, member, root
 
 
 def all_reduce(x: PyTree, op: str = "sum", group: ProcessGroup = None) -> PyTree:
-    """The sum (mean, max, min, product, ...) of every rank's `x`, on every rank.
+    """Reduce every rank's `x` by `op`, and return the result on every rank.
 
     Args:
-      x: a pytree of process-local arrays or numbers, of the same shapes and dtypes on all ranks.
-      op: a `ReduceOp`, or its text: `"sum"`, `"mean"`, `"max"`, `"min"`, `"product"`, `"band"`, `"bor"`,
-        `"bxor"`. For booleans, sum and max are "any", product and min are "all"; only floats and complex
-        numbers have a mean, only integers and booleans have bits.
-      group: whose ranks take part, see `new_group`.
+      x: a pytree of process-local arrays or numbers, with equal shapes and dtypes on all ranks.
+      op: a `ReduceOp` or its value: `"sum"`, `"mean"`, `"max"`, `"min"`, `"product"`, `"band"`, `"bor"`,
+        `"bxor"`. For booleans, sum and max mean "any", product and min mean "all". The mean needs floats or
+        complex numbers; bitwise operations need integers or booleans.
+      group: the participating ranks, see `new_group`.
 
     Returns:
-      The tree with arrays of the same shapes and dtypes, on this process's first device; `x` itself, with a
-      warning, on a rank outside of the group.
+      The tree with arrays of the same shapes and dtypes, on this process's first device. A rank outside the
+      group gets `x` itself and a warning.
 
     Raises:
-      GroupError: there is no group; an unknown `op`. LeafError: a leaf without that operation.
-      DivergenceError: the ranks' trees, shapes or dtypes differ.
+      GroupError: no process group is initialized, or `op` is unknown. LeafError: a leaf does not support
+        `op`. DivergenceError: the ranks' trees, shapes or dtypes differ.
 
     torch counterpart: `torch.distributed.all_reduce`, which works in place.
+
+    >>> import jax.numpy as jnp
+    >>> import jaxpar.distributed as dist
+    >>> dist.init_process_group()
+    >>> print(dist.all_reduce(jnp.array([1, 2]), "sum"))
+    [1 2]
+    >>> dist.destroy_process_group()
     """
     if (pg := member(group, "all_reduce")) is None:
         return x
@@ -55,44 +62,54 @@ def reduce(
     *,
     group_dst: int | None = None,
 ) -> PyTree:
-    """The sum (or another `op`) of every rank's `x`, on rank `dst`; None on the others.
+    """Reduce every rank's `x` by `op`, and return the result on rank `dst`; the others get None.
 
     Args:
       x, op, group: as in `all_reduce`.
-      dst: which rank, of the default group. group_dst: the same as a rank of `group`. One of the two.
+      dst: the receiving rank, as a rank of the default group. group_dst: the receiving rank, as a rank of
+        `group`. Pass exactly one.
 
-    Raises: as `all_reduce`; GroupError for a `dst` outside of the group.
+    Raises: as `all_reduce`; GroupError if `dst` is outside the group.
 
-    torch counterpart: `torch.distributed.reduce`, which leaves in the others' tensors whatever was there. XLA
-    has no reduction to one device, so this takes an all_reduce's time.
+    torch counterpart: `torch.distributed.reduce`, which leaves the other ranks' tensors undefined. XLA has no
+    reduction to one device, so this takes as long as an all_reduce.
     """
     if (pg := member(group, "reduce")) is None:
         return None
     root_rank = root(pg, dst, group_dst, None, "reduce", "dst")
+    # `root` raises on all ranks alike, before any of them enters the collective.
     total = run(pg, "reduce", bodies.reduce, _checked(op, "reduce"), x, _cannot)
     return total if pg.rank == root_rank else None
 
 
 def all_gather(x: PyTree, group: ProcessGroup = None, *, uneven: bool = False) -> list[PyTree] | None:
-    """Every rank's `x`, in rank order, on every rank.
+    """Return every rank's `x`, in rank order, on every rank.
 
     Args:
-      x, group: as in `all_reduce`; random keys are taken, too.
-      uneven: whether shapes (not their lengths, and not the dtypes) may differ between ranks. They are then
-        told over the host at every call, which takes about 1 ms.
+      x, group: as in `all_reduce`; `x` may hold random keys, too.
+      uneven: whether shapes may differ between ranks (numbers of axes and dtypes may not). The ranks then
+        exchange their shapes over the host at every call, which takes about 1 ms.
 
     Returns:
-      A list with one tree for each rank of the group; None, with a warning, on a rank outside of it.
+      A list with one tree per rank of the group. A rank outside the group gets None and a warning.
 
     Raises: as `all_reduce`.
 
-    torch counterpart: `torch.distributed.all_gather`, which fills a list. Of uneven sizes with NCCL only;
-    gloo refuses them.
+    torch counterpart: `torch.distributed.all_gather`, which fills a list. It supports uneven sizes with NCCL
+    only; gloo raises.
+
+    >>> import jax.numpy as jnp
+    >>> import jaxpar.distributed as dist
+    >>> dist.init_process_group()
+    >>> print(*dist.all_gather(jnp.array([1, 2])))
+    [1 2]
+    >>> dist.destroy_process_group()
     """
     if (pg := member(group, "all_gather")) is None:
         return None
     if uneven:
         return _uneven(pg, x)
+    # XLA needs one shape on all ranks, so uneven arrays would be compared at every call: only on request.
     try:
         return _gathered(pg, "all_gather", x)
     except DivergenceError as error:
@@ -101,11 +118,20 @@ def all_gather(x: PyTree, group: ProcessGroup = None, *, uneven: bool = False) -
 
 
 def all_gather_into_tensor(x: PyTree, group: ProcessGroup = None) -> PyTree:
-    """Every rank's array [k, ...], end to end as one array [W*k, ...], on every rank; numbers as [W].
+    """Concatenate every rank's array [k, ...] to [W*k, ...], on every rank; scalars become [W].
 
-    Raises: as `all_reduce`. Returns None, with a warning, on a rank outside of the group.
+    A rank outside the group gets None and a warning.
+
+    Raises: as `all_reduce`.
 
     torch counterpart: `torch.distributed.all_gather_into_tensor`.
+
+    >>> import jax.numpy as jnp
+    >>> import jaxpar.distributed as dist
+    >>> dist.init_process_group()
+    >>> print(dist.all_gather_into_tensor(jnp.array([[1, 2]])))
+    [[1 2]]
+    >>> dist.destroy_process_group()
     """
     if (pg := member(group, "all_gather_into_tensor")) is None:
         return None
@@ -116,15 +142,15 @@ def all_gather_into_tensor(x: PyTree, group: ProcessGroup = None) -> PyTree:
 def gather(
     x: PyTree, dst: int | None = None, group: ProcessGroup = None, *, group_dst: int | None = None
 ) -> list[PyTree] | None:
-    """Every rank's `x`, in rank order, on rank `dst`; None on the others.
+    """Return every rank's `x`, in rank order, on rank `dst`; the others get None.
 
     Args:
-      x, group: as in `all_gather`. dst, group_dst: as in `reduce`; 0 if both are left out.
+      x, group: as in `all_gather`. dst, group_dst: as in `reduce`; 0 if both are omitted.
 
-    Raises: as `all_reduce`; GroupError for a `dst` outside of the group.
+    Raises: as `all_reduce`; GroupError if `dst` is outside the group.
 
-    torch counterpart: `torch.distributed.gather`, which fills a list. This takes an all_gather's time and
-    memory.
+    torch counterpart: `torch.distributed.gather`, which fills a list. This takes as much time and memory as
+    an all_gather.
     """
     if (pg := member(group, "gather")) is None:
         return None
@@ -136,18 +162,27 @@ def gather(
 def broadcast(
     x: PyTree, src: int | None = None, group: ProcessGroup = None, *, group_src: int | None = None
 ) -> PyTree:
-    """Rank `src`'s `x` on every rank, bit for bit. The `x` of the others gives shapes and dtypes.
+    """Return rank `src`'s `x` on every rank, bit for bit.
 
     Args:
-      x, group: as in `all_gather`.
-      src: which rank, of the default group. group_src: the same as a rank of `group`. 0 if both are left out.
+      x: on `src` the values to send; on the other ranks a tree of the same shapes and dtypes.
+      group: as in `all_gather`.
+      src: the sending rank, as a rank of the default group. group_src: the sending rank, as a rank of
+        `group`. 0 if both are omitted.
 
     Returns:
-      The tree; `x` itself, with a warning, on a rank outside of the group.
+      The tree. A rank outside the group gets `x` itself and a warning.
 
-    Raises: as `all_reduce`; GroupError for a `src` that does not exist.
+    Raises: as `all_reduce`; GroupError if `src` does not exist.
 
     torch counterpart: `torch.distributed.broadcast`, which works in place and has no default `src`.
+
+    >>> import jax.numpy as jnp
+    >>> import jaxpar.distributed as dist
+    >>> dist.init_process_group()
+    >>> print(dist.broadcast({"w": jnp.ones(2)}, src=0)["w"])
+    [1. 1.]
+    >>> dist.destroy_process_group()
     """
     if (pg := member(group, "broadcast")) is None:
         return x
@@ -162,19 +197,26 @@ def scatter(
     *,
     group_src: int | None = None,
 ) -> PyTree:
-    """Piece r of rank `src`'s list on rank r, bit for bit.
+    """Send piece r of rank `src`'s list to rank r, bit for bit.
 
     Args:
-      x: a tree of the pieces' shapes and dtypes, the same on all ranks; its values are not used.
-      scatter_list: on `src` one tree for each rank of the group; None on the others.
+      x: a tree with the pieces' shapes and dtypes, on all ranks; its values are not used.
+      scatter_list: on `src` one tree per rank of the group; None on the others.
       src, group, group_src: as in `broadcast`.
 
     Returns:
-      This rank's piece; `x` itself, with a warning, on a rank outside of the group.
+      This rank's piece. A rank outside the group gets `x` itself and a warning.
 
-    Raises: as `broadcast`; GroupError for a list where there must be none, or none where there must be one.
+    Raises: as `broadcast`; GroupError if `src` passes no list or a different rank passes one.
 
     torch counterpart: `torch.distributed.scatter`, which writes into `x`.
+
+    >>> import jax.numpy as jnp
+    >>> import jaxpar.distributed as dist
+    >>> dist.init_process_group()
+    >>> print(dist.scatter(jnp.zeros(2), [jnp.ones(2)], src=0))
+    [1. 1.]
+    >>> dist.destroy_process_group()
     """
     if (pg := member(group, "scatter")) is None:
         return x
@@ -185,15 +227,17 @@ def scatter(
 
 
 def reduce_scatter(x: PyTree, op: str = "sum", group: ProcessGroup = None) -> PyTree:
-    """Piece r of the sum (mean, max, min, product, ...) of every rank's `x`, on rank r.
+    """Reduce every rank's `x` by `op`, and return piece r of the result on rank r.
 
     Args:
-      x: a list of W trees, one for each rank; or a tree of arrays [W*k, ...], of which rank r gets the rows
-        r*k to (r+1)*k.
+      x: a list of W trees, one per rank; or a tree of arrays [W*k, ...], whose rows r*k to (r+1)*k go to
+        rank r.
       op, group: as in `all_reduce`.
 
-    Raises: as `all_reduce`; LeafError for an array whose rows are not divisible by W. Returns None, with a
-      warning, on a rank outside of the group.
+    Returns:
+      This rank's piece. A rank outside the group gets None and a warning.
+
+    Raises: as `all_reduce`; LeafError if an array's rows are not divisible by W.
 
     torch counterpart: `torch.distributed.reduce_scatter` for a list, `reduce_scatter_tensor` for arrays.
     """
@@ -208,11 +252,18 @@ def reduce_scatter(x: PyTree, op: str = "sum", group: ProcessGroup = None) -> Py
 
 
 def reduce_scatter_tensor(x: PyTree, op: str = "sum", group: ProcessGroup = None) -> PyTree:
-    """Rows r*k to (r+1)*k of the sum of every rank's array [W*k, ...], on rank r.
+    """Reduce every rank's array [W*k, ...] by `op`, and return rows r*k to (r+1)*k on rank r.
 
     Raises: as `reduce_scatter`.
 
     torch counterpart: `torch.distributed.reduce_scatter_tensor`.
+
+    >>> import jax.numpy as jnp
+    >>> import jaxpar.distributed as dist
+    >>> dist.init_process_group()
+    >>> print(dist.reduce_scatter_tensor(jnp.array([1, 2])))
+    [1 2]
+    >>> dist.destroy_process_group()
     """
     if (pg := member(group, "reduce_scatter_tensor")) is None:
         return None
@@ -228,14 +279,14 @@ def _gathered(group: Group, function: str, x: PyTree) -> list[PyTree]:
 
 
 def _uneven(group: Group, x: PyTree) -> list[PyTree]:
-    """Fills the arrays up to the largest of all ranks, gathers them, and cuts off what was filled."""
+    """Gather arrays of uneven shapes: pad to the largest, gather, and cut off the padding."""
     leaves, treedef = jax.tree.flatten(x)
     arrays = [local(leaf, name, "all_gather") for leaf, name in zip(leaves, paths(x, "x"), strict=True)]
     shape_texts = exchange(
         "all_gather of uneven shapes", json.dumps([y.shape for y in arrays]), group.timeout, group
     )
     shapes = [list(map(tuple, json.loads(text))) for text in shape_texts]
-    # Other numbers of arrays or axes are other trees: `run` compares them, and names them.
+    # If numbers of arrays or axes differ, padding is impossible: `run` raises with both trees.
     same_structure = all([len(s) for s in rank_shapes] == [y.ndim for y in arrays] for rank_shapes in shapes)
     if same_structure:
         largest = [tuple(map(max, zip(*of_leaf, strict=True))) for of_leaf in zip(*shapes, strict=True)]
@@ -266,7 +317,8 @@ def _cut(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def _pieces(group: Group, x: PyTree, scatter_list: list[PyTree] | None, is_src: bool) -> PyTree:
-    """What this rank gives to `scatter`: arrays [W, ...], of which only `src`'s are sent."""
+    """Return this rank's arrays [W, ...] for `scatter`, of which only `src`'s are sent."""
+    # All ranks run one program, so the receivers pass arrays of the same shape, whose values are masked out.
     if not is_src:
         if scatter_list:
             raise GroupError("Argument ``scatter_list`` must NOT be specified on non-source ranks.")

@@ -1,12 +1,12 @@
-"""A thread that finds ranks which wait for each other in different calls, and says so on all of them.
+"""A thread that detects ranks waiting for each other in different calls, and raises on all of them.
 
-It sleeps, and counts the seconds since this rank began a call. After QUIET of them it writes down where the
-rank is and reads where the others are (`whereabouts`). That is two requests for each quiet time, so training
-does not pay for it. Who comes last finds the others' places there, and tells all.
+It counts the seconds since this rank last began a call. After QUIET seconds it publishes the rank's calls
+and reads the other ranks' (`whereabouts`): two requests per quiet period, so training is not slowed. The last
+rank to publish sees all the others and sends the error to all.
 
-A main thread that waits on the host raises. One that is inside of a compiled program cannot: XLA's
-collectives have no end but the other ranks. So a process whose main thread has not heard of it after GRACE
-says it itself and ends, as a rank does whose peer has raised.
+A main thread that waits on the host raises the error. A main thread inside a compiled program cannot, because
+XLA's collectives cannot be aborted. So if the main thread has not raised after GRACE seconds, this thread
+prints the error and ends the process, as if a peer had raised.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from .group import Group, ranks_text
 from .whereabouts import Begun, CallLog, deadlock
 
 TICK, QUIET, GRACE = 0.5, 3.0, 3.0
-"""Seconds: between two looks at the count; without a call, before the others are looked at; for the main
+"""Seconds between two polls of the call counter; without a call, until the ranks are compared; for the main
 thread to raise."""
 SILENT = 10.0
-"""Seconds after which a rank that waits on the host says for whom, and again after twice the time."""
+"""Seconds after which a rank that waits on the host logs a warning, and again after twice the time."""
 
 _log = logging.getLogger("jaxpar")
 
 
 class Watch:
-    """The thread, for one group."""
+    """The watching thread of one process group."""
 
     def __init__(self, group: Group):
         self._call_log = whereabouts.enter(group)
@@ -62,12 +62,12 @@ class Watch:
                 self._say(quiet)
 
     def _look(self) -> bool:
-        """Compares the places of all ranks; False if the coordinator is gone, which JAX reports."""
+        """Compare the calls of all ranks; return False if the coordinator has ended, which JAX reports."""
         rank = self._call_log.group.rank
-        # Of equal numbers the first is named, so a step that is new here comes after the call that it is in.
+        # Among equal numbers the first is named, so a new step must follow the call that contains it.
         positions = self._call_log.calls() | step_agreement.positions(self._call_log.number)
         try:
-            # Before reading: of two ranks that do this at once, at least one sees the other's.
+            # Written before reading: if two ranks do this at once, at least one sees the other's calls.
             put(f"{self._folder}/{rank}", json.dumps(positions), over=True)
             positions_by_rank = {
                 int(key.rpartition("/")[2]): _read(text) for key, text in below(self._folder).items()
@@ -86,6 +86,7 @@ class Watch:
     def _hear(self, message: _messages.Message) -> None:
         if not self._call_log.problem:
             self._call_log.problem = message["text"]
+            # This thread receives the messages and must not sleep itself.
             timer = threading.Timer(GRACE, _leave, (self._call_log,))
             timer.daemon = True
             timer.start()
@@ -96,6 +97,7 @@ def _read(text: str) -> dict[str, Begun]:
 
 
 def _leave(log: CallLog) -> None:
+    # The main thread may have raised in the meantime, and its own exception is then the better report.
     if not log.raised:
         _fail_together.go(
             f"[rank {log.group.rank}] jaxpar.errors.DivergenceError: {log.problem}", log.problem

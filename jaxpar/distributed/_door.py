@@ -1,9 +1,9 @@
-"""Rank 0's door: of all that connects to its port, it lets in who knows the job's secret.
+"""Rank 0's listener: accepts only peers that prove the job secret.
 
-A port scanner, a browser, a rank of another job, a program that sends nothing or far too much: each has a few
-seconds, a few kilobytes and one of a limited number of places, and none is told more than a random number.
-When the places are taken, the oldest connection goes, of those who have said nothing, from the address that
-has most of them. A rank that this meets comes again. torch's TCPStore reads whatever anyone sends.
+Port scanners, browsers, ranks of different jobs and programs that send nothing or far too much get a few
+seconds, a few kilobytes and one of a limited number of connections, and learn nothing but a random number.
+When all connections are in use, the oldest silent one from the most frequent address is closed; a rank that
+is closed this way retries. torch's TCPStore parses bytes from any peer.
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ from ._port import ListeningPort
 from .secret import Secret
 
 PLACES = 256
-"""Connections that have shown nothing yet, at most."""
+"""Maximum number of unauthenticated connections."""
 PATIENCE = 10.0
-"""Seconds in which a connection has to show that it belongs to the job."""
+"""Seconds within which a connection must prove the job secret."""
 LONGEST_HELLO = 4096
-"""Bytes that a connection may send until then."""
+"""Maximum bytes from an unauthenticated connection."""
 AT_ONCE = 64
-"""Connections that are accepted in one go. Those who are in are heard in between."""
+"""Maximum accepts per poll, so that accepted peers are not starved."""
 WITHOUT_SECRET = b'{"jaxpar"'
-"""How the hello of a jaxpar begins that knows of no secret."""
+"""First bytes of the hello of jaxpar versions without secrets."""
 
 
 class Visitor:
-    """One connection, and what is known of it."""
+    """One connection and its state in the handshake."""
 
     def __init__(self, connection: socket.socket, address: str):
         self.connection, self.address = connection, address
         self.until = time.monotonic() + PATIENCE
         self.heard = b""
         self.session: Session | None = None
-        """None until it has greeted."""
+        """None until the greeting has arrived."""
         self.hello: bytes | None = None
-        """Its hello, as soon as it has shown that it belongs to the job."""
+        """The hello, once the peer has proved the job secret."""
 
 
 class Door:
-    """Listens to all who connect, in one thread. Whatever goes wrong with one of them ends that one alone."""
+    """Serve all connections in one thread. An error on one connection closes only that connection."""
 
     def __init__(self, port: ListeningPort, secret: Secret, outdated: bytes):
-        """`outdated` is the line for a jaxpar that knows of no secret."""
+        """`outdated` is the reply to jaxpar versions without secrets."""
         self.port, self.secret, self.outdated = port, secret, outdated
-        self.visitors: dict[socket.socket, Visitor] = {}  # in the order in which they came
+        self.visitors: dict[socket.socket, Visitor] = {}  # in order of arrival
         self.guests: dict[socket.socket, Visitor] = {}
         self.turned_away: Counter[str] = Counter()
-        """Why those who spoke this protocol did not get in: `"secret"`, `"outdated"`."""
+        """Counts of rejected jaxpar peers by reason: `"secret"`, `"outdated"`."""
         self.selector = selectors.DefaultSelector()
         for listener in port.listeners:
             self.selector.register(listener, selectors.EVENT_READ)
@@ -65,7 +65,7 @@ class Door:
         self.selector.close()
 
     def look(self, seconds: float) -> tuple[list[Visitor], list[Visitor]]:
-        """Waits up to `seconds` for something to happen; returns the guests that came and those that left."""
+        """Poll for up to `seconds`, and return the guests that arrived and the guests that departed."""
         arrived, departed, listeners = [], [], []
         for key, _ in self.selector.select(seconds):
             connection: Any = key.fileobj
@@ -75,22 +75,23 @@ class Door:
                 arrived += self._hear(self.visitors[connection])
             else:
                 listeners.append(connection)
-        for listener in listeners:  # last: whoever is accepted may take the place of one that was just heard
+        # Accepting comes last, because it may close a visitor that this poll reported as readable.
+        for listener in listeners:
             self._accept(listener)
         self._expire()
         return arrived, departed
 
     def tell(self, guest: Visitor, text: bytes) -> None:
-        """Gives a guest the next answer."""
+        """Send a guest its next answer."""
         assert guest.session is not None
-        with contextlib.suppress(OSError):  # its rank has ended; the others will miss it later
+        with contextlib.suppress(OSError):  # the rank has ended, which the poll reports
             guest.connection.setblocking(True)
             guest.connection.settimeout(2)
             guest.connection.sendall(guest.session.seal(RANK_0, text))
             guest.connection.setblocking(False)
 
     def dismiss(self, guest: Visitor, text: bytes) -> None:
-        """Gives a guest its last answer."""
+        """Send a guest its last answer and close the connection."""
         self.tell(guest, text)
         self._forget(guest)
 
@@ -100,7 +101,8 @@ class Door:
                 connection, peer_address = listener.accept()
             except BlockingIOError:
                 return
-            except OSError:  # it has gone already, or this process has no more files to open
+            except OSError:
+                # The peer has closed already, or this process is out of file descriptors: free one.
                 if self.visitors:
                     self._forget(self._dispensable())
                 return
@@ -111,6 +113,8 @@ class Door:
             self.selector.register(connection, selectors.EVENT_READ)
 
     def _dispensable(self) -> Visitor:
+        # Real ranks greet at once, so silent visitors go first; and one host that floods the port only
+        # displaces its own connections.
         silent = [visitor for visitor in self.visitors.values() if visitor.session is None]
         candidates = silent or list(self.visitors.values())
         most, _ = Counter(visitor.address for visitor in candidates).most_common(1)[0]
@@ -124,7 +128,7 @@ class Door:
             self._forget(visitor)
 
     def _departed(self, connection: socket.socket) -> list[Visitor]:
-        """A guest that can be read has ended, or says more than a rank does."""
+        """Remove a readable guest: its rank has ended, or sends more than a rank does."""
         guest = self.guests[connection]
         try:
             connection.recv(1)
@@ -136,7 +140,7 @@ class Door:
         return [guest]
 
     def _hear(self, visitor: Visitor) -> list[Visitor]:
-        """Reads what a visitor sends; returns it if that makes it a guest."""
+        """Read from a visitor; return it in a list if it became a guest."""
         try:
             self._read(visitor)
             while b"\n" in visitor.heard and visitor.hello is None:
@@ -163,7 +167,7 @@ class Door:
             raise Stranger("it left, or sends too much")
 
     def _understand(self, visitor: Visitor, line: bytes) -> None:
-        """A line that is complete: a greeting first, then the hello with its seal."""
+        """Handle a complete line: first the greeting, then the sealed hello."""
         if visitor.session is None:
             greeted = GREETING.fullmatch(line)
             if greeted is None:

@@ -1,7 +1,7 @@
-"""Which rank this process is, of how many, and where rank 0 waits: from arguments and variables.
+"""Find rank, world size and rank 0's address from arguments and environment variables.
 
-torchrun's variables come first, then those of SLURM, Open MPI, Kubernetes and TPU pods, for which JAX's own
-detection is asked. torch knows only the first. Without any of them, a process is alone.
+torchrun's variables have priority over the variables of SLURM, Open MPI, Kubernetes and TPU pods, which JAX's
+cluster detection reads. torch reads torchrun's only. Without any variable, the world size is 1.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ SCHEDULERS = (
         "",
     ),
 )
-"""The variable that shows a scheduler, and its names for RANK, WORLD_SIZE and LOCAL_RANK."""
+"""Per scheduler, the variable that identifies it, and its names of RANK, WORLD_SIZE, LOCAL_RANK and
+LOCAL_WORLD_SIZE."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """What a process knows before it meets the others. A process that is alone has size 1 and no address."""
+    """Rank, world size and rank 0's address, before the rendezvous. A world of size 1 has no address."""
 
     rank: int
     size: int
@@ -45,10 +46,10 @@ class Start:
 
 
 def find(init_method: str | None, world_size: int, rank: int, timeout: float) -> Start:
-    """What the arguments of `init_process_group` and the environment say.
+    """Return the start settings from `init_process_group`'s arguments and the environment.
 
     Raises:
-      GroupError: something is missing, is not a number, or does not fit together.
+      GroupError: a value is missing, is not a number, or contradicts a different value.
     """
     method = init_method or ENV
     if method.startswith(ENV):
@@ -109,6 +110,7 @@ def _from_environment(world_size: int, rank: int, timeout: float) -> Start:
         local_rank = number(names[3], os.environ[names[3]])
     if world_size == 1:
         return Start(rank, 1, local_rank=local_rank, local_size=local_size)
+    # SLURM and Open MPI set no MASTER_ADDR; JAX derives an address and a port from their variables.
     if scheduler and not os.environ.get("MASTER_ADDR"):
         detected = _detected(timeout)
         return dataclasses.replace(detected, local_rank=local_rank, local_size=local_size)
@@ -131,9 +133,9 @@ def _from_environment(world_size: int, rank: int, timeout: float) -> Start:
 
 
 def _coordinator_port(port: int) -> int:
-    """MASTER_PORT, or another port if torchrun keeps its own store on that one."""
-    # Every rank computes the same port. It lies below those that systems hand out to clients, and every
-    # restart gets another one, since the last one may still be closing.
+    """Return MASTER_PORT, or a derived port if torchrun's own store occupies MASTER_PORT."""
+    # Every rank computes the same port. It is below the range that systems assign to clients, and it changes
+    # with every restart, since the previous port may still be closing.
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return port
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
@@ -142,7 +144,7 @@ def _coordinator_port(port: int) -> int:
 
 
 def _local() -> tuple[int | None, int | None]:
-    """LOCAL_RANK and LOCAL_WORLD_SIZE; None where they are not set."""
+    """Return LOCAL_RANK and LOCAL_WORLD_SIZE, None where unset."""
     rank, size = (os.environ.get(name) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
     return (
         number("LOCAL_RANK", rank) if rank else None,
@@ -158,7 +160,7 @@ def _variable(name: str, otherwise: str) -> int:
 
 
 def number(name: str, text: str) -> int:
-    """The integer that a variable holds."""
+    """Parse the integer in a variable; raise GroupError with its name."""
     try:
         return int(text)
     except ValueError:
@@ -178,15 +180,16 @@ def _scheduler() -> tuple[str, ...] | None:
 
 
 def _in_cluster() -> bool:
-    """Whether this is a process of a Kubernetes job or a TPU pod, whose ranks JAX finds by itself."""
+    """Whether this process runs in a Kubernetes job or a TPU pod, whose ranks JAX detects."""
     from .._upstream import in_cloud_tpu_vm
 
     return "JOB_COMPLETION_INDEX" in os.environ or in_cloud_tpu_vm()
 
 
 def heartbeat(hosts: int) -> int:
-    """Seconds without a sign of life after which JAX takes a rank for dead."""
+    """Return the seconds without a heartbeat after which JAX declares a rank dead."""
     text = os.environ.get("JAXPAR_HEARTBEAT")
+    # On one host a missing heartbeat means a dead process; between hosts it may be a slow network.
     seconds = number("JAXPAR_HEARTBEAT", text) if text else 10 if hosts == 1 else 30
     if seconds < 1:
         raise GroupError(f"init_process_group: JAXPAR_HEARTBEAT must be positive, not {seconds}.")
@@ -194,7 +197,7 @@ def heartbeat(hosts: int) -> int:
 
 
 def _detected(timeout: float) -> Start:
-    """JAX's own detection of a cluster."""
+    """Return the start settings from JAX's cluster detection."""
     from .._upstream import detect_cluster
 
     address, size, rank, local = detect_cluster(timeout)

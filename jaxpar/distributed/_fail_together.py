@@ -1,8 +1,8 @@
-"""A rank that leaves with an exception takes the others with it, at once and with its reason.
+"""End all ranks at once, with the reason, when one rank exits with an exception.
 
-Left alone, Python would wait for the other ranks at JAX's shutdown barrier, while these wait for it in a
-collective. When the heartbeats stop, after ten seconds, JAX would end them with a signal and without a
-reason. torch's ranks get an exception from the collective; XLA's collectives raise none.
+Otherwise the failed rank would wait at JAX's shutdown barrier for the other ranks, which are in a collective
+that needs it; after the heartbeat timeout JAX would kill them by a signal, without a reason. torch's collectives
+raise in this case; XLA's cannot.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from .exchange import PREFIX, put, sleep
 from .group import current, rank, size
 
 LAST_WORDS = 4000
-"""Characters of a reason that the other ranks print, at most."""
+"""Maximum characters of the reason that the other ranks print."""
 PATIENCE = 2.0
-"""Seconds that rank 0 waits for the others to end."""
+"""Seconds that rank 0 waits for the other ranks to end."""
 
 _before: Callable[[type[BaseException], BaseException, TracebackType | None], object] | None = None
 
 
 def watch() -> None:
-    """Makes an exception that leaves the script end all ranks."""
+    """Install the hook by which an uncaught exception ends all ranks."""
     global _before
     _before, sys.excepthook = sys.excepthook, _leave
     _messages.on("left", _follow)
@@ -43,7 +43,7 @@ def forget() -> None:
 
 
 def go(text: str, reason: str = "", code: int = 1, others: int = 1) -> None:
-    """Prints a text, tells the other ranks the reason, and ends this process and, with `others`, those."""
+    """Print `text`, send `reason` to the other ranks, exit with `code`; the others exit with `others`."""
     _say(text)
     with contextlib.suppress(DistributedError):
         _messages.send("left", reason=(reason or text)[:LAST_WORDS], code=others)
@@ -55,7 +55,7 @@ def _leave(kind: type[BaseException], error: BaseException, trace: TracebackType
         go(f"rank {rank()} of {size()} was interrupted", code=130)
     reason = "".join(traceback.format_exception_only(kind, error)).strip()
     if _before is not None and _before is not sys.__excepthook__:
-        _before(kind, error, trace)  # rich, IPython and others have a display of their own
+        _before(kind, error, trace)  # rich, IPython and others format it themselves
         go(f"[rank {rank()}] {reason}", reason)
     lines = "".join(traceback.format_exception(kind, error, trace)).rstrip()
     go("\n".join(f"[rank {rank()}] {line}" for line in lines.splitlines()), reason)
@@ -69,7 +69,7 @@ def _follow(message: _messages.Message) -> None:
 
 
 def _end(code: int) -> None:
-    """Ends this process, rank 0 last: the others hear of everything through it, and abort without it."""
+    """End this process, rank 0 last: it hosts the coordinator, without which the others abort."""
     group = current()
     assert group is not None
     folder = f"{PREFIX}/{group.generation}/gone"
@@ -80,7 +80,9 @@ def _end(code: int) -> None:
             deadline = time.monotonic() + PATIENCE
             for other in range(1, group.size):
                 sleep(f"{folder}/{other}", deadline - time.monotonic())
+            # The others set their keys just before they exit.
             time.sleep(0.1)
+    # `sys.exit` would run JAX's atexit handlers, which wait at the shutdown barrier.
     os._exit(code)
 
 

@@ -1,14 +1,13 @@
-"""Both ends of a connection show that they know the job's secret, and never send it.
+"""Mutual authentication of both ends of a connection by the job secret, which is never sent.
 
-    rank:    jaxpar 1 <nonce> <where its secret comes from>
-    rank 0:  jaxpar 1 <nonce> <where its secret comes from>
-    rank:    <seal> <its hello>
-    rank 0:  <seal> <an answer>, or: jaxpar refused
+    rank:    jaxpar 1 <nonce> <source of its secret>
+    rank 0:  jaxpar 1 <nonce> <source of its secret>
+    rank:    <seal> <hello>
+    rank 0:  <seal> <answer>, or: jaxpar refused
 
-A seal is the HMAC of both nonces, the speaker, the number of the line and its text. So a line that was
-recorded proves nothing on another connection, or in another place of this one. The rank shows its seal first:
-who only connects gets nothing by which a secret could be guessed. Nothing is parsed before its seal is found
-right.
+A seal is the HMAC of both nonces, the sender, the line number and the text, so a recorded line cannot be
+replayed on a different connection or as a different line. The rank sends its seal first: an unauthenticated
+peer learns nothing about the secret. No text is parsed before its seal is verified.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ import time
 from .secret import VARIABLE, Secret
 
 LONGEST = 65_536
-"""Bytes of a line, at most."""
+"""Maximum bytes of a line."""
 GREETING = re.compile(rb"jaxpar 1 ([0-9a-f]{32}) ([A-Za-z_]{1,40})")
 REFUSED = b"jaxpar refused\n"
 RANK, RANK_0 = b"rank", b"rank 0"
 
 
 class Stranger(Exception):
-    """Whoever is at the other end has not shown that it belongs to the job."""
+    """The peer has not proved the job secret."""
 
 
 class OtherSecret(Stranger):
-    """It knows the protocol, and another secret."""
+    """The peer follows the protocol with a different secret."""
 
 
 def nonce() -> bytes:
@@ -45,24 +44,25 @@ def greeting(nonce: bytes, secret: Secret) -> bytes:
 
 
 class Session:
-    """What both ends of one connection seal their lines with."""
+    """Seals and opens the lines of one connection."""
 
     def __init__(self, secret: Secret, rank_nonce: bytes, rank_0_nonce: bytes, other: bytes):
-        """`other` is what the other end's secret comes from."""
+        """`other` is the source of the peer's secret."""
         self.secret, self.nonces, self.other = secret, rank_nonce + rank_0_nonce, other.decode()
         self.lines = {RANK: 0, RANK_0: 0}
 
     def seal(self, speaker: bytes, text: bytes) -> bytes:
-        """The next line of this end, which is `speaker`."""
+        """Seal this side's next line."""
         return self._of_next(speaker, text) + b" " + text + b"\n"
 
     def open(self, speaker: bytes, line: bytes) -> bytes:
-        """The text of the other end's next line, without its newline.
+        """Return the text of the peer's next line, without its newline.
 
         Raises:
-          OtherSecret: its seal is wrong.
+          OtherSecret: the seal is wrong.
         """
         seal, _, text = line.partition(b" ")
+        # Comparing in constant time does not reveal how many leading characters of a forged seal are right.
         if not hmac.compare_digest(seal, self._of_next(speaker, text)):
             raise OtherSecret(
                 f"{speaker.decode()} has another secret (from {self.other}) than the one from "
@@ -77,10 +77,10 @@ class Session:
 
 
 def introduce(connection: socket.socket, secret: Secret, deadline: float) -> tuple[Session, LineReader]:
-    """Both greetings, from a rank's end.
+    """Exchange greetings from a rank's side.
 
     Raises:
-      Stranger: there is no greeting until the deadline.
+      Stranger: no greeting arrived before the deadline.
     """
     reader, rank_nonce = LineReader(connection), nonce()
     connection.sendall(greeting(rank_nonce, secret))
@@ -91,13 +91,13 @@ def introduce(connection: socket.socket, secret: Secret, deadline: float) -> tup
 
 
 class LineReader:
-    """The lines of a connection that blocks."""
+    """Reads lines from a blocking connection."""
 
     def __init__(self, connection: socket.socket):
         self.connection, self.heard = connection, b""
 
     def line(self, deadline: float) -> bytes | None:
-        """The next line; None if the other end closes, says too much, or says nothing until the deadline."""
+        """Return the next line; None if the peer closes, sends too much, or misses the deadline."""
         while b"\n" not in self.heard:
             remaining = deadline - time.monotonic()
             if len(self.heard) > LONGEST or remaining <= 0:

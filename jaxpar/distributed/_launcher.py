@@ -1,4 +1,4 @@
-"""What a launcher says of this process in its environment."""
+"""Query the variables that torchrun and `jaxpar launch` set for a process."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from ..errors import DistributedError
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
-    """This process's number on its host, LOCAL_RANK; `fallback_rank` where that is not set.
+    """Return LOCAL_RANK, this process's rank on its host, or `fallback_rank` if it is unset.
 
     Raises:
-      DistributedError: neither is there (torch's RuntimeError).
+      DistributedError: LOCAL_RANK is unset and no fallback was passed (torch's RuntimeError).
 
     torch counterpart: `torch.distributed.get_node_local_rank`.
+
+    >>> from jaxpar.distributed import get_node_local_rank
+    >>> get_node_local_rank(fallback_rank=0)
+    0
     """
     if "LOCAL_RANK" in os.environ:
         return int(os.environ["LOCAL_RANK"])

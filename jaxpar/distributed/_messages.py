@@ -1,9 +1,9 @@
-"""Messages to all ranks at any time: a thread that sleeps until the next one comes.
+"""Messages to all ranks at any time, received by a background thread.
 
-A rank that leaves with an exception, or has a batch that it has never seen, must tell ranks whose main
-thread is blocked in a collective. The coordinator numbers the messages. On every rank a thread waits for
-the next number in one call that returns when it is there: it costs nothing in between, and a message
-arrives after 1 to 2 ms. torch has nothing like it, because its collectives can be aborted.
+A rank that fails with an exception, or has a batch of a new shape, must reach ranks whose main thread is
+blocked in a collective. The coordinator numbers the messages. On every rank a thread blocks on the key of the
+next number, so it does not poll, and a message arrives within 1 to 2 ms. torch needs no counterpart, because
+its collectives can be aborted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .exchange import PREFIX, count, put, sleep
 from .group import Group, current
 
 Message = dict[str, Any]
-"""`kind`, the sender's `rank`, and what belongs to the kind; JSON."""
+"""A JSON object: `kind`, the sender's `rank`, and the fields of that kind."""
 Listener = Callable[[Message], None]
 
 _listeners: dict[str, Listener] = {}
@@ -26,14 +26,15 @@ _thread: threading.Thread | None = None
 
 
 def on(kind: str, listener: Listener) -> None:
-    """Gives every message of a kind to `listener`, in the thread that waits for them. It must not block."""
+    """Call `listener` with every message of a kind, in the background thread. It must not block."""
     _listeners[kind] = listener
 
 
 def send(kind: str, **fields: object) -> None:
-    """Sends a message to all ranks, including this one."""
+    """Send a message to all ranks, including this one."""
     group = current()
     assert group is not None
+    # The counter gives every message a number of its own, also if two ranks send at once.
     number = count(f"{_folder(group)}/last")
     put(f"{_folder(group)}/{number}", json.dumps({"kind": kind, "rank": group.rank} | fields))
 
@@ -45,9 +46,10 @@ def start(group: Group) -> None:
 
 
 def stop() -> None:
-    """Ends this rank's thread, which is in a call that only a message ends."""
+    """Stop this rank's thread."""
     global _thread
     if _thread is not None:
+        # The thread blocks in a C++ call that only a new key or its timeout ends: a message wakes it.
         send("end")
         _thread.join(5)
         _thread = None
@@ -63,7 +65,7 @@ def _listen(group: Group) -> None:
         try:
             text = sleep(f"{_folder(group)}/{number}", 3600)
         except DistributedError:
-            return  # the coordinator is gone, which JAX reports
+            return  # the coordinator has ended, which JAX reports
         if text is None:
             continue
         number += 1

@@ -1,8 +1,7 @@
-"""new_group: some of the ranks, for collectives among themselves.
+"""new_group: groups of some ranks, for collectives among them.
 
-A group is a list of ranks and a name; the ranks have met already, so nothing is connected. The ranks compare
-their lists over the host. torch does not: there, ranks that make other groups wait for each other or mix
-them up.
+A group is a list of ranks and a name. No connections are opened, since the ranks are connected already. The
+ranks compare their lists over the host; in torch, ranks that create different groups deadlock or mix them up.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from .group import Group, GroupMember, NonMember, default_group, forget, registe
 from .step_agreement import difference
 
 _group_counts: collections.Counter[str] = collections.Counter()
-"""Numbers the groups of one default group, and those of the same ranks that only their members know."""
+"""Numbers of groups created so far: per default group and, with local synchronization, per list of ranks."""
 
 
 def new_group(
@@ -32,26 +31,31 @@ def new_group(
     group_desc: str | None = None,
     sort_ranks: bool = True,
 ) -> Group | NonMember | None:
-    """A group of some ranks, for `group=` and `process_group=`. All ranks call it, also those outside of it.
+    """Create a group of some ranks, for `group=` and `process_group=`. All ranks must call it.
 
     Args:
-      ranks: of the default group; all of them if left out.
-      timeout: how long its members wait for each other, a timedelta or seconds; the default group's if left
-        out.
-      backend: the default group's; torch's other backends are other libraries.
-      use_local_synchronization: only the members call it.
-      group_desc: taken and not used.
-      sort_ranks: whether the members are in the order of their ranks, or in the order of `ranks`.
+      ranks: ranks of the default group; all of them if omitted.
+      timeout: how long members wait for each other, a timedelta or seconds; the default group's if omitted.
+      backend: `"gloo"`, `"nccl"` or None; every group uses the default group's library.
+      use_local_synchronization: whether only the members call it.
+      group_desc: ignored; exists for torch's signature.
+      sort_ranks: whether members are ordered by rank instead of in the order of `ranks`.
 
     Returns:
-      The group; on a rank outside of it `GroupMember.NON_GROUP_MEMBER`, or None with
+      The group. A rank outside the group gets `GroupMember.NON_GROUP_MEMBER`, or None with
       `use_local_synchronization`.
 
     Raises:
-      GroupError: no default group; ranks that do not exist, or twice; another backend. DivergenceError: the
-        ranks make other groups.
+      GroupError: no process group is initialized, a rank does not exist or is repeated, or `backend` is
+        unknown. DivergenceError: the ranks create different groups.
 
     torch counterpart: `torch.distributed.new_group`.
+
+    >>> import jaxpar.distributed as dist
+    >>> dist.init_process_group()
+    >>> dist.get_world_size(dist.new_group([0]))
+    1
+    >>> dist.destroy_process_group()
     """
     del group_desc
     default = default_group()
@@ -74,7 +78,8 @@ def new_group(
     if not is_member:
         _agree(default, group, default)
         return GroupMember.NON_GROUP_MEMBER
-    register(group)  # before the others know it: their first question may come at once
+    # Registered before the ranks agree: a member's first message about the group may arrive at once.
+    register(group)
     try:
         _agree(default, group, group if use_local_synchronization else default)
     except BaseException:
@@ -105,7 +110,7 @@ def _checked(ranks: tuple[int, ...], size: int) -> tuple[int, ...]:
 
 
 def _agree(default: Group, group: Group, among: Group) -> None:
-    """Raises unless all who call have the same group."""
+    """Raise DivergenceError unless all callers have the same group."""
     exchange_name = "new_group" if among is default else f"new_group {group.name}"
     parts = {"its ranks": str(list(group.ranks)), "its timeout": str(group.timeout)}
     texts = exchange(exchange_name, json.dumps(parts), default.timeout, among)

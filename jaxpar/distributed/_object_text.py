@@ -1,8 +1,8 @@
-"""Python objects as texts, without pickle: JSON, with words for what JSON does not have.
+"""Python objects as tagged JSON, without pickle.
 
-torch pickles, and whoever can send a pickle can run anything. Of the objects here only data comes out: None,
-booleans, numbers, texts, bytes, lists, tuples, dicts and sets of these, and arrays. Every one comes back with
-its own type, so a tuple stays a tuple, a dict keeps its order and its keys.
+A received pickle can run any code, and torch sends pickles. This format holds data only: None, booleans,
+numbers, strings, bytes, arrays, and lists, tuples, dicts and sets of these. Types survive the round trip: a
+tuple stays a tuple, and a dict keeps its order and its keys.
 """
 
 from __future__ import annotations
@@ -21,18 +21,22 @@ from ..errors import LeafError
 
 PLAIN = (type(None), bool, int, float, str)
 DEEPEST = 200
-"""Levels of nesting; a list in itself has no end."""
+"""Maximum nesting depth. It also ends the recursion of a list that contains itself."""
 
 
 def to_text(obj: object, name: str, allow_pickle: bool) -> str:
-    """The text of an object.
+    """Serialize an object.
+
+    >>> from jaxpar.distributed._object_text import to_text
+    >>> to_text((1, "a"), "pair", allow_pickle=False)
+    '{"tuple":[1,"a"]}'
 
     Args:
-      name: of the object, in errors.
-      allow_pickle: whether objects of other types are pickled.
+      name: the object's name in errors.
+      allow_pickle: whether objects of unsupported types are pickled.
 
     Raises:
-      LeafError: an object of another type, that cannot be pickled either, or that is nested too deep.
+      LeafError: an object has an unsupported type, cannot be pickled, or is nested too deep.
     """
     try:
         return json.dumps(_packed(obj, name, allow_pickle, DEEPEST), separators=(",", ":"))
@@ -43,7 +47,7 @@ def to_text(obj: object, name: str, allow_pickle: bool) -> str:
 
 
 def from_text(text: str, allow_pickle: bool) -> Any:
-    """The object of a text. Nothing in it is run, unless `allow_pickle`."""
+    """Deserialize an object. Never runs code from the text, unless `allow_pickle`."""
     return _unpacked(json.loads(text), allow_pickle)
 
 
@@ -56,11 +60,12 @@ def _packed(x: Any, name: str, allow_pickle: bool, depth: int) -> Any:
     def pack_items(values: Any, label: Callable[[int], str] = lambda i: f"[{i}]") -> list:
         return [_packed(v, name + label(i), allow_pickle, depth - 1) for i, v in enumerate(values)]
 
-    kind = type(x)  # a subclass has more than these have
+    kind = type(x)  # a subclass may have attributes that JSON loses
     if kind in PLAIN:
         return x
     if kind is list:
         return pack_items(x)
+    # Every container but a list is tagged, dicts included, so a user's dict cannot imitate a tag.
     if kind in (tuple, set, frozenset):
         return {kind.__name__: pack_items(x)}
     if kind is dict:
@@ -101,17 +106,18 @@ def _packed_array(x: jax.Array, name: str) -> dict[str, Any]:
 
 
 def _needs_pickle(dtype: np.dtype) -> bool:
-    """Whether its name is not all there is to say: objects, structures and their bytes."""
+    """Whether the dtype's name does not describe it fully: objects and structured dtypes."""
     return dtype.hasobject or dtype.fields is not None or dtype.subdtype is not None
 
 
 def _contents(x: np.ndarray) -> list:
-    # A dtype of ml_dtypes has no letters of its own; another byte order has no name.
+    # The `str` of an ml_dtypes dtype is ambiguous (bfloat16 is "<V2"), and `name` loses the byte order.
     dtype = x.dtype.name if x.dtype.isnative and x.dtype.kind not in "SUmM" else x.dtype.str
     return [dtype, list(x.shape), _base64(np.ascontiguousarray(x).tobytes())]
 
 
 def _array(dtype: str, shape: list[int], data: str) -> np.ndarray:
+    # A bytearray, because arrays over immutable bytes are read-only.
     return np.frombuffer(bytearray(base64.b64decode(data)), jnp.dtype(dtype)).reshape(shape)
 
 

@@ -1,11 +1,11 @@
 """Collectives of Python objects, over the host: configurations, metrics, names, small arrays.
 
-The four words fill the lists that they are given, as torch's do, and return what they filled. torch pickles
-the objects, so whoever can send one can run anything on the others. Here objects go as data (`_object_text`),
-and what only pickle can send is refused, unless all ranks say `allow_pickle=True`.
+The four functions fill the lists passed to them, as torch's do, and return them. torch pickles the objects,
+so any sender can run code on the receivers. Here objects are sent as data (`_object_text`); objects that need
+pickle raise unless all ranks pass `allow_pickle=True`.
 
-No device takes part, and the objects pass through the memory of rank 0's process: large arrays belong into
-`all_gather` and the other collectives.
+No device takes part, and the objects pass through the memory of rank 0's process: use `all_gather` and the
+other array collectives for large arrays.
 """
 
 from __future__ import annotations
@@ -22,25 +22,31 @@ from .group import Group, ProcessGroup, member, root
 def all_gather_object(
     object_list: list[Any] | None, obj: Any, group: ProcessGroup = None, *, allow_pickle: bool = False
 ) -> list[Any] | None:
-    """Every rank's `obj`, in rank order, on every rank.
+    """Return every rank's `obj`, in rank order, on every rank.
 
     Args:
-      object_list: a list whose first W entries are replaced; None makes one.
-      obj: None, booleans, numbers, texts, bytes; lists, tuples, dicts and sets of these; NumPy and JAX
-        arrays. A JAX array comes back on the first device of the process.
-      group: whose ranks take part, see `new_group`.
-      allow_pickle: whether other objects are pickled, and run whatever code a rank has put into them. The
-        same on all ranks.
+      object_list: a list whose first W entries are replaced; None creates one.
+      obj: None, booleans, numbers, strings, bytes; lists, tuples, dicts and sets of these; NumPy and JAX
+        arrays. JAX arrays arrive on the first device of the process.
+      group: the participating ranks, see `new_group`.
+      allow_pickle: whether objects of different types are pickled. Unpickling runs code that the sending
+        rank chooses. Equal on all ranks.
 
     Returns:
-      `object_list`; None, with a warning, on a rank outside of the group.
+      `object_list`. A rank outside the group gets None and a warning.
 
     Raises:
-      GroupError: there is no group; a list that is too short. LeafError: an object, of this rank or of
-        another, that only pickle can send, or more than 64 MiB of text. DivergenceError: ranks call
-        something else. DistributedError: ranks did not come.
+      GroupError: no process group is initialized, or a list is too short. LeafError: on any rank, an object
+        needs pickle or has more than 64 MiB of text. DivergenceError: ranks make different calls.
+        DistributedError: ranks did not arrive.
 
     torch counterpart: `torch.distributed.all_gather_object`.
+
+    >>> import jaxpar.distributed as dist
+    >>> dist.init_process_group()
+    >>> dist.all_gather_object(None, {"loss": 0.5})
+    [{'loss': 0.5}]
+    >>> dist.destroy_process_group()
     """
     if (pg := member(group, "all_gather_object")) is None:
         return None
@@ -59,14 +65,15 @@ def gather_object(
     *,
     allow_pickle: bool = False,
 ) -> list[Any] | None:
-    """Every rank's `obj`, in rank order, on rank `dst`; None on the others.
+    """Return every rank's `obj`, in rank order, on rank `dst`; the others get None.
 
     Args:
       obj, group, allow_pickle: as in `all_gather_object`.
       object_gather_list: on `dst` a list whose first W entries are replaced; None on the others.
-      dst: which rank, of the default group. group_dst: the same as a rank of `group`. 0 if both are left out.
+      dst: the receiving rank, as a rank of the default group. group_dst: the receiving rank, as a rank of
+        `group`. 0 if both are omitted.
 
-    Raises: as `all_gather_object`; GroupError for a list on another rank, or none on `dst`.
+    Raises: as `all_gather_object`; GroupError if `dst` passes no list or a different rank passes one.
 
     torch counterpart: `torch.distributed.gather_object`.
     """
@@ -90,20 +97,27 @@ def broadcast_object_list(
     *,
     allow_pickle: bool = False,
 ) -> list[Any] | None:
-    """Rank `src`'s objects on every rank.
+    """Copy rank `src`'s objects to every rank.
 
     Args:
-      object_list: of the same length on all ranks; on all but `src` its entries are replaced.
-      src: which rank, of the default group. group_src: the same as a rank of `group`. 0 if both are left out.
-      device: taken and not used.
+      object_list: a list of equal length on all ranks; its entries are replaced on all ranks but `src`.
+      src: the sending rank, as a rank of the default group. group_src: the sending rank, as a rank of
+        `group`. 0 if both are omitted.
+      device: ignored; exists for torch's signature.
       group, allow_pickle: as in `all_gather_object`.
 
     Returns:
-      `object_list`; None, with a warning, on a rank outside of the group.
+      `object_list`. A rank outside the group gets None and a warning.
 
     Raises: as `all_gather_object`.
 
     torch counterpart: `torch.distributed.broadcast_object_list`.
+
+    >>> import jaxpar.distributed as dist
+    >>> dist.init_process_group()
+    >>> dist.broadcast_object_list(["run 7", (1, 2)], src=0)
+    ['run 7', (1, 2)]
+    >>> dist.destroy_process_group()
     """
     del device
     if (pg := member(group, "broadcast_object_list")) is None:
@@ -127,17 +141,17 @@ def scatter_object_list(
     *,
     allow_pickle: bool = False,
 ) -> Any:
-    """Object r of rank `src`'s list on rank r.
+    """Send object r of rank `src`'s list to rank r.
 
     Args:
       scatter_object_output_list: its first entry is replaced.
-      scatter_object_input_list: on `src` one object for each rank of the group; not used on the others.
+      scatter_object_input_list: on `src` one object per rank of the group; ignored on the others.
       src, group_src: as in `broadcast_object_list`. group, allow_pickle: as in `all_gather_object`.
 
     Returns:
-      The object; None, with a warning, on a rank outside of the group.
+      The object. A rank outside the group gets None and a warning.
 
-    Raises: as `all_gather_object`; GroupError for an output list without an entry.
+    Raises: as `all_gather_object`; GroupError if the output list is empty.
 
     torch counterpart: `torch.distributed.scatter_object_list`, which returns None.
     """
@@ -176,7 +190,8 @@ def _to_scatter(group: Group, objects: list[Any] | None, allow_pickle: bool) -> 
 def _texts(
     objects: Sequence[Any], names: Sequence[str], allow_pickle: bool, problem: Problem = None
 ) -> tuple[list[str], Problem]:
-    """The objects' texts, or why there are none: all ranks raise that, so that none waits for this one."""
+    """Return the objects' texts, or no texts and the error."""
+    # The error is returned, not raised: `post` sends it to all ranks, which would otherwise wait.
     if problem:
         return [], problem
     try:
@@ -186,7 +201,7 @@ def _texts(
 
 
 def _short(object_list: list[Any] | None, size: int, name: str) -> Problem:
-    """A longer one keeps the rest, as in torch: one list may serve groups of all sizes."""
+    # As in torch, a longer list keeps its remaining entries, so one list may serve groups of all sizes.
     return None if object_list is None or len(object_list) >= size else _entries(name, len(object_list), size)
 
 

@@ -1,7 +1,7 @@
-"""Rank 0's port: listening at the address that was given, and keeping it for JAX's coordinator.
+"""Rank 0's port: listen at the configured address, and reserve the port for JAX's coordinator.
 
-torch's TCPStore and JAX's coordinator listen on all interfaces of the host. Here that is the exception, for
-an address that this host does not have itself, because a router or a container's network translates it.
+torch's TCPStore and JAX's coordinator listen on all interfaces. Rank 0 does so only if no interface has the
+address, because a router or a container network translates it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import NamedTuple
 from ._environment import Start
 
 NOT_LOCAL = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
-"""What binding says of an address that is not this host's."""
+"""Errors of `bind` for an address that no interface of this host has."""
 
 
 class ListeningPort(NamedTuple):
-    """The sockets that listen, one for each address that the name stands for."""
+    """Listening sockets, one per address that the host name resolves to."""
 
     listeners: list[socket.socket]
     everywhere: bool
-    """Whether they listen on all interfaces, because the address is not this host's."""
+    """Whether the sockets listen on all interfaces, because no interface has the address."""
 
     @property
     def loopback(self) -> bool:
@@ -35,12 +35,12 @@ class ListeningPort(NamedTuple):
 
 
 def listen(start: Start, patience: float) -> ListeningPort:
-    """The sockets at rank 0's address.
+    """Open the sockets at rank 0's address.
 
-    Waits up to `patience` seconds for the port, which a process that is ending may still have.
+    Retry for up to `patience` seconds, because a process that is ending may still hold the port.
 
     Raises:
-      OSError: the name is unknown (`socket.gaierror`), or the port is taken.
+      OSError: the name is unknown (`socket.gaierror`), or the port is in use.
     """
     deadline = time.monotonic() + patience
     address_infos = socket.getaddrinfo(start.host, start.port, type=socket.SOCK_STREAM)
@@ -77,12 +77,13 @@ def _open(addresses: list[tuple], port: int) -> ListeningPort:
 def _everywhere(port: int) -> socket.socket:
     if not has_ipv6():
         return socket.create_server(("", port), backlog=1024)
-    both = socket.has_dualstack_ipv6()  # ranks may come by IPv4 as well
+    both = socket.has_dualstack_ipv6()  # ranks may connect over IPv4, too
     return socket.create_server(("::", port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=both)
 
 
 def has_ipv6() -> bool:
-    """Whether this host has IPv6. Many containers lack it; `socket.has_ipv6` tells how Python was built."""
+    """Whether this host has IPv6."""
+    # `socket.has_ipv6` reports how Python was built, and many containers have no IPv6.
     try:
         with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
             probe.bind(("::", 0))
@@ -96,10 +97,9 @@ def loopback(host: str) -> bool:
 
 
 def keep(port: ListeningPort) -> contextlib.ExitStack | None:
-    """Second sockets on the port, so that no other program takes it before JAX's coordinator.
-
-    They do not listen, and both they and the coordinator allow the port to be shared. None if that fails.
-    """
+    """Reserve the port for JAX's coordinator with second sockets; return None if that fails."""
+    # The listeners close before the coordinator binds; in between a different program could take the port.
+    # The reserving sockets do not listen; they and the coordinator (gRPC) both set SO_REUSEPORT.
     if not hasattr(socket, "SO_REUSEPORT"):
         return None
     with contextlib.ExitStack() as reservations:

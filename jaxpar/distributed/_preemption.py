@@ -1,9 +1,9 @@
-"""preempted: has any rank been asked to stop, and is this the step at which all of them do?
+"""preempted: stop all ranks at the same step after SIGTERM.
 
-Schedulers send SIGTERM to some or all processes of a job some time before they end it. The ranks have to
-agree on one step after which they save, or the checkpoint is a mixture. With a group JAX's preemption
-service does this, which takes SIGTERM over from `init_process_group` on. Alone it is a flag. torchrun
-passes SIGTERM on and leaves the rest to the script.
+Schedulers send SIGTERM to some or all processes of a job some time before they kill it. The ranks must agree
+on the last step, or the checkpoint mixes steps. With a process group, JAX's preemption service agrees; it
+handles SIGTERM from `init_process_group` on. Without one, a signal handler sets a flag. torchrun forwards
+SIGTERM and leaves agreement to the script.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class _Signal:
-    """What is known of SIGTERM: one object, so that a test can have another."""
+    """State of the SIGTERM handler, in one object so that tests can replace it."""
 
     watched = False
     came = False
@@ -32,21 +32,22 @@ _signal = _Signal()
 
 
 def preempted(step: int) -> bool:
-    """Whether this process has to save and leave after this step. Ask once in every step.
+    """Return whether this process must save and exit after this step. Call it once per step.
 
     Args:
-      step: the number of the step, the same on all ranks, growing.
+      step: the step number, increasing, equal on all ranks.
 
     Returns:
-      True at one step that is the same on all ranks, after SIGTERM has reached any of them. Alone: True as
-      soon as SIGTERM has come. The first call from the main thread installs a handler, which calls the one
-      that was there before.
+      True at one step, the same on all ranks, after any rank has received SIGTERM. Without a process group:
+      True once SIGTERM has arrived. The first call from the main thread installs a handler, which calls the
+      previous handler.
 
     Raises:
-      BackendError: JAX's preemption service is switched off (`JAX_ENABLE_PREEMPTION_SERVICE=0`).
+      BackendError: JAX's preemption service is disabled (`JAX_ENABLE_PREEMPTION_SERVICE=0`).
     """
     if size() > 1:
         return _agreed(step)
+    # Python only lets the main thread install signal handlers.
     if not _signal.watched and threading.current_thread() is threading.main_thread():
         _signal.watched = True
         _signal.before = signal.signal(signal.SIGTERM, _remember)

@@ -1,9 +1,9 @@
-"""init_process_group and destroy_process_group: the ranks meet, then JAX starts in all of them.
+"""init_process_group and destroy_process_group.
 
-Arguments and variables are torch's. What differs: the ranks find each other in a short rendezvous before
-`jax.distributed` starts, so that whatever is wrong is a Python exception on every rank; a process that is
-alone is a world of one without any network; and an exception that leaves one rank's script ends the other
-ranks, which would otherwise wait for it in a collective.
+Arguments and variables are torch's. Differences: the ranks meet in a short rendezvous before
+`jax.distributed` starts, so every problem is a Python exception on every rank; a single process is a world of
+size 1 without any network; and an uncaught exception on one rank ends the other ranks, which would otherwise
+hang in a collective.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .group import Group, NonMember, ProcessGroup, current, default_group, enter
 
 TIMEOUT = datetime.timedelta(seconds=300)
 SHUTDOWN = 15
-"""Seconds that JAX waits at its own shutdown, and after which a rank says that it waits for the others."""
+"""Seconds of JAX's shutdown timeout, and until a finished rank logs that it waits for the others."""
 
 _log = logging.getLogger("jaxpar")
 
@@ -38,23 +38,29 @@ def init_process_group(
     world_size: int = -1,
     rank: int = -1,
 ) -> None:
-    """Joins the group. Make the same call in every process, before anything uses JAX.
+    """Join the default process group. Call it in every process, before JAX is used.
 
     Args:
-      backend: `"gloo"` (CPU devices) or `"nccl"` (NVIDIA GPUs) to insist on one; None takes what fits.
+      backend: `"gloo"` (CPU devices) or `"nccl"` (NVIDIA GPUs) to require one; None accepts the platform's.
       init_method: `"env://"` reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or the variables of SLURM,
-        Open MPI, Kubernetes or a TPU pod; without any of them the process is alone. `"tcp://host:port"`
+        Open MPI, Kubernetes or a TPU pod; without any of them the world size is 1. `"tcp://host:port"`
         needs `rank` and `world_size`.
-      timeout: how long to wait for the other ranks, here and in `barrier`; a timedelta or seconds.
+      timeout: how long to wait for the other ranks, in this call and in `barrier`; a timedelta or seconds.
       world_size, rank: override the variables.
 
     Raises:
-      GroupError: bad or missing arguments or variables; there is a group already (torch's ValueErrors).
-      DistributedError: ranks are missing, do not fit together, or cannot reach rank 0. All ranks that
-        are there raise the same text.
-      BackendError: JAX has started already, or runs on another platform than `backend` needs.
+      GroupError: invalid or missing arguments or variables; a group exists already (torch's ValueErrors).
+      DistributedError: ranks are missing, contradict each other, or cannot reach rank 0. All ranks that
+        arrived raise the same text.
+      BackendError: JAX has started already, or runs on a different platform than `backend` needs.
 
     torch counterpart: `torch.distributed.init_process_group`.
+
+    >>> import jaxpar.distributed as dist
+    >>> dist.init_process_group()
+    >>> dist.get_world_size()
+    1
+    >>> dist.destroy_process_group()
     """
     if current() is not None:
         raise GroupError("trying to initialize the default process group twice!")
@@ -80,16 +86,16 @@ def init_process_group(
 
 
 def destroy_process_group(group: ProcessGroup = None) -> None:
-    """Leaves the group together with all other ranks; another one can be joined after it.
+    """Leave the process group together with all other ranks. A new group can be joined afterwards.
+
+    Waits for the other ranks up to the group's timeout. Arrays made in the group are deleted, because JAX's
+    backend restarts. Without this call, the end of the process does the same.
 
     Args:
-      group: a group of `new_group`, which only this rank forgets; the default one if left out.
-
-    It waits for the other ranks as long as `init_process_group` does. The arrays of the group are gone after
-    it, because JAX's backend starts anew. Without the call, the end of the process does the same.
+      group: a group from `new_group`, which is removed on this rank only; the default group if omitted.
 
     Raises:
-      GroupError: there is no group. DistributedError: other ranks do not come.
+      GroupError: no process group is initialized. DistributedError: ranks did not arrive.
 
     torch counterpart: `torch.distributed.destroy_process_group`, which does not wait.
     """
@@ -128,6 +134,7 @@ def _join(start: Start, timeout: float) -> None:
     finally:
         if meeting.hold is not None:
             meeting.hold.close()
+    # Listeners come before the thread that calls them: a fast rank may send its first message at once.
     _messages.on("question", step_agreement.hear)
     _messages.on("attend", attendance.hear)
     _fail_together.watch()
@@ -137,12 +144,12 @@ def _join(start: Start, timeout: float) -> None:
 
 
 def _devices_of(start: Start) -> list[int] | None:
-    """The GPU of LOCAL_RANK if a host has several processes, which is torch's rule. None leaves it to JAX."""
+    """Return the GPU of LOCAL_RANK if a host has several processes, as in torch; None lets JAX decide."""
     if start.local_rank is None or (start.local_size or 1) == 1 or os.environ.get("JAX_LOCAL_DEVICE_IDS"):
         return None
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and len(visible.split(",")) <= start.local_rank:
-        return None  # the launcher has given this process devices of its own
+        return None  # the launcher has restricted this process to its own devices
     return [start.local_rank]
 
 
@@ -169,7 +176,7 @@ def _check_devices() -> None:
 
 
 def _part(group: Group) -> None:
-    """Waits until all ranks are at their end. Then JAX's own shutdown neither waits nor aborts."""
+    """Wait until all ranks have finished, then shut JAX down, which neither waits nor aborts any more."""
     import jax
 
     text = "rank %s is at its end and waits for the others, which it would end by leaving."

@@ -1,7 +1,7 @@
-"""ReduceOp: what a collective makes of the ranks' values.
+"""ReduceOp: the reductions of the collectives.
 
-torch's is a class with its own constants; these are texts, so that `op="mean"` is the same as
-`op=ReduceOp.AVG`. torch's PREMUL_SUM, a sum of products for NCCL, is a product before the sum in JAX.
+The members are strings, so `op="mean"` equals `op=ReduceOp.AVG`. torch's PREMUL_SUM (NCCL only) is missing:
+multiply before the sum instead.
 """
 
 from __future__ import annotations
@@ -10,7 +10,11 @@ import enum
 
 
 class ReduceOp(enum.StrEnum):
-    """torch's reductions.
+    """Reductions, with torch's names and short string values.
+
+    >>> from jaxpar.distributed import ReduceOp
+    >>> ReduceOp.AVG == "mean"
+    True
 
     torch counterpart: `torch.distributed.ReduceOp`.
     """

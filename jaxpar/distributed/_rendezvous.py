@@ -1,12 +1,12 @@
-"""Every rank says hello to rank 0, and rank 0 gives all of them one answer: go, or what is wrong.
+"""Rendezvous: every rank sends a hello to rank 0, which answers all ranks with "go" or one error.
 
-jax.distributed ends a process with a signal if a port is taken, a peer is missing or two processes have the
-same rank, and does not notice a rank that was started for another world size. So the ranks meet here before
-it starts, over one connection each to the address that JAX's coordinator has a moment later. torch's
-counterpart is the TCPStore of its env:// rendezvous, which waits until a timeout and then names no rank.
+`jax.distributed` kills a process by a signal if a port is in use, a peer is missing or two processes have the
+same rank, and does not detect a rank started for a different world size. So the ranks meet before it starts,
+over one connection each, to the address that JAX's coordinator uses a moment later. torch's counterpart is
+the TCPStore of its env:// rendezvous, which times out without naming the missing ranks.
 
-A hello and an answer are one line of JSON each, between ends that have shown that they know the job's secret
-(`_handshake`). Whatever else connects (`_door`) is not counted.
+Hellos and answers are one line of JSON each, between peers that have proved the job secret (`_handshake`).
+Other connections (`_door`) are not counted.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from .exchange import ranks_text
 from .secret import NOBODYS, VARIABLE, Secret
 
 LATE = 3.0
-"""Seconds for which rank 0 goes on listening when it knows of an error, so that late ranks get it too."""
+"""Seconds that rank 0 keeps listening after an error, so that late ranks receive it, too."""
 SOON = 10.0
-"""Seconds in which rank 0 shows that it is rank 0."""
+"""Seconds within which rank 0 must prove the job secret."""
 FIELDS = {"rank": int, "world": int, "host": str, "pid": int, "jaxpar": str, "jax": str, "jaxlib": str}
-"""Of a hello."""
+"""Fields of a hello and their types."""
 
 Line: TypeAlias = "dict[str, Any]"
-"""A hello or an answer. Without a secret it may come from anyone, so nothing is known of its values."""
+"""A hello or an answer. Without a job secret any peer may send one, so its values are untrusted."""
 
 _log = logging.getLogger("jaxpar")
 
 
 class Meeting(NamedTuple):
-    """What the ranks agreed on: the number of hosts; and on rank 0, what concerns the port."""
+    """Result of the rendezvous: the number of hosts and, on rank 0, the reserved port."""
 
     hosts: int
     hold: contextlib.ExitStack | None = None
-    """Keeps other programs from the port."""
+    """Sockets that reserve the port."""
     bind: str | None = None
     """The address at which rank 0 listened; None for all interfaces, and on other ranks."""
 
 
 def hello(start: Start) -> Line:
-    """What a rank says about itself."""
+    """Return this rank's hello."""
     return {
         **versions(),
         "rank": start.rank,
@@ -63,7 +63,7 @@ def hello(start: Start) -> Line:
 
 
 def versions() -> dict[str, str]:
-    """Those that ranks must have in common."""
+    """Return the package versions that must be equal on all ranks."""
     try:
         jaxpar = metadata.version("jaxpar")
     except metadata.PackageNotFoundError:
@@ -72,11 +72,11 @@ def versions() -> dict[str, str]:
 
 
 def meet(start: Start, timeout: float, own_hello: Line | None = None, secret: Secret = NOBODYS) -> Meeting:
-    """Waits until all ranks are there.
+    """Wait until all ranks have arrived.
 
     Raises:
-      DistributedError: some did not come within `timeout` seconds, or they do not fit together. Every rank
-        that came raises the same text, except one that is turned away alone.
+      DistributedError: ranks did not arrive within `timeout` seconds, or contradict each other. Every rank
+        that arrived raises the same text, except ranks that are rejected individually.
     """
     own_hello = own_hello or hello(start)
     if start.rank == 0:
@@ -88,18 +88,19 @@ def meet(start: Start, timeout: float, own_hello: Line | None = None, secret: Se
 
 
 class _Host:
-    """Rank 0, which listens to all others at once, in one thread."""
+    """Rank 0's side, which serves all ranks in one thread."""
 
     def __init__(self, start: Start, own_hello: Line, timeout: float, secret: Secret):
         self.start, self.timeout, self.secret = start, timeout, secret
         self.deadline = time.monotonic() + timeout
         self.joined: dict[int, Line] = {0: own_hello}
         self.ranks: dict[Visitor, int | None] = {}
-        """Of the guests; None for one that gets the answer and is not counted."""
+        """Ranks by connection; None for a guest that gets the answer but is not counted."""
         self.turned_away = ""
-        """What the last guest was told that did not fit in."""
+        """The error sent to the last rejected guest."""
         self.logged: set[str] = set()
-        """Of what the log has been told about strangers."""
+        """Reasons for rejected connections that have been logged."""
+        # Listening first and answering later: the backlog holds ranks that connect before `meet`.
         self.port = _listen(start, own_hello, min(timeout, 2.0), secret)
         self.door = Door(self.port, secret, _outdated(start))
 
@@ -109,9 +110,8 @@ class _Host:
             self._warn()
             problem = self._wait()
             if not problem:
-                hold = _port.keep(
-                    self.port
-                )  # before the answer, on which the others look for the coordinator
+                # Reserved before the answer, after which the others look for the coordinator.
+                hold = _port.keep(self.port)
             hosts = len({rank_hello["host"] for rank_hello in self.joined.values()})
             answer = {"say": "error", "text": problem} if problem else {"say": "go", "hosts": hosts}
             for guest in self.ranks:
@@ -139,7 +139,7 @@ class _Host:
             )
 
     def _wait(self) -> str:
-        """Waits until all ranks are there or the time is over; returns the problem, if there is one."""
+        """Wait until all ranks have arrived or the time is up; return the error text, or ""."""
         problem, remind = "", time.monotonic() + 15
         while self._missing() and time.monotonic() < self.deadline:
             arrived, departed = self.door.look(min(1.0, max(0.01, self.deadline - time.monotonic())))
@@ -148,7 +148,7 @@ class _Host:
             for guest in arrived:
                 mismatch = self._join(guest)
                 if mismatch and not problem:
-                    # Raised at once, it would reach only the ranks that are here already.
+                    # Raised at once, it would reach only the ranks that have arrived already.
                     problem, self.deadline = mismatch, min(self.deadline, time.monotonic() + LATE)
             self._log_turned_away()
             if time.monotonic() > remind:
@@ -174,7 +174,7 @@ class _Host:
         return " ".join([text, *(f"Turned away: {other}" for other in others if other)])
 
     def _strangers(self) -> dict[str, str]:
-        """Why connections did not get in that may have been ranks."""
+        """Return texts, by reason, about rejected connections that may be ranks."""
         counts = self.door.turned_away
         texts = {
             "secret": f"connections ({counts['secret']}) with another secret than rank 0's, which comes from "
@@ -187,7 +187,7 @@ class _Host:
     def _log_turned_away(self) -> None:
         for reason, text in self._strangers().items():
             if reason not in self.logged:
-                self.logged.add(reason)  # once: a stranger must not fill the log
+                self.logged.add(reason)  # once, so that strangers cannot fill the log
                 _log.warning("rank 0 at %s turned away %s", self.start.address, text)
 
     def _leave(self, guest: Visitor) -> None:
@@ -196,7 +196,7 @@ class _Host:
             del self.joined[rank]
 
     def _join(self, guest: Visitor) -> str:
-        """Takes a guest in, or turns it away alone; returns what is wrong for all, if it is."""
+        """Accept a guest or reject it individually; return an error that concerns all ranks, or ""."""
         guest_hello = read(guest.hello or b"")
         problem = "" if guest_hello is None else _mismatch(self.joined[0], guest_hello)
         refusal = "" if problem else self._refusal(guest_hello)
@@ -211,7 +211,8 @@ class _Host:
         return problem
 
     def _refusal(self, guest_hello: Line | None) -> str:
-        """Why one guest alone does not fit in, if it does not."""
+        """Return why one guest is rejected individually, or ""."""
+        # A superfluous process must not end a job that is complete without it, so only it gets the error.
         if guest_hello is None:
             return (
                 f"init_process_group: rank 0 at {self.start.address} does not understand this process: a "
@@ -264,12 +265,12 @@ def _listen(start: Start, own_hello: Line, patience: float, secret: Secret) -> _
 
 
 def _taken(start: Start, own_hello: Line, error: OSError, secret: Secret) -> str:
-    # If another process of this job is rank 0 too, it says so itself.
+    # If the port belongs to a second rank 0 of this job, that process knows the error: ask it.
     with contextlib.suppress(OSError, Stranger):
         answer = _ask(start, own_hello, time.monotonic() + LATE + 1, 0, secret)
         if answer["say"] == "error":
             return answer["text"]
-    reason = os.strerror(error.errno or 0)  # the error's own text has the address once more
+    reason = os.strerror(error.errno or 0)  # `str(error)` repeats the address
     return (
         f"init_process_group: rank 0 cannot listen at {start.address}: {reason}. Another program has "
         f"that port, perhaps an earlier run that has not ended; end it, or set MASTER_PORT to another port."
@@ -280,13 +281,13 @@ def _taken(start: Start, own_hello: Line, error: OSError, secret: Secret) -> str
 
 
 def _guest(start: Start, own_hello: Line, timeout: float, secret: Secret) -> Meeting:
-    """Knocks until rank 0 opens, and waits for its answer."""
+    """Connect to rank 0 until it listens, and wait for its answer."""
     began = time.monotonic()
     deadline, pause, remind = began + timeout, 0.02, began + 15
     reason, refusal = "nothing answered", ""
     while time.monotonic() < deadline:
         try:
-            # Rank 0 may have started later than this rank, and then its time ends later too.
+            # Rank 0 may have started later than this rank; then its deadline is later, too.
             answer = _ask(start, own_hello, deadline, timeout, secret)
             if answer["say"] == "go":
                 return Meeting(answer["hosts"])
@@ -294,7 +295,7 @@ def _guest(start: Start, own_hello: Line, timeout: float, secret: Secret) -> Mee
         except Stranger as stranger:
             reason = str(stranger)
             if isinstance(stranger, OtherSecret) and not refusal:
-                remind, refusal = 0.0, reason  # said at once: waiting seldom helps
+                remind, refusal = 0.0, reason  # logged at once: waiting seldom helps
         except OSError as error:
             reason = (
                 _unknown(start, error) if isinstance(error, socket.gaierror) else error.strerror or str(error)
@@ -303,7 +304,7 @@ def _guest(start: Start, own_hello: Line, timeout: float, secret: Secret) -> Mee
             remind = time.monotonic() + 60
             _log.warning("rank %s waits for rank 0 at %s: %s.", start.rank, start.address, reason)
         time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
-        pause = min(0.5, pause * 1.5)  # of thousands of ranks, not all should knock every 20 ms
+        pause = min(0.5, pause * 1.5)  # thousands of ranks must not connect every 20 ms
     raise DistributedError(
         f"init_process_group: rank {start.rank} of {start.size} did not reach rank 0 at {start.address} "
         f"within {timeout:g} s: {refusal or reason}. Is rank 0 running, are MASTER_ADDR and MASTER_PORT its "
@@ -316,10 +317,10 @@ def _unknown(start: Start, error: OSError) -> str:
 
 
 def _ask(start: Start, own_hello: Line, deadline: float, answer_seconds: float, secret: Secret) -> Line:
-    """Rank 0's answer to a hello, for which it has `more` seconds as soon as it has shown that it is rank 0.
+    """Send a hello and return rank 0's answer, which may take `answer_seconds` after its first reply.
 
     Raises:
-      Stranger: nobody is there who knows the job's secret. OSError: nobody is there.
+      Stranger: the peer does not prove the job secret. OSError: no peer listens.
     """
     began = time.monotonic()
     with socket.create_connection((start.host, start.port), max(0.1, deadline - began)) as connection:
@@ -341,10 +342,10 @@ def _line(message: Line) -> bytes:
 
 
 def read(text: bytes) -> Line | None:
-    """A hello; None for anything else."""
+    """Parse a hello; return None if the text is not a valid hello."""
     try:
         message = json.loads(text)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError):  # deeply nested JSON exhausts the stack
         return None
     if not isinstance(message, dict):
         return None

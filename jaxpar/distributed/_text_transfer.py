@@ -1,8 +1,8 @@
-"""Texts of any size between the ranks of a group, each read by those who need it, and deleted then.
+"""Transfer texts of any size between the ranks of a group.
 
-`exchange` gives every text to every rank, in one message. Here its message says what there is, and small
-texts are in it; large ones lie in the coordinator's store, cut into pieces of which each is one message,
-until all have read theirs.
+`exchange` sends every text to every rank in one message. Here that message lists the texts and contains the
+small ones; large texts are stored with the coordinator in pieces of one message each, read by the ranks that
+need them, and deleted after all ranks have read theirs.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from .step_agreement import difference
 
 WHAT = "objects"
 SMALL = 2**14
-"""Characters that go with the message."""
+"""Maximum characters that are sent within the message."""
 PIECE = 2**20
-"""Characters of a piece: one message. gRPC's own limit is 4 MB; that JAX lifts it is no promise."""
+"""Characters per piece. gRPC's default limit is 4 MB; JAX raises it, but does not promise to."""
 LARGEST = 2**26
-"""Characters that one rank may send in one call: some seconds, and the memory of rank 0's process."""
+"""Maximum characters per rank and call: this takes seconds, and fills the memory of rank 0's process."""
 Problem = GroupError | LeafError | None
 _KINDS = {kind.__name__: kind for kind in (GroupError, LeafError)}
 
@@ -30,18 +30,19 @@ _KINDS = {kind.__name__: kind for kind in (GroupError, LeafError)}
 def post(
     group: Group, call: str, texts: Sequence[str], senders: Sequence[int], which: int, problem: Problem = None
 ) -> list[str]:
-    """Text number `which` of each of the senders; all ranks of the group call it.
+    """Return text number `which` of every sender. All ranks of the group must call it.
 
     Args:
-      call: what is called, with all that has to be the same on all ranks.
-      texts: what this rank sends, if anything.
-      senders: whose texts this rank wants.
-      problem: why this rank has nothing to send, though it should; all ranks raise it.
+      call: the public call and its arguments that must be equal on all ranks.
+      texts: the texts that this rank sends.
+      senders: the group ranks whose texts this rank reads.
+      problem: an error on this rank, which all ranks raise.
 
     Raises:
-      DivergenceError: ranks call something else. GroupError, LeafError: a rank has a problem.
-      DistributedError: ranks did not come.
+      DivergenceError: ranks make different calls. GroupError, LeafError: a rank has a problem.
+      DistributedError: ranks did not arrive.
     """
+    # A problem does not raise yet: this rank takes part in the exchange, so that all ranks raise the same error.
     problem = problem or _too_large(sum(map(len, texts)))
     if problem:
         texts = []
@@ -59,6 +60,7 @@ def post(
     letters = [json.loads(text) for text in exchange(WHAT, json.dumps(own_letter), group.timeout, group)]
     error = _error(group, letters)
     received = [] if error else [_read(f"{folder}/{r}", letters[r], which, group.timeout) for r in senders]
+    # Stored texts are deleted only after a second exchange has shown that all ranks have read them.
     if any(letter["texts"] is None for letter in letters):
         exchange(f"{WHAT}, read", "", group.timeout, group)
         if stored:
@@ -96,7 +98,7 @@ def _read(folder: str, letter: dict[str, Any], which: int, timeout: float) -> st
 
 
 def _error(group: Group, letters: list[dict[str, Any]]) -> Exception | None:
-    """What all ranks raise."""
+    """Return the error that all ranks raise, if any."""
     calls = {rank: {"the call": letter["call"]} for rank, letter in zip(group.ranks, letters, strict=True)}
     if different := difference("a call with objects", calls):
         return DivergenceError(different)

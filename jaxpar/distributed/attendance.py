@@ -1,13 +1,13 @@
-"""attendance: a call that rank 0 may make alone, and in which the others take part if they make it too.
+"""attendance: a collective call on the host that rank 0 may also make alone.
 
-`if rank == 0: checkpointer.save(...)` is the line of every torch tutorial, and `save` cannot see the `if`. So
-rank 0 asks who comes. A rank that comes sends its text. One that begins another call, which rank 0 had not
-begun when it asked, has gone by, and says so: ranks make the same calls in the same order, so it will not
-come any more. Until it has done one of both, nobody can know. Rank 0 then tells those that came what all
-have said.
+torch tutorials write `if rank == 0: checkpointer.save(...)`, and `save` cannot see the `if`. So rank 0
+announces the call to all ranks. A rank that makes the same call sends its text. A rank that begins a
+different call, which rank 0 had not begun at the announcement, has passed the call and reports that: ranks
+make the same calls in the same order, so it cannot join later. Until one of the two happens, the answer is
+unknown, and rank 0 waits. Rank 0 then sends all texts to the ranks that joined.
 
-Each rank sends rank 0 a stream: its texts, with what it had begun by then, and the attendances that it went
-by. A text of a rank that had begun more than rank 0 is for a later one, however early it arrives.
+Each rank sends rank 0 a stream of entries: texts, with the counts of calls begun by then, and passed calls. A
+text from a rank that had begun more calls than rank 0 belongs to a later call, however early it arrives.
 """
 
 from __future__ import annotations
@@ -24,29 +24,30 @@ from .exchange import PREFIX, delete, put, take
 from .group import Group, current, ranks_text
 
 Counts = dict[str, int]
-"""How many calls of each name a rank has begun, of those that need rank 0 and another rank."""
+"""Calls begun by a rank, by name, counting only calls that need rank 0 and a second rank."""
 
 _sent: Counter[tuple[int, str]] = Counter()
-"""Entries of this rank's stream, by group and attendance."""
+"""Number of entries in this rank's stream, by group generation and attendance."""
 _read: Counter[tuple[int, str, int]] = Counter()
-"""On rank 0: entries read, by group, attendance and rank."""
+"""On rank 0: number of entries read, by group generation, attendance and rank."""
 _early: dict[tuple[int, str, int], dict[str, Any]] = {}
-"""On rank 0: texts that came before their attendance."""
+"""On rank 0: entries that belong to a later call."""
 _calls: Counter[tuple[int, str]] = Counter()
 _pending: list[tuple[str, int, Counts]] = []
-"""Attendances that this rank has neither come to nor gone by."""
+"""Announced calls that this rank has neither joined nor passed: name, number, and rank 0's counts."""
 _lock = threading.Lock()
 
 
 def attend(what: str, text: str, timeout: float, *, label: str = "") -> list[str | None]:
-    """The text of every rank that makes this call, None for the others; on all that make it.
+    """Return the texts of all ranks that make this call, None for the others, on the ranks that make it.
 
     Args:
-      what: names the attendance. said: what users call it.
-      timeout: seconds until a rank is missing that neither comes nor goes by.
+      what: the name of the attendance. label: the call's public name; `what` if omitted.
+      timeout: seconds that a rank may take to join or pass the call.
 
     Raises:
-      DistributedError: a rank is missing. DivergenceError: a rank came, and rank 0 is in another call.
+      DistributedError: a rank did neither in time. DivergenceError: a rank joined, and rank 0 is in a
+        different call.
     """
     group = current()
     if group is None or group.size == 1:
@@ -79,7 +80,7 @@ def _lead(group: Group, what: str, text: str, timeout: float, label: str) -> lis
 def _next(
     group: Group, what: str, rank: int, call: int, begun: Counts, timeout: float
 ) -> dict[str, Any] | None:
-    """What a rank says to this attendance; None if it went by."""
+    """Return a rank's entry for this call, None if the rank passed it."""
     stream = group.generation, what, rank
     while True:
         entry = _early.pop(stream, None)
@@ -88,6 +89,7 @@ def _next(
             key = f"{_folder(group, what)}/{rank}/{_read[stream]}"
             entry_text = take(key, timeout)
             if entry_text is None:
+                # Read again by the next call, if the entry arrives late.
                 _read[stream] -= 1
                 raise DistributedError(
                     f"{what}: {ranks_text([rank])} neither came nor went on within {timeout:g} s."
@@ -95,6 +97,7 @@ def _next(
             delete(key)
             entry = json.loads(entry_text)
         if "text" in entry:
+            # A rank ahead of rank 0 has passed this call; its text answers one that rank 0 makes later.
             if not _beyond(entry["begun"], begun):
                 return entry
             _early[stream] = entry
@@ -104,7 +107,7 @@ def _next(
 
 
 def _come(group: Group, what: str, text: str, timeout: float, label: str) -> list[str | None]:
-    # Rank 0 counts the texts that it has read, so it is known to have come or not.
+    # Needs rank 0, which counts the texts it has read: if it is in a different call, the watch detects that.
     begun = _counts()
     whereabouts.begin(label, f"{what} of rank {group.rank}", (0,))
     number = _send(group, what, {"text": text, "begun": begun})
@@ -138,7 +141,7 @@ def _beyond(rank_counts: Counts, leader_counts: Counts) -> bool:
 
 
 def hear(message: _messages.Message) -> None:
-    """Rank 0 asks who comes. Runs in the thread of the messages."""
+    """Handle rank 0's announcement of a call, in the message thread."""
     group, log = current(), whereabouts.current()
     if group is None or log is None or group.rank == 0:
         return
@@ -149,11 +152,12 @@ def hear(message: _messages.Message) -> None:
 
 
 def go_by() -> None:
-    """Says which attendances this rank has gone by; called again after the next call that it begins."""
+    """Report the calls that this rank has passed; runs again after every call it begins."""
     group, log = current(), whereabouts.current()
     assert group is not None
     assert log is not None
-    with _lock:  # both threads come here
+    # The main thread and the message thread both get here.
+    with _lock:
         missed = [
             pending for pending in _pending if _beyond(_counts_without(log, group, pending[0]), pending[2])
         ]
@@ -165,14 +169,14 @@ def go_by() -> None:
 
 
 def _counts_without(log: whereabouts.CallLog, group: Group, what: str) -> Counts:
-    """What this rank has begun, without what it has sent to that attendance, which is not going by it."""
+    """Return this rank's counts without its own texts for an attendance, which do not pass it."""
     counts = log.counts(0)
     counts.pop(f"{what} of rank {group.rank}", None)
     return counts
 
 
 def take_along(text: str, code: int) -> NoReturn:
-    """Ends all ranks with an exit code, where the others do not take part in what rank 0 does."""
+    """End all ranks with an exit code, when the other ranks do not take part in rank 0's call."""
     _fail_together.go(text, code=code, others=code)
     raise SystemExit(code)
 

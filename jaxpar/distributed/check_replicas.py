@@ -1,9 +1,9 @@
-"""check_replicas: are the copies of an array still the same, on all devices and all ranks?
+"""check_replicas: compare the copies of arrays on all devices and all ranks.
 
-Data parallelism rests on copies of the weights that are never compared: every replica adds the same
-gradient to its own. A value that was written on one rank only, a random number, or a faulty device makes
-the copies drift apart, and nothing notices: losses are averaged, and checkpoints take one copy. torch
-compares shapes once, when DDP is constructed (docs/semantics.md row D2), and never values.
+Data parallelism never compares the copies of the weights: every replica applies the same gradient to its
+copy. A value written on one rank only, a random number or a faulty device makes the copies drift apart
+silently, because losses are averaged and checkpoints save one copy. torch compares shapes once, when DDP is
+constructed (docs/semantics.md row D2), and never values.
 """
 
 from __future__ import annotations
@@ -26,23 +26,27 @@ from .step_agreement import difference
 
 WHAT = "check_replicas"
 BLOCKS, SMALL = 64, 1024
-"""To find where ranks differ, digests of BLOCKS blocks are compared again and again, down to SMALL bytes: the
-coordinator carries little data, and the arrays may be large."""
+"""To locate a difference between ranks, digests of BLOCKS blocks are compared recursively, down to blocks of
+SMALL bytes: arrays may be large, and the coordinator is slow."""
 
 
 def check_replicas(tree: PyTree, group: ProcessGroup = None) -> None:
-    """Compares all copies of every array, bit for bit. A debugging tool: everything is copied to the host.
+    """Compare all copies of every array, bit for bit.
+
+    A debugging tool: all arrays are copied to the host. It compares an array's copies on the devices of this
+    process, the ranks' process-local arrays, and, for sharded arrays, the shards that hold the same slice.
 
     Args:
-      tree: an NNX module, or any pytree of arrays and numbers. With a process group, every rank passes
-        its own, at the same time.
-      group: whose ranks compare theirs; the default group's if left out.
-
-    It compares the copies of an array on the devices of this process; arrays that lie on one device of each
-    process, between ranks; and of sharded arrays, the shards that hold the same part.
+      tree: an NNX module, or any pytree of arrays and numbers. With a process group, every rank passes its
+        own tree, at the same time.
+      group: the ranks to compare; the default group if omitted.
 
     Raises:
       DivergenceError: names the first leaf that differs, the devices or ranks, and the first element.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.distributed.check_replicas import check_replicas
+    >>> check_replicas({"w": jnp.ones(3)})
 
     torch counterpart: none; `_verify_param_shape_across_processes` compares shapes.
     """
@@ -57,7 +61,7 @@ def check_replicas(tree: PyTree, group: ProcessGroup = None) -> None:
 
 
 Copies = list[tuple[str, np.ndarray]]
-"""Of one part of one array: the devices' names and what they hold."""
+"""Device names and values of all copies of one slice of an array."""
 
 
 def _leaves(tree: PyTree) -> list[tuple[str, PyTree]]:
@@ -74,7 +78,7 @@ def _leaves(tree: PyTree) -> list[tuple[str, PyTree]]:
 
 
 def _shards(leaf: PyTree, path: str) -> dict[str, Copies]:
-    """This process's copies of every part of a leaf, by the part's place in it."""
+    """Return this process's copies of every slice of a leaf, by the slice's indices as text."""
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     if isinstance(leaf, jax.Array):
@@ -93,14 +97,15 @@ def _shards(leaf: PyTree, path: str) -> dict[str, Copies]:
 def _compare_devices(path: str, copies: Copies) -> None:
     (first, one), *others = copies
     for device, other in others:
-        if one.tobytes() != other.tobytes():  # as bytes: NaN is not equal to itself, and -0.0 is equal to 0.0
+        # As bytes, because NaN is not equal to itself, and -0.0 is equal to 0.0.
+        if one.tobytes() != other.tobytes():
             raise DivergenceError(_report(path, one.dtype, one.shape, {first: one, device: other}))
 
 
 def _report(
     path: str, dtype: np.dtype | str, shape: Shape, copies: dict[str, np.ndarray], offset: int = 0
 ) -> str:
-    """The error about two copies. They are stretches of an array of that shape, from element `offset` on."""
+    """Return the error text for two copies, flat pieces from element `offset` of an array of that shape."""
     (first_name, first), (second_name, second) = copies.items()
     first, second = first.reshape(-1), second.reshape(-1)
     raw = [x.view(np.uint8).reshape(first.size, -1) for x in (first, second)]
@@ -126,6 +131,7 @@ def _compare_ranks(group: Group, paths: list[str], shards: list[dict[str, Copies
     part_counts = {
         r: {path: str(len(parts)) for path, parts in described.items()} for r, described in by_rank.items()
     }
+    # Compared first: the loop below indexes every rank's description by this rank's paths.
     if problem := difference(WHAT, part_counts):
         raise DivergenceError(f"{problem} The numbers are parts on the rank's devices.")
     for path, parts in zip(paths, shards, strict=True):
@@ -148,7 +154,8 @@ def _describe(x: np.ndarray) -> list:
 def _explain(
     group: Group, path: str, x: np.ndarray | None, a: int, b: int, by_rank: dict[int, dict], index: str
 ) -> None:
-    """Searches for the first element that differs between ranks a and b, and raises on all ranks."""
+    """Find the first element that differs between ranks a and b, and raise on all ranks."""
+    # All ranks take part in every exchange, also ranks that do not hold the slice.
     (dtype, shape, _), (other_dtype, other_shape, _) = by_rank[a][path][index], by_rank[b][path][index]
     if (dtype, shape) != (other_dtype, other_shape):
         raise DivergenceError(
@@ -157,6 +164,7 @@ def _explain(
     flat = np.zeros(0) if x is None else np.ascontiguousarray(x).reshape(-1)
     start, end, width = 0, int(np.prod(shape, dtype=int)), int(np.dtype(_dtype(dtype)).itemsize)
     while (end - start) * width > SMALL:
+        # Rounded up, so that the blocks cover the range.
         step = -(-(end - start) // BLOCKS)
         digests = [_describe(flat[i : min(i + step, end)])[2] for i in range(start, end, step)]
         texts = [json.loads(text) for text in exchange(WHAT, json.dumps(digests), group=group)]

@@ -1,11 +1,10 @@
-"""Texts between the ranks, through the coordinator's key-value store: no device, no collective.
+"""Exchange texts between the ranks through the coordinator's key-value store, without devices.
 
-With `exchange` the ranks agree before they run a program that would hang if they did not. It takes about 1
-ms. This is the only file that touches the client of `jax.distributed`, which JAX keeps private. torch's
-counterpart is its Store.
+With `exchange` the ranks agree before they run a program that would otherwise hang. It takes about 1 ms. Only
+this file uses the client of `jax.distributed`, which is private to JAX. torch's counterpart is its Store.
 
-The calls of `exchange` with one `what` are numbered, so that they are kept apart. A rank deletes its text
-of call i once call i + 1 is complete, because then every rank has read it.
+Keys are `jaxpar/<group folder>/<what>/<call number>/<rank>`. A rank deletes its key of call i once call i + 1
+is complete, because then every rank has read it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from .group import ranks_text as ranks_text
 PREFIX = "jaxpar"
 
 SLICE = 1.0
-"""Seconds of waiting after which a rank looks up: the others may have been found in another call."""
+"""Seconds between checks, while waiting, whether the ranks are deadlocked in different calls."""
 
 _calls: Counter[str] = Counter()
 _lock = threading.Lock()
@@ -33,19 +32,23 @@ _lock = threading.Lock()
 def exchange(
     what: str, text: str, timeout: float = 60, group: Group | None = None, *, label: str = ""
 ) -> list[str]:
-    """Every rank's text, in rank order; `[text]` alone.
+    """Return every rank's text, in rank order; `[text]` without a process group.
 
     Args:
-      what: names the exchange, also in errors. Every rank calls it equally often with the same name, from
-        one thread at a time. Use few names: one key of each stays in the store.
-      text: anything, up to some hundred KB.
-      timeout: seconds until the ranks that did not come are named.
-      group: whose ranks; the default group's if left out.
-      said: what users call it, if that is not `what`.
+      what: the exchange's name in keys and errors. Every rank makes the same number of calls per name, from
+        one thread at a time. Use few names: one key per name stays in the store.
+      text: any text up to some hundred KB.
+      timeout: seconds until ranks that did not arrive are an error.
+      group: the participating ranks; the default group if omitted.
+      label: the call's public name, if it is not `what`.
 
     Raises:
-      DistributedError: ranks did not come, or the coordinator (rank 0's process) is gone.
-      DivergenceError: another rank is in another call.
+      DistributedError: ranks did not arrive, or the coordinator (rank 0's process) has ended.
+      DivergenceError: a rank is in a different call.
+
+    >>> from jaxpar.distributed.exchange import exchange
+    >>> exchange("greeting", "hello")
+    ['hello']
     """
     texts = collect(what, text, timeout, group, label=label)
     received = [text for text in texts if text is not None]
@@ -61,7 +64,7 @@ def exchange(
 def collect(
     what: str, text: str, timeout: float, group: Group | None = None, *, label: str = ""
 ) -> list[str | None]:
-    """Like `exchange`, but returns None for the ranks that did not come instead of raising."""
+    """Like `exchange`, but return None for ranks that did not arrive instead of raising."""
     group = group or current()
     if group is None or group.size == 1:
         return [text]
@@ -71,6 +74,7 @@ def collect(
         call = _calls[folder]
     whereabouts.begin(label or what, what, group)
     deadline = time.monotonic() + timeout
+    # Written before the first read: a rank never waits for a rank that waits for it.
     put(f"{folder}/{call}/{group.rank}", text)
     texts: list[str | None] = [None] * group.size
     for rank in range(group.size):
@@ -78,9 +82,11 @@ def collect(
             texts[rank] = (
                 take(f"{folder}/{call}/{rank}", deadline - time.monotonic()) if rank != group.rank else text
             )
-        if texts[rank] is None:  # the time is over, and later ranks may have come all the same
+        # After a timeout, ranks after this one may still have arrived: read what exists without waiting.
+        if texts[rank] is None:
             stored = below(f"{folder}/{call}")
             return [stored.get(f"{folder}/{call}/{rank}") for rank in range(group.size)]
+    # This call is complete, so every rank has begun it and has therefore read all texts of the previous one.
     if call > 1:
         delete(f"{folder}/{call - 1}/{group.rank}")
     return texts
@@ -92,16 +98,17 @@ def _ranks_where(texts: list[str | None], arrived: bool, group: Group | None) ->
 
 
 def put(key: str, text: str, *, over: bool = False) -> None:
-    """Gives a key its text, which it has for good unless `over` may replace it."""
+    """Set a key. Setting it again fails unless `over`."""
     _call("key_value_set", key, text, over)
 
 
 def take(key: str, timeout: float) -> str | None:
-    """The text of a key as soon as it is there; None after `timeout` seconds.
+    """Return the text of a key once it is set; None after `timeout` seconds.
 
     Raises:
-      DivergenceError: meanwhile the ranks were found to wait for each other in different calls.
+      DivergenceError: in the meantime the ranks deadlocked in different calls.
     """
+    # In slices, because no message can interrupt the client's blocking call.
     deadline = time.monotonic() + timeout
     while True:
         remaining = deadline - time.monotonic()
@@ -112,7 +119,7 @@ def take(key: str, timeout: float) -> str | None:
 
 
 def sleep(key: str, timeout: float) -> str | None:
-    """Like `take`, in one call that nothing but the key and the time ends."""
+    """Like `take`, in one blocking call without deadlock checks."""
     try:
         return _call("blocking_key_value_get", key, max(1, int(timeout * 1000)))
     except TimeoutError:
@@ -120,7 +127,7 @@ def sleep(key: str, timeout: float) -> str | None:
 
 
 def below(key: str) -> dict[str, str]:
-    """The keys below a key and their texts, now."""
+    """Return all keys below a key that are set, with their texts."""
     return dict(_call("key_value_dir_get", f"{key}/"))
 
 
@@ -129,7 +136,7 @@ def delete(key: str) -> None:
 
 
 def count(key: str) -> int:
-    """1, 2, 3, ...: a number that no other call on any rank gets."""
+    """Return 1, 2, 3, ...: a number unique among all calls with this key on all ranks."""
     return int(_call("key_value_increment", key, 1))
 
 
@@ -140,7 +147,7 @@ def _client() -> Any:
 
 
 def _call(method: str, *arguments: Any) -> Any:
-    """One call of the client. Raises TimeoutError when the time is over, DistributedError when it is gone."""
+    """Call the client. Raise TimeoutError on a timeout, DistributedError if the coordinator has ended."""
     import jax
 
     client = _client()
@@ -151,6 +158,7 @@ def _call(method: str, *arguments: Any) -> Any:
     try:
         return getattr(client, method)(*arguments)
     except jax.errors.JaxRuntimeError as error:
+        # JAX has one exception class for all status codes; its text starts with the code.
         code = re.match(r"\w*", str(error))
         if code and code[0] == "DEADLINE_EXCEEDED":
             raise TimeoutError from None

@@ -1,8 +1,7 @@
-"""The groups of which this process is a member: the default one, or none, and its subgroups.
+"""Process groups: the default group and its subgroups.
 
-Like torch, this keeps a default process group behind functions; `new_group` makes others, of some of its
-ranks. Other modules ask `rank()` and `size()`, which are 0 and 1 without a group, never raise, and start
-nothing.
+As in torch, the default group is global state that functions access; `new_group` creates subgroups. Inside
+jaxpar use `rank()` and `size()`, which return 0 and 1 without a group, never raise, and never start JAX.
 """
 
 from __future__ import annotations
@@ -17,13 +16,16 @@ from ..errors import GroupError
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """A member's view of a group.
+    """A process group, as seen by one member.
 
     Attributes:
-      rank, size: this process's number in it, and how many there are.
-      address: of rank 0; "" in a world of one.
-      generation: counts the default groups of this process.
-      ranks: of the members, in the default group. name: a subgroup's own; "" is the default group.
+      rank, size: this process's rank in the group, and the number of members.
+      address: rank 0's `host:port`; "" if the world size is 1.
+      hosts: the number of hosts.
+      timeout: seconds that members wait for each other.
+      generation: the number of default groups that this process has joined so far.
+      ranks: the members' ranks in the default group.
+      name: the subgroup's name; "" for the default group.
 
     torch counterpart: `torch.distributed.ProcessGroup`.
     """
@@ -39,17 +41,17 @@ class Group:
 
     @property
     def me(self) -> int:
-        """This process's rank in the default group: the one that errors name."""
+        """This process's rank in the default group, for error messages."""
         return self.ranks[self.rank]
 
     @property
     def folder(self) -> str:
-        """Where the group's texts are in the coordinator's store."""
+        """Prefix of the group's keys in the coordinator's store."""
         return f"{self.generation}/{self.name}" if self.name else str(self.generation)
 
     @functools.cached_property
     def numbers(self) -> dict[int, int]:
-        """The rank in this group of every member's global rank."""
+        """Ranks in this group by global rank."""
         return {rank: i for i, rank in enumerate(self.ranks)}
 
     def __str__(self) -> str:
@@ -57,7 +59,7 @@ class Group:
 
 
 class NonMember:
-    """What `new_group` gives the ranks that are not in the group."""
+    """Type of `GroupMember.NON_GROUP_MEMBER`, which `new_group` returns outside the group."""
 
     ranks = ()
 
@@ -82,11 +84,11 @@ class GroupMember(metaclass=_Members):
 
 
 ProcessGroup = Group | NonMember | None
-"""What a `group=` may be: a group, what a rank outside of it has, or None for the default group."""
+"""Type of `group=` arguments. None means the default group."""
 
 
 class _Process:
-    """The group of this process: one object, so that a test can have another."""
+    """This process's groups, in one object so that tests can replace it."""
 
     group: Group | None = None
     subgroups: dict[str, Group]
@@ -112,7 +114,7 @@ def leave() -> None:
 
 
 def register(group: Group) -> Group:
-    """Makes a subgroup known, until `forget` or the end of the default group."""
+    """Register a subgroup until `forget` or the end of the default group."""
     return _process.subgroups.setdefault(group.name, group)
 
 
@@ -121,7 +123,7 @@ def forget(group: Group) -> None:
 
 
 def subgroup(name: str) -> Group | None:
-    """The group of that name, "" for the default one; None if this process is in no such group."""
+    """Return a group by name ("" is the default group), or None if this process is not a member."""
     return _process.subgroups.get(name) if name else _process.group
 
 
@@ -130,7 +132,7 @@ def current() -> Group | None:
 
 
 def default_group() -> Group:
-    """The group; raises torch's error if there is none."""
+    """Return the default group; raise torch's error if it is not initialized."""
     if _process.group is None:
         raise GroupError(
             "Default process group has not been initialized, please make sure to call init_process_group."
@@ -139,10 +141,10 @@ def default_group() -> Group:
 
 
 def member(group: object, function: str) -> Group | None:
-    """The group that `group=` means; None, with torch's warning, on a rank that is not in it.
+    """Resolve a `group=` argument; on a rank outside the group return None with torch's warning.
 
     Raises:
-      GroupError: it is no group, or one that was left; or there is no default group.
+      GroupError: `group` is not a registered group, or no process group is initialized.
     """
     default = default_group()
     if group is None:
@@ -157,7 +159,7 @@ def member(group: object, function: str) -> Group | None:
 
 
 def registered(group: object, function: str) -> Group:
-    """Raises GroupError unless it is a group of this process that was not left."""
+    """Return `group` if it is a registered group of this process; raise GroupError otherwise."""
     if isinstance(group, Group) and group in (_process.group, _process.subgroups.get(group.name)):
         return group
     raise GroupError(
@@ -167,24 +169,28 @@ def registered(group: object, function: str) -> Group:
 
 
 def rank() -> int:
-    """This process's number; 0 without a group."""
+    """Return this process's rank, 0 without a process group."""
     return _process.group.rank if _process.group else 0
 
 
 def size() -> int:
-    """The number of processes; 1 without a group."""
+    """Return the world size, 1 without a process group."""
     return _process.group.size if _process.group else 1
 
 
 def ranks_text(ranks: list[int]) -> str:
-    """`rank 1`, `ranks 0, 2`, `no rank`."""
+    """Format ranks for errors: `rank 1`, `ranks 0, 2`, `no rank`."""
     if not ranks:
         return "no rank"
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
 def is_initialized() -> bool:
-    """Whether this process is a member of a group.
+    """Return whether the default process group is initialized.
+
+    >>> import jaxpar.distributed as dist
+    >>> dist.is_initialized()
+    False
 
     torch counterpart: `torch.distributed.is_initialized`.
     """
@@ -192,10 +198,10 @@ def is_initialized() -> bool:
 
 
 def get_rank(group: ProcessGroup = None) -> int:
-    """This process's number in the group, from 0; -1 if it is no member.
+    """Return this process's rank in the group, -1 if it is not a member.
 
     Raises:
-      GroupError: there is no group (torch's ValueError).
+      GroupError: no process group is initialized (torch's ValueError).
 
     torch counterpart: `torch.distributed.get_rank`.
     """
@@ -206,10 +212,16 @@ def get_rank(group: ProcessGroup = None) -> int:
 
 
 def get_world_size(group: ProcessGroup = None) -> int:
-    """The number of processes in the group; -1 if this one is no member.
+    """Return the number of processes in the group, -1 if this process is not a member.
 
     Raises:
-      GroupError: there is no group (torch's ValueError).
+      GroupError: no process group is initialized (torch's ValueError).
+
+    >>> import jaxpar.distributed as dist
+    >>> dist.init_process_group()
+    >>> dist.get_rank(), dist.get_world_size()
+    (0, 1)
+    >>> dist.destroy_process_group()
 
     torch counterpart: `torch.distributed.get_world_size`.
     """
@@ -220,22 +232,28 @@ def get_world_size(group: ProcessGroup = None) -> int:
 
 
 def get_process_group_ranks(group: ProcessGroup = None) -> list[int]:
-    """The members' ranks in the default group, in the order of the group.
+    """Return the members' ranks in the default group, in group order.
 
     Raises:
-      GroupError: there is no group, or this rank is not in it.
+      GroupError: no process group is initialized, or this rank is not a member.
 
     torch counterpart: `torch.distributed.get_process_group_ranks`.
+
+    >>> import jaxpar.distributed as dist
+    >>> dist.init_process_group()
+    >>> dist.get_process_group_ranks()
+    [0]
+    >>> dist.destroy_process_group()
     """
     default = default_group()
     return list((default if group is None else registered(group, "get_process_group_ranks")).ranks)
 
 
 def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
-    """The rank in `group` of a rank of the default group.
+    """Convert a rank of the default group to a rank of `group`.
 
     Raises:
-      GroupError: it is not in the group.
+      GroupError: the rank is not a member.
 
     torch counterpart: `torch.distributed.get_group_rank`.
     """
@@ -247,7 +265,7 @@ def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
 
 
 def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
-    """The rank in the default group of a rank of `group`.
+    """Convert a rank of `group` to a rank of the default group.
 
     Raises:
       GroupError: the group has no such rank.
@@ -269,10 +287,10 @@ def root(
     function: str,
     argument: str,
 ) -> int:
-    """The rank in the group that `src` or `dst`, or `group_src` or `group_dst`, means.
+    """Return the group rank selected by `src` or `group_src` (or `dst` or `group_dst`).
 
     Raises:
-      GroupError: both are given, or none where there is no default; or it is not in the group.
+      GroupError: both are passed, a required one is missing, or the rank is not a member.
     """
     if group_rank is not None and global_rank is not None:
         raise GroupError(f"{function}: can't specify both {argument} and group_{argument}.")
@@ -292,7 +310,9 @@ def root(
 
 
 def __getattr__(name: str) -> Group | None:
-    """`dist.group.WORLD`, as in torch."""
+    """Provide `dist.group.WORLD`, as in torch."""
+    # A module attribute would be bound at import time, before there is a group.
+
     if name == "WORLD":
         return _process.group
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,9 +1,8 @@
-"""Have all ranks the same world, versions, devices and configuration? `step_agreement` compares what they do.
+"""Compare world size, versions, devices and configuration between ranks. `step_agreement` compares the steps.
 
-JAX compares nothing between processes. With batches of different shapes two ranks go on training and get
-wrong weights, the same on both (measured); with different programs they wait for each other for ever.
-torch's DDP compares parameter shapes once, when it is constructed (docs/semantics.md row D2), and nothing
-after that.
+JAX compares nothing between processes. With batches of different shapes two ranks keep training and get equal
+but wrong weights (measured); with different programs they deadlock. torch's DDP compares parameter shapes
+once, when it is constructed (docs/semantics.md row D2), and nothing afterwards.
 """
 
 from __future__ import annotations
@@ -20,11 +19,13 @@ from .step_agreement import difference
 
 
 def compare_environments(name: str, group: Group | None = None) -> None:
-    """Compares what can make the ranks run different programs for the same script; all ranks call it.
+    """Compare everything that can make ranks compile different programs from one script.
+
+    All ranks must call it.
 
     Args:
-      name: names what is compared, in errors; the same on all ranks.
-      group: whose ranks; the default group's if left out.
+      name: the name of the comparison in errors; equal on all ranks.
+      group: the ranks to compare; the default group if omitted.
 
     Raises:
       DivergenceError: world, versions, devices or configuration differ.
@@ -39,7 +40,7 @@ def compare_environments(name: str, group: Group | None = None) -> None:
 
 
 def fingerprint() -> dict[str, str]:
-    """Of this process, by field."""
+    """Return this process's values by field."""
     group = current()
     devices = jax.local_devices()
     return {

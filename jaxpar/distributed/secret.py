@@ -1,8 +1,8 @@
-"""The job's secret, by which its ranks know each other: one text, or what the scheduler calls the job.
+"""The job secret, by which ranks authenticate each other.
 
-JAXPAR_JOB_SECRET comes first; `jaxpar launch` sets it to a random one. Without it the name that torchrun,
-SLURM or Kubernetes gave the job takes its place. Such a name keeps other jobs out; it keeps out only those
-people who cannot guess it. torch has no counterpart: its TCPStore trusts whoever connects.
+JAXPAR_JOB_SECRET has priority; `jaxpar launch` sets it to a random string. Without it, the secret is derived
+from the job's name in torchrun, SLURM or Kubernetes. Such a name separates jobs from each other, but protects
+only against attackers that cannot guess it. torch has no counterpart: its TCPStore trusts every peer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ VARIABLE = "JAXPAR_JOB_SECRET"
 
 
 class Secret(NamedTuple):
-    """What the ranks have in common. It is never sent; `source`, the variable it comes from, is."""
+    """A key shared by all ranks, and the variable it comes from. Only `source` is ever sent."""
 
     key: bytes
     source: str
@@ -26,11 +26,11 @@ class Secret(NamedTuple):
 
 
 NOBODYS = Secret(b"", "nothing")
-"""The key of a job that has no secret: everybody knows it."""
+"""The public key of a job without a secret."""
 
 
 def find() -> Secret:
-    """The secret that the environment holds; `NOBODYS` if there is none."""
+    """Return the secret from the environment, or `NOBODYS`."""
     for source, parts in (
         (VARIABLE, [os.environ.get(VARIABLE)]),
         ("TORCHELASTIC_RUN_ID", _torchrun()),
@@ -43,25 +43,26 @@ def find() -> Secret:
 
 
 def derived(source: str, *parts: str | None) -> Secret:
-    """The secret that consists of these texts."""
+    """Return the secret derived from these texts."""
+    # The separator keeps ("ab", "c") and ("a", "bc") different.
     text = "\0".join(["jaxpar", source, *(part or "" for part in parts)])
     return Secret(hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest(), source)
 
 
 def fresh() -> str | None:
-    """A random text for JAXPAR_JOB_SECRET; None if it is set, and processes inherit it."""
+    """Return a random JAXPAR_JOB_SECRET, or None if it is set already, which child processes inherit."""
     return None if os.environ.get(VARIABLE) else secrets.token_hex(16)
 
 
 def _torchrun() -> list[str | None]:
-    # torchrun calls every job "none" that has no --rdzv-id. MASTER_ADDR is left out: with a static rendezvous
-    # every host may spell it in its own way.
+    # torchrun names jobs without --rdzv-id "none". MASTER_ADDR is not part of the secret: with a static
+    # rendezvous hosts may spell it differently.
     name = os.environ.get("TORCHELASTIC_RUN_ID")
     return [None if name == "none" else name, os.environ.get("MASTER_PORT")]
 
 
 def _kubernetes() -> str | None:
-    """The Job's uid, where JAX has asked Kubernetes for it to find the other ranks."""
+    """Return the Kubernetes Job's uid, if JAX queried Kubernetes to find the ranks."""
     if "JOB_COMPLETION_INDEX" not in os.environ or os.environ.get("MASTER_ADDR"):
         return None
     from .._upstream import kubernetes_job

@@ -1,12 +1,11 @@
-"""Do all ranks do the same at each step? A record of the last steps, and a question to the others.
+"""Check that all ranks do the same at each step.
 
-A rank that has something for the first time (a batch of another shape, another program) must not run it
-before it knows that the others have it too: to them nothing may be new, so they go straight into the
-collective and wait there for ever. So every rank keeps a record of its last steps. A rank that has
-something new sends a question to all. Their message threads answer from the record, whatever the main
-threads are doing, or as soon as these get to that step. Ranks to which nothing is new ask nothing and pay
-for one dict entry. torch compares collectives only if TORCH_DISTRIBUTED_DEBUG=DETAIL is set, and then every
-one.
+A rank with something new (a batch of a new shape, a new program) must not run it before all ranks are known
+to have it: for the others nothing may be new, so they would enter a different collective and hang. So every
+rank records its last steps. A rank with something new sends a question to all ranks. Their message threads
+answer from the record, even while the main threads are blocked, or once these reach the step. Ranks with
+nothing new send no question and pay for one dict entry. torch compares collectives only with
+TORCH_DISTRIBUTED_DEBUG=DETAIL, and then compares every call.
 """
 
 from __future__ import annotations
@@ -22,54 +21,55 @@ from .exchange import PREFIX, delete, put, ranks_text, take
 from .group import Group, current, subgroup
 
 LENGTH = 4096
-"""Steps that are remembered. A rank's Python is some dozen steps ahead of its devices at most, and ranks wait
-for each other in every step."""
+"""Number of recorded steps. Dispatch is at most some dozen steps ahead of the devices, and every step
+synchronizes the ranks."""
 REMIND = 30.0
-"""Seconds between two warnings about a rank that has not answered."""
+"""Seconds between warnings about a rank that has not answered."""
 
 Parts = dict[str, str]
-"""What is compared, by field."""
+"""The compared values, by field."""
 
 _log = logging.getLogger("jaxpar")
 _ledgers: dict[tuple[str, str], Ledger] = {}
 
 
 class Ledger:
-    """This rank's record of one kind of steps, which has the same name on all ranks."""
+    """This rank's record of one kind of step, under the same name on all ranks."""
 
     def __init__(self, name: str, group: Group):
         self.name, self.group = name, group
         self.known: dict[Hashable, Parts] = {}
         self.record: dict[int, Parts] = {}
         self.new_steps: set[int] = set()
-        """The steps at which this rank has something new, and so does not go on before all have answered."""
+        """Steps at which this rank has something new and waits for all answers."""
         self.first: int | None = None
         self.latest = -1
         self.asks_at = ""
-        """While this rank waits for answers: the line of the user's that made the step."""
+        """While this rank waits for answers: the user's source line that made the step."""
         self.questions: dict[int, list[str]] = {}
         self.problem = ""
         self.lock = threading.Lock()
 
     def check(self, step: int, key: Hashable, parts: Callable[[], Parts]) -> None:
-        """Returns when all ranks are known to have the same at this step, or at once if it is not new here.
+        """Record a step; if it is new to this rank, wait until all ranks confirm it.
 
         Args:
-          step: its number, growing, the same on all ranks.
-          key: stands for the parts and is quick to compare.
-          parts: makes what is compared; called once for each key.
+          step: the step number, increasing, equal on all ranks.
+          key: identifies the parts, and is cheap to hash and compare.
+          parts: makes the compared values; called once per key.
 
         Raises:
-          DivergenceError: another rank has something else. DistributedError: ranks did not get to this
-            step within the group's timeout.
+          DivergenceError: ranks differ. DistributedError: ranks did not reach this step within the group's
+            timeout.
         """
-        # Recorded before anything is asked or answered: two ranks that both have something new at this step
-        # would otherwise wait for each other's answer.
+        # Recorded before the question is sent: two ranks that both have something new at this step would
+        # otherwise wait for each other's answer.
         new = key not in self.known
         if new:
             self.known[key] = parts()
             self.new_steps.add(step)
         self.record[step] = self.known[key]
+        # The record forgets one step per step, so its size is bounded without a scan.
         self.record.pop(step - LENGTH, None)
         self.new_steps.discard(step - LENGTH)
         self.first = step if self.first is None else self.first
@@ -89,7 +89,7 @@ class Ledger:
         _messages.send(
             "question", name=self.name, group=self.group.name, step=step, folder=folder, parts=own_parts
         )
-        # All answers are waited for, also after one that differs: the error names every rank's value.
+        # Waits for all answers, even after one that differs: the error lists every rank's value.
         others = [rank for rank in self.group.ranks if rank != self.group.me]
         self.asks_at = whereabouts.caller()
         try:
@@ -103,7 +103,7 @@ class Ledger:
         problem = difference(f"step {step} of {self.name}", dict(sorted(parts_by_rank.items())))
         if not problem:
             return
-        # Nobody has run what was refused, if it was new to all: the group goes on, and this may come again.
+        # If the step was new to all ranks, none has run it: the group stays usable, and the key may recur.
         del self.known[key]
         entered_ranks = [rank for rank, answer in answers.items() if not answer["asked"]]
         if entered_ranks:
@@ -128,16 +128,16 @@ class Ledger:
     # ----------------------------------------------------------------------------------- answering
 
     def hear(self, message: _messages.Message) -> None:
-        """Answers a question now or, if this rank is not at that step yet, when it gets there.
+        """Answer a question now or, if this rank has not reached the step, once it does.
 
-        Runs in the thread of the messages.
+        Runs in the message thread.
         """
         with self.lock:
             self.questions.setdefault(message["step"], []).append(json.dumps(message))
         self._answer_waiting()
 
     def _answer_waiting(self) -> None:
-        # Called by both threads. Whichever takes a question out of the dict answers it.
+        # Both threads call this. The one that pops a question answers it.
         with self.lock:
             ready = [step for step in self.questions if step <= self.latest]
             texts = [text for step in ready for text in self.questions.pop(step)]
@@ -149,15 +149,16 @@ class Ledger:
         own_parts, is_new = self._at(step), step in self.new_steps
         put(f"{message['folder']}/{self.group.me}", json.dumps({"parts": own_parts, "asked": is_new}))
         if is_new:
-            return  # the main thread hears it from the answers to its own question
+            return  # the main thread sees the difference in the answers to its own question
         both = {self.group.me: own_parts, message["rank"]: message["parts"]}
         problem = difference(f"step {step} of {self.name}", both)
-        # This thread has nobody to raise it to; `check` does, if the main thread ever gets there.
+        # An exception in the message thread would be lost. `check` raises this one, if the main thread
+        # reaches its next step.
         if problem and not self.problem:
             self.problem = f"{problem} {_entered([self.group.me])}"
 
     def _at(self, step: int) -> Parts:
-        """What this rank had at a step; empty if that was too long ago to be known."""
+        """Return this rank's parts at a step; empty if the record no longer covers it."""
         if step in self.record:
             return self.record[step]
         assert self.first is not None
@@ -172,18 +173,19 @@ def _entered(ranks: list[int]) -> str:
 
 
 def ledger(name: str, group: Group | None = None) -> Ledger | None:
-    """The group's ledger of that name, by default the default group's; None if there is no other rank."""
+    """Return a ledger of the group (default: the default group), or None without a second rank."""
     group = group or current()
     if group is None or group.size == 1:
         return None
-    # The main thread or the thread of the messages may be the first to ask; setdefault keeps one ledger.
+    # The main thread and the message thread may race to create it; `setdefault` keeps one ledger.
     return _ledgers.setdefault((group.folder, name), Ledger(name, group))
 
 
 def positions(number: int) -> dict[str, whereabouts.Begun]:
-    """How far this rank is in every ledger. Where it waits for answers, it needs the others to come as far.
+    """Return this rank's last step in every ledger, as calls for `whereabouts.deadlock`.
 
-    `number` stands for the order among the calls that this rank has begun.
+    A ledger that waits for answers needs the group's ranks to reach its step. `number` is the position among
+    the calls that this rank has begun.
     """
     return {
         f"step of {name}, {book.group.name}": whereabouts.Begun(
@@ -198,7 +200,7 @@ def positions(number: int) -> dict[str, whereabouts.Begun]:
 
 
 def hear(message: _messages.Message) -> None:
-    """Gives a question to its ledger, which is made now if the question comes first."""
+    """Pass a question to its ledger, which is created if the question arrives first."""
     group = subgroup(message.get("group", ""))
     if group is not None and message["rank"] != group.me:
         step_ledger = ledger(message["name"], group)
@@ -211,7 +213,12 @@ def forget() -> None:
 
 
 def difference(title: str, parts: dict[int, Parts]) -> str:
-    """The first field in which ranks differ, with their values; "" if there is none."""
+    """Return an error text for the first field in which ranks differ, or "".
+
+    >>> from jaxpar.distributed.step_agreement import difference
+    >>> difference("step 3", {0: {"shape": "[8]"}, 1: {"shape": "[7]"}})
+    'step 3: the ranks differ in shape: rank 0 has [8], rank 1 has [7].'
+    """
     parts = {rank: fields for rank, fields in parts.items() if fields}
     fields = dict.fromkeys(field for fields in parts.values() for field in fields)
     for field in fields:

@@ -1,13 +1,13 @@
-"""whereabouts: which calls that need other ranks has this rank begun, and can the others still come to them?
+"""whereabouts: record the collective calls that this rank has begun, and detect deadlocks between ranks.
 
-Ranks make the same calls in the same order, so of two ranks one has begun what the other has, and perhaps
-more. If each has begun a call that the other has not, they wait for each other, now or soon, and for ever:
-one `save`s where the other trains. That is certain whenever the two were asked and however slow they are, so
-a long compilation or a slow disk is never taken for it. Beginning a call costs a microsecond; comparing is
-`_deadlock_watch`'s, and only happens when nothing was begun for some seconds.
+Ranks make the same calls in the same order, so the calls begun by one of two ranks include the calls begun by
+the other. If each has begun a call that the other has not, they deadlock: one saves while the other trains.
+This holds whenever the records are compared and however slow a rank is, so a long compilation or a slow disk
+is never mistaken for a deadlock. Beginning a call costs a microsecond. `_deadlock_watch` compares the records,
+and does so only if no call has begun for some seconds.
 
-torch compares collectives only if TORCH_DISTRIBUTED_DEBUG=DETAIL is set, and then every one; without it the
-ranks wait until the timeout, or for ever.
+torch compares collectives only with TORCH_DISTRIBUTED_DEBUG=DETAIL, and then compares every call; without it
+the ranks wait until the timeout, or for ever.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ END = "the end of its script"
 
 
 class Begun(NamedTuple):
-    """A call, the last one of its name: how many of them there were, the ranks without which it cannot end
-    (None for all), which of this rank's calls it is, what users call it, and their line."""
+    """The last call of one name: how many calls of the name have begun, the ranks it needs in order to end
+    (None for all), its position among this rank's calls, its public name, and the user's source line."""
 
     calls: int
     needs: Sequence[int] | None
@@ -44,25 +44,25 @@ class Begun(NamedTuple):
 
 
 BegunCalls: TypeAlias = "Mapping[str, Begun]"
-"""Where a rank is: what it has begun, by the name that is counted."""
+"""The calls that a rank has begun, by counted name."""
 
 
 class CallLog:
-    """Those of this rank, while it is a member of one group."""
+    """The calls that this rank has begun in one default group."""
 
     def __init__(self, group: Group):
         self.group = group
         self.number = 0
-        """Calls begun so far: what the watching thread looks at."""
+        """Number of calls begun so far, which the watching thread polls."""
         self._begun: dict[str, tuple[int, Sequence[int] | None, int, str, CodeType, int]] = {}
         self.waits_for: list[int] = []
-        """The ranks for which the main thread waits on the host; empty while it waits for none."""
+        """Ranks that the main thread waits for on the host."""
         self.problem = ""
-        """What all ranks know to be wrong. Nothing can be begun any more."""
+        """Error text of a deadlock. Once set, every call raises it."""
         self.after: Callable[[], object] | None = None
-        """What to do after the next call that is begun."""
+        """Called after every call that is begun."""
         self.raised = False
-        """Whether the main thread has heard of it."""
+        """Whether the main thread has raised the problem."""
 
     def begin(self, call: str, name: str, needs: Sequence[int] | None) -> None:
         if self.problem:
@@ -70,7 +70,8 @@ class CallLog:
         frame = _outside(sys._getframe(2))
         before = self._begun.get(name)
         self.number += 1
-        # Not the frame itself, which would keep every array that its function holds.
+        # Not the frame itself, which would keep its function's arrays alive. The line number is computed only
+        # for an error, because that takes longer than all the rest of a call.
         call_site = call, frame.f_code, frame.f_lasti
         self._begun[name] = (before[0] + 1 if before else 1, needs, self.number, *call_site)
         if self.after is not None:
@@ -87,7 +88,7 @@ class CallLog:
         }
 
     def counts(self, rank: int) -> dict[str, int]:
-        """How many calls of each name were begun, on another rank than `rank` of those that need it."""
+        """Return the calls begun per name; on ranks other than `rank`, only calls that need `rank`."""
         everything = self.group.rank == rank
         begun_calls = dict(self._begun).items()
         return {
@@ -98,12 +99,12 @@ class CallLog:
 
     @property
     def last(self) -> str:
-        """The last call that was begun."""
+        """Description of the last call begun."""
         return str(max(self.calls().values(), key=lambda begun: begun.number, default=""))
 
 
 class _ProcessLog:
-    """Of this process: one object, so that a test can have another."""
+    """This process's call log, in one object so that tests can replace it."""
 
     log: CallLog | None = None
     main = threading.main_thread().ident
@@ -122,35 +123,34 @@ def leave() -> None:
 
 
 def current() -> CallLog | None:
-    """Those of this rank; None without a group."""
+    """Return this rank's call log, None without a process group."""
     return _process.log
 
 
 def begin(call: str, name: str = "", needs: Sequence[int] | Group | None = None) -> None:
-    """Notes that this rank begins a call in which it may wait for others.
+    """Record that this rank begins a call in which it may wait for other ranks.
 
     Args:
-      call: what users call it. name: what is counted, the same on all ranks; by default `call`.
-      needs: the ranks without which it cannot end, or the group whose members they are; None for all.
-
-    Calls in other threads than the main one are in no order, so they are not noted.
+      call: the public name. name: the counted name, equal on all ranks; `call` if omitted.
+      needs: the ranks, or the group, that the call needs in order to end; None for all ranks.
 
     Raises:
-      DivergenceError: the ranks were found in different calls.
+      DivergenceError: the ranks are deadlocked in different calls.
     """
+    # Calls in different threads have no defined order, so only the main thread's are recorded.
     log = _process.log
     if log is None or threading.get_ident() != _process.main:
         return
     name = name or call
     if isinstance(needs, Group):
-        # Each group counts by itself: its members may be in any order with those of another.
+        # Calls are counted per group: calls in different groups need no common order.
         name, needs = (f"{name}, {needs.name}", needs.ranks) if needs.name else (name, None)
     log.begin(call, name, needs)
 
 
 @contextlib.contextmanager
 def waiting(ranks: list[int]) -> Iterator[None]:
-    """Notes for whom the main thread waits, so that a long wait is not silent."""
+    """Record the ranks that the main thread waits for, so that a long wait is logged."""
     log = _process.log
     if log is None or threading.get_ident() != _process.main:
         yield
@@ -163,14 +163,14 @@ def waiting(ranks: list[int]) -> Iterator[None]:
 
 
 def check() -> None:
-    """Raises DivergenceError if the ranks were found in different calls since this rank began to wait."""
+    """Raise DivergenceError if the ranks were found to be deadlocked while this rank waits."""
     log = _process.log
     if log is not None and log.problem and threading.get_ident() == _process.main:
         log.complain()
 
 
 def first_missed(waiting_rank: BegunCalls, other_rank: BegunCalls, rank: int) -> Begun | None:
-    """What `one` began first of all that it needs `rank` for, which is at `other` and has not begun it."""
+    """Return the first call on `waiting_rank` that needs `rank`, and that `rank`, at `other_rank`, lacks."""
     calls = [
         begun
         for name, begun in waiting_rank.items()
@@ -181,7 +181,13 @@ def first_missed(waiting_rank: BegunCalls, other_rank: BegunCalls, rank: int) ->
 
 
 def deadlock(snapshots: Mapping[int, BegunCalls], rank: int) -> str:
-    """What to say if this rank and another one are in different calls; "" if none is known to be."""
+    """Return the error text if this rank and a second rank are deadlocked, or "".
+
+    Args:
+      snapshots: the calls begun, by rank.
+      rank: this rank.
+    """
+    # One missing call proves nothing, since that rank may be slow. Only two that miss each other do.
     calls: dict[int, Begun] = {}
     for r, other_snapshot in snapshots.items():
         own_call, other_call = (
@@ -204,7 +210,7 @@ def deadlock(snapshots: Mapping[int, BegunCalls], rank: int) -> str:
 
 
 def caller() -> str:
-    """The user's line that is being run."""
+    """Return the user's source line that is running."""
     frame = _outside(sys._getframe(1))
     return _line(frame.f_code, frame.f_lasti)
 
@@ -218,7 +224,7 @@ def _outside(frame: FrameType) -> FrameType:
 
 @functools.cache
 def _libraries() -> tuple[str, ...]:
-    """Where frames are that are not the user's."""
+    """Return path prefixes of code that is not the user's."""
     import flax
     import jax
 
@@ -231,7 +237,7 @@ def _libraries() -> tuple[str, ...]:
 
 
 def _line(code: CodeType, instruction: int) -> str:
-    """`train.py:31`, relative to the working directory; "" if no line of the user's made the call."""
+    """Format a source line as `train.py:31`, relative to the working directory; "" for library code."""
     if code.co_filename.startswith(_libraries()):
         return ""
     number = next((n for start, end, n in code.co_lines() if start <= instruction < end and n), 0)
