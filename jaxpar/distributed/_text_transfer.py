@@ -42,7 +42,7 @@ def post(
       DivergenceError: ranks make different calls. GroupError, LeafError: a rank has a problem.
       DistributedError: ranks did not arrive.
     """
-    # A problem does not raise yet: this rank takes part in the exchange, so that all ranks raise the same error.
+    # Not raised yet: this rank takes part in the exchange, so that all ranks raise the same error.
     problem = problem or _too_large(sum(map(len, texts)))
     if problem:
         texts = []

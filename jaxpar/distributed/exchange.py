@@ -74,7 +74,7 @@ def collect(
         call = _calls[folder]
     whereabouts.begin(label or what, what, group)
     deadline = time.monotonic() + timeout
-    # Written before the first read: a rank never waits for a rank that waits for it.
+    # Written before the first read, or two ranks would wait for each other's text.
     put(f"{folder}/{call}/{group.rank}", text)
     texts: list[str | None] = [None] * group.size
     for rank in range(group.size):

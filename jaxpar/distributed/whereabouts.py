@@ -3,8 +3,8 @@
 Ranks make the same calls in the same order, so the calls begun by one of two ranks include the calls begun by
 the other. If each has begun a call that the other has not, they deadlock: one saves while the other trains.
 This holds whenever the records are compared and however slow a rank is, so a long compilation or a slow disk
-is never mistaken for a deadlock. Beginning a call costs a microsecond. `_deadlock_watch` compares the records,
-and does so only if no call has begun for some seconds.
+is never mistaken for a deadlock. Beginning a call costs a microsecond. `_deadlock_watch` compares records
+only if no call has begun for some seconds.
 
 torch compares collectives only with TORCH_DISTRIBUTED_DEBUG=DETAIL, and then compares every call; without it
 the ranks wait until the timeout, or for ever.
