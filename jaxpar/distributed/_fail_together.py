@@ -1,8 +1,8 @@
 """End all ranks at once, with the reason, when one rank exits with an exception.
 
 Otherwise the failed rank would wait at JAX's shutdown barrier for the other ranks, which are in a
-collective that needs it; after the heartbeat timeout JAX would kill them by a signal, without a reason. torch's collectives
-raise in this case; XLA's cannot.
+collective that needs it; after the heartbeat timeout JAX would kill them by a signal, without a reason.
+torch's collectives raise in this case; XLA's cannot.
 """
 
 from __future__ import annotations
