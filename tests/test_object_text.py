@@ -24,7 +24,7 @@ from jaxpar.distributed._object_text import from_text, to_text
 from jaxpar.errors import LeafError
 
 sys.path.insert(0, str(Path(__file__).parent / "gloo"))
-from words import plain
+from collective_cases import plain
 
 ATOMS = (
     st.none()

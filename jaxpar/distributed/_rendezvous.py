@@ -1,7 +1,7 @@
 """Rendezvous: every rank sends a hello to rank 0, which answers all ranks with "go" or one error.
 
 `jax.distributed` kills a process by a signal if a port is in use, a peer is missing or two processes have the
-same rank, and does not detect a rank started for a different world size. So the ranks meet before it starts,
+same rank, and does not detect a rank started for a different world size. So the ranks meet first,
 over one connection each, to the address that JAX's coordinator uses a moment later. torch's counterpart is
 the TCPStore of its env:// rendezvous, which times out without naming the missing ranks.
 

@@ -87,7 +87,7 @@ ProcessGroup = Group | NonMember | None
 """Type of `group=` arguments. None means the default group."""
 
 
-class _Process:
+class _Groups:
     """This process's groups, in one object so that tests can replace it."""
 
     group: Group | None = None
@@ -98,7 +98,7 @@ class _Process:
         self.subgroups = {}
 
 
-_process = _Process()
+_process = _Groups()
 
 
 def enter(rank: int, size: int, address: str, hosts: int, timeout: float) -> Group:
