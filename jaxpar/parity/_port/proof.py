@@ -22,6 +22,7 @@ from .._compare import compare
 from .._comparison import Comparison
 from .._sides.step_data import Layout, factors, real_parts
 from .._sides.torch_side import named_leaves
+from ..measuring import Outcome
 
 STEPS, RATE = 5, 1e-4
 FAR = 1e-3
@@ -186,7 +187,5 @@ def _larger(x: Any) -> Any:
 
 def largest(comparisons: Sequence[Comparison]) -> float:
     """Return the largest relative difference of all compared arrays that are not noise."""
-    from ..measuring import Outcome
-
     rows = [row for comparison in comparisons for row in comparison.rows if row.outcome is not Outcome.NOISE]
     return max((float(np.nan_to_num(row.difference.relative, nan=np.inf)) for row in rows), default=0.0)

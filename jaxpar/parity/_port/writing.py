@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import functools
 import json
 import re
 import shutil
@@ -177,8 +176,9 @@ class Writer:
         statements: list[tuple[Source, ast.stmt]] = []
         for piece in pieces:
             if piece.source is not stand_in_source():
-                say = functools.partial(_append, statements, piece.source)
-                not_run(piece.source, piece.node, self.watched, say)
+                skipped: list[ast.stmt] = []
+                not_run(piece.source, piece.node, self.watched, skipped.append)
+                statements += [(piece.source, statement) for statement in skipped]
         refused = self.needs.refused
         locations = [
             source.place(statement)
@@ -211,23 +211,12 @@ def _require_names_of_their_own(pieces: list[Piece]) -> None:
     """Refuse two definitions of one name from two files: the later one would replace the earlier."""
     first_uses: dict[str, str] = {}
     for piece in pieces:
-        for name in _names(piece.node):
+        for name in defined(piece.node):
             location = piece.source.place(piece.node)
             if first_uses.setdefault(name, location) != location:
                 raise Inexpressible(
                     f"{first_uses[name]} and {location} both define {name}; rename one of them"
                 )
-
-
-def _names(node: ast.stmt) -> list[str]:
-    if isinstance(node, Function | ast.ClassDef):
-        return [node.name]
-    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-    return [target.id for target in targets if isinstance(target, ast.Name)]
-
-
-def _append(statements: list[tuple[Source, ast.stmt]], source: Source, node: ast.stmt) -> None:
-    statements.append((source, node))
 
 
 def _is_standard(line: str) -> bool:

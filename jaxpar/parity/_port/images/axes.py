@@ -85,13 +85,19 @@ class Axes:
         if isinstance(node, ast.Call):
             return self._call(node)
         if isinstance(node, ast.BinOp):
-            return self._one_by_one(node, [node.left, node.right]) if _is(node.op, ONE_BY_ONE) else Effect()
+            return (
+                self._one_by_one(node, [node.left, node.right])
+                if isinstance(node.op, ONE_BY_ONE)
+                else Effect()
+            )
         if isinstance(node, ast.Compare):
-            if _is(node.ops[0], (ast.Is, ast.IsNot, ast.In, ast.NotIn)):
+            if isinstance(node.ops[0], ast.Is | ast.IsNot | ast.In | ast.NotIn):
                 return Effect(free=[node.left, *node.comparators])
             return self._one_by_one(node, [node.left, *node.comparators])
         if isinstance(node, ast.UnaryOp):
-            return Effect(free=[node.operand]) if _is(node.op, ast.Not) else Effect([node.operand, node])
+            return (
+                Effect(free=[node.operand]) if isinstance(node.op, ast.Not) else Effect([node.operand, node])
+            )
         if isinstance(node, ast.Subscript):
             return self._subscript(node) if self._is_tensor(node.value) else None
         if isinstance(node, ast.Attribute):
@@ -329,11 +335,11 @@ class Axes:
         return Effect(joined, edits={node.slice: order.ordered([parts[axis] for axis in order.ORDER])})
 
     def _is_tensor(self, node: ast.AST) -> bool:
-        site = self.flow.sites.get(self.source.key(node))
+        site = self.flow.site(self.source, node)
         return bool(site and site.is_tensor)
 
     def _ranks(self, node: ast.AST) -> set[int]:
-        site = self.flow.sites.get(self.source.key(node))
+        site = self.flow.site(self.source, node)
         return site.axes if site else set()
 
 
@@ -357,10 +363,6 @@ def _takes_function(function: FunctionType) -> bool:
     return next(iter(inspect.signature(function).parameters), "") == "function"
 
 
-def _is(node: ast.AST, kinds: Any) -> bool:
-    return isinstance(node, kinds)
-
-
 def _is_all(node: ast.Slice) -> bool:
     return node.lower is None and node.upper is None and node.step is None
 
@@ -369,5 +371,5 @@ def _is_number(node: ast.expr, axes: Axes) -> bool:
     number = node.operand if isinstance(node, ast.UnaryOp) else node
     if isinstance(number, ast.Constant):
         return type(number.value) is int
-    site = axes.flow.sites.get(axes.source.key(node))
+    site = axes.flow.site(axes.source, node)
     return bool(site and site.kinds == {int})

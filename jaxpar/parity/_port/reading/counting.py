@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 
-from .source import Source
+from .source import Source, defined
 
 
 def lines_of(text: str) -> int:
@@ -45,10 +45,7 @@ def _bound(node: ast.stmt) -> list[str]:
     """Return the names that a definition, an assignment or an import binds."""
     if isinstance(node, ast.Import | ast.ImportFrom):
         return [alias.asname or alias.name.split(".")[0] for alias in node.names]
-    if isinstance(node, ast.Assign | ast.AnnAssign):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        return [target.id for target in targets if isinstance(target, ast.Name)]
-    return [getattr(node, "name", "")]
+    return defined(node)
 
 
 def _length(source: Source, node: ast.stmt) -> int:

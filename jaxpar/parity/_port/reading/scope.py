@@ -19,7 +19,7 @@ from jaxpar.nn import channels_first
 
 from ..rules import FUNCTIONS, NAMES, SILENT
 from .runtime import library_name, of_library
-from .source import Function, Source, source_of
+from .source import Function, Source, defined, source_of
 from .watching import is_users
 
 UNKNOWN = object()
@@ -62,10 +62,7 @@ def bound_in(function: ast.AST) -> frozenset[str]:
 
 def rule_name(value: Any) -> str | None:
     """Return the name under which the rules list a value of torch."""
-    try:
-        name = _rule_names().get(id(value))
-    except TypeError:
-        return None
+    name = _rule_names().get(id(value))
     fallback = library_name(value) if of_library(value) else None
     return fallback if name is None and fallback in FUNCTIONS else name
 
@@ -162,7 +159,11 @@ def assignment(module: ModuleType, name: str) -> tuple[Source, ast.stmt, ModuleT
     if not path or not is_users(path):
         return None
     source = source_of(path)
-    assignments = [statement for statement in source.tree.body if _assigns(statement, name)]
+    assignments = [
+        statement
+        for statement in source.tree.body
+        if name in defined(statement) and not isinstance(statement, Function | ast.ClassDef)
+    ]
     if assignments:
         return (source, assignments[0], module) if len(assignments) == 1 else None
     for statement in source.tree.body:
@@ -174,11 +175,6 @@ def assignment(module: ModuleType, name: str) -> tuple[Source, ast.stmt, ModuleT
                     )
                     return assignment(home, alias.name)
     return None
-
-
-def _assigns(node: ast.stmt, name: str) -> bool:
-    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-    return any(isinstance(target, ast.Name) and target.id == name for target in targets)
 
 
 def import_of(source: Source, name: str) -> str | None:

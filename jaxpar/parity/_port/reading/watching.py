@@ -131,9 +131,7 @@ def watch(make: Callable[[], Any], call: Callable[[Any], Any], watched: Watched 
         watched.in_call = True
         call(module)
 
-    watched.functions = {
-        code: function for function in functions_of(codes(run)) for code in [function.__code__]
-    }
+    watched.functions = {function.__code__: function for function in functions_of(codes(run))}
     with probes(watched, watched.functions.values()), watched.listening():
         run()
     watched.aliases.release_frames()
@@ -168,13 +166,12 @@ def is_users(path: str) -> bool:
 def functions_of(codes: Iterable[CodeType]) -> list[FunctionType]:
     """Return the functions of code objects; nested functions exist only while they run."""
     code_set = set(codes)
-    functions = {
-        id(function): function
+    return [
+        function
         # A code object has no reference to its function.
         for function in gc.get_referrers(*code_set)
         if isinstance(function, FunctionType) and function.__code__ in code_set
-    }
-    return list(functions.values())
+    ]
 
 
 @contextmanager

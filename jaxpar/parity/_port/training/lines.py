@@ -22,7 +22,7 @@ from . import optimizer as optimizers
 from . import scheduler as schedulers
 from .dims import dims_of
 from .functions import Functions
-from .steps import TrainingSides, compared
+from .steps import TrainingSides, compared, parameters_of
 
 TorchObject = Any
 """A torch optimizer or scheduler, or a function that makes it from the torch module."""
@@ -84,18 +84,17 @@ class Training(TrainingSides):
         return optimizers.groups_of(self.optimizer, names_by_group, self.links, self.paths)
 
     @property
-    def taken(self) -> set[str]:
+    def moved(self) -> set[str]:
         """The paths of the leaves that the optimizer moves."""
         return {path for group in self.groups for path in group.paths}
 
     def optimizer_line(self) -> str:
         function = optimizers.function_of(self.optimizer)
-        tensors = {name: x.detach().numpy() for name, x in self.net.named_parameters()}
-        dims = dims_of(function, self.taken, tensors, self.links, self.paths)
+        dims = dims_of(function, self.moved, parameters_of(self.net), self.links, self.paths)
         return optimizers.written(self.optimizer, self.groups, tuple(self.paths.values()), dims)
 
     def scheduler_lines(self, functions: Functions) -> str:
-        frozen = self.taken != set(self.paths.values())
+        frozen = self.moved != set(self.paths.values())
         line = schedulers.written(self.scheduler, functions, frozen)
         return "\n\n".join([*functions.definitions.values(), f"scheduler = {line}\n"])
 
@@ -142,7 +141,7 @@ def _training(origin: Origin, source_object: TorchObject, what: str) -> Training
     _require_fresh(*pair)
     flax = origin.build()
     links, tree = links_of(flax, net), tree_of(flax)
-    tree.write(links.parameters({name: x.detach().numpy().copy() for name, x in net.named_parameters()}))
+    tree.write(links.parameters(parameters_of(net)))
     paths = {}
     for path, _ in nnx.to_flat_state(nnx.state(flax, nnx.Param)):
         parts = tuple(map(str, path))

@@ -267,12 +267,12 @@ def _weights(training: TrainingSides, source: str) -> list[Difference]:
                 _advance(scheduler_, number)
         flax_weights = {name: np.asarray(x) for name, x in tree.values().items() if name in training.paths}
         differences += measure(
-            flax_weights, training.links.parameters(_arrays(training.net)), Kind.WEIGHT, number
+            flax_weights, training.links.parameters(parameters_of(training.net)), Kind.WEIGHT, number
         )
     return differences
 
 
-def _arrays(net: torch.nn.Module) -> Named:
+def parameters_of(net: torch.nn.Module) -> Named:
     return {name: x.detach().numpy().copy() for name, x in net.named_parameters()}
 
 
