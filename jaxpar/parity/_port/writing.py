@@ -125,7 +125,7 @@ class Writer:
         imports = {child: import_of(source, child) for child in used}
         self.needs.imports.update({child: line for child, line in imports.items() if line})
         ran = {function.__name__ for function in self.watched.functions.values() if of_runtime(function)}
-        return Piece(source, statements[name], source.without(statements[name], ran), frozenset())
+        return Piece(source, statements[name], source.with_methods(statements[name], ran), frozenset())
 
     def _piece(self, value: Any) -> Piece:
         before = {*self.needs.definitions, *self.needs.constants}
