@@ -1,8 +1,8 @@
 """Runtime: a library's code around its models, and which parts of that code a ported file contains.
 
 transformers' models run inside its own decorators, caches and base classes. `rules.transformers_names` lists
-those with a counterpart; functions that ran are ported like a user's; everything else raises `Beyond`, and a
-branch that did not run and needs it raises in the ported file.
+those with a counterpart, and functions that ran are ported like a user's. The translation of anything else
+raises `Beyond`; a branch that needs it and did not run raises in the ported file.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class Source:
         return f"{Path(self.path).name}:{node.lineno}"  # type: ignore[attr-defined]
 
     def with_methods(self, node: ast.AST, names: set[str]) -> str:
-        """Return a definition's text with only the named and the special methods, and the methods they use."""
+        """Return a definition's text with only the named and special methods and the methods they use."""
         methods = [statement for statement in getattr(node, "body", []) if isinstance(statement, Function)]
         stay = [method for method in methods if method.name in names or method.name.startswith("__")]
         for method in stay:  # it grows
