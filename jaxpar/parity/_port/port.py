@@ -164,7 +164,7 @@ def port(
         raise PortError("jaxpar.parity.port: record=True keeps its files beside `out`; give out=.")
     make, written, build, builder, layout = _read(module, inputs, kwargs, channels_last)
     path = Path(out) if out is not None else None
-    # Formatted before it is proven, so that the proof imports the file that users get.
+    # Formatted before the proof, which then imports the file that users get.
     text = formatted(written.text, str(path or "port.py"))
     flax, proofs, failure, file = None, [], "", None
     notes: tuple[str, ...] = ()

@@ -126,6 +126,6 @@ def _uses(source: Source, function: ast.AST, name: str) -> Iterator[_Use]:
         while not isinstance(statement, ast.stmt):
             statement = source.parents[statement]
         stored = not isinstance(node_.ctx, ast.Load)
-        # An assignment evaluates its right side before it binds its targets.
+        # An assignment binds its targets after its right side is evaluated.
         simple = stored and isinstance(statement, ast.Assign | ast.AugAssign)
         yield _Use((end_of(statement) if simple else start_of(node_), stored, statement))

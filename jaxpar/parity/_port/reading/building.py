@@ -51,7 +51,7 @@ def record_constructions(run: Callable[[], Any]) -> tuple[Any, Constructions]:
             return
         if event == "call":
             # When a call starts, the frame's locals are its arguments as bound, defaults included.
-            # **kwargs is copied, because many constructors pop from it.
+            # **kwargs is copied, because many constructors pop their entries.
             info = inspect.getargvalues(frame)
             more = {info.keywords: dict(info.locals[info.keywords])} if info.keywords else {}
             open_frames[frame] = info = info._replace(locals={**info.locals, **more})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ RANDOM = frozenset(
 )
 """Layers that are built with `rngs`."""
 
+# Identity has **kwargs.
 ACCEPTING = frozenset(name for name, parameters in _LAYERS.items() if parameters.keys() & {"rngs", "kwargs"})
 """Layers that accept `rngs`, so that code that takes their class as an argument can build them."""
 
@@ -45,8 +47,9 @@ def leaves(layer: str) -> dict[str, str]:
     `leaves("Linear")` is `{"weight": "kernel[...].T", "bias": "bias[...]"}`. Tensors that are not a
     permutation of one leaf are missing.
     """
-    parameters = _LAYERS.get(layer, {})
-    # A row of the rulebook may depend on the settings of a layer, so it needs one, of any sizes.
+    parameters: Mapping[str, inspect.Parameter] = _LAYERS.get(layer, {})
+    # A row of the rulebook may depend on a layer's settings, so one is built, of any sizes, without arrays
+    # (eval_shape), and with the statistics that are optional in InstanceNorm.
     sizes = [1 for name, parameter in parameters.items() if parameter.default is _REQUIRED and name != "rngs"]
     options = {name: True for name in ("track_running_stats",) if name in parameters}
 
