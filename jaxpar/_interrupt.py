@@ -20,6 +20,7 @@ class _Remember:
     interrupted = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
+        # The step that `check` waits for may never end.
         if self.interrupted:
             signal.default_int_handler(number, frame)
         self.interrupted = True
@@ -36,11 +37,13 @@ def between_steps() -> Iterator[Callable[[], None]]:
     A nested loop shares the outer one's handler, so that both end. Does nothing outside the main thread, and
     where SIGINT is ignored or already has a handler.
     """
+    # Python lets only the main thread set signal handlers, and runs them only there.
     in_main_thread = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT)
     if in_main_thread and isinstance(before, _Remember):
         yield before.check
         return
+    # SIGINT may be ignored on purpose (nohup), and a handler of the user's program comes first.
     if not in_main_thread or before is not signal.default_int_handler:
         yield lambda: None
         return

@@ -94,10 +94,8 @@ def has_tracers(tree: PyTree) -> bool:
 
 
 def check_alive(leaves: Sequence[Any], names: Sequence[str] | PyTree, function: str) -> None:
-    """Raise DeletedError for the first array whose buffer is gone.
-
-    Checked before every dispatch: with two or more devices JAX 0.10 does not raise, it crashes.
-    """
+    """Raise DeletedError for the first array whose buffer is gone."""
+    # Before every dispatch: with two or more devices JAX 0.10 does not raise, it crashes.
     for i, leaf in enumerate(leaves):
         if is_real(leaf) and leaf.is_deleted():
             raise DeletedError(
@@ -141,8 +139,8 @@ def check_leaf(leaf: Any, name: str, function: str) -> None:
 
 
 def check_leaves(leaves: Sequence[Any], names: Sequence[str], function: str) -> None:
-    """`check_leaf` for each. Names cost more than most checks, so they are made only for leaves that may
-    raise."""
+    """Call `check_leaf` for each leaf that may raise."""
+    # Making a name costs more than most checks, so none is made for a leaf that cannot raise.
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, jax.Array) or (type(leaf) is np.ndarray and _fits(leaf)):
             continue

@@ -46,6 +46,7 @@ class Branch:
 
     def __call__(self, flat: list[jax.Array]) -> list[jax.Array]:
         """Return its results for operands of which the last are the pieces, with their padding."""
+        # Cropped inside the branch, because a switch passes the same operands to all branches.
         first = len(flat) - len(self.kind)
         pieces = [crop(x, shape) for x, shape in zip(flat[first:], self.kind, strict=True)]
         return list(jaxpr_as_fun(self.jaxpr)(*flat[:first], *pieces))
@@ -83,6 +84,7 @@ def check_outputs(outputs: PyTree, function: str = "parallel_apply") -> None:
 
 def output_shapes(branches: list[Branch], table: list[int]) -> tuple[tuple[Shape, ...], ...]:
     first = branches[0].local.outputs
+    # Compared here, where an error can name the replicas: a switch gets flat lists of padded arrays.
     used = [(i, branches[j].local.outputs) for i, j in enumerate(table) if j < len(branches)]
     form: TreeDef = jax.tree.structure(first)
     for i, other in used:

@@ -4,8 +4,6 @@ torch runs its first step as fast as its second. Here the first one is traced an
 model is large and the machine busy, and again after every restart, without any output. So a compilation that
 takes more than two seconds reports itself on stderr: one counting line in a terminal, an occasional line in a
 log. Only process 0 reports.
-
-Cached calls cost two assignments; tracing tells us that a call compiles.
 """
 
 from __future__ import annotations
@@ -45,6 +43,7 @@ class Compiling:
         # A program traced inside a different one is a part of it, and only the outer one is reported.
         self._outer = getattr(_this, "call", None)
         _this.call = self._outer or self
+        # No thread yet: nearly all calls are cached, and only tracing shows that one compiles (`begun`).
         self._reporter: threading.Thread | None = None
         self._start = time.monotonic()
 
@@ -97,6 +96,7 @@ def begun() -> None:
 
 def _speaks(rank: int | None) -> bool:
     setting = os.environ.get(VARIABLE, "")
+    # The launcher's variable: a group may not exist yet, and `jax.process_index` would start a backend.
     first = os.environ.get("RANK", "0") in ("", "0") if rank is None else rank == 0
     return setting != "off" and (first or setting == "all")
 

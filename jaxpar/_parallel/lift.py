@@ -85,6 +85,7 @@ def traced(f: Callable[..., Any], args: Sequence[Any], k: int) -> ClosedJaxpr:
 def _check_sums(jaxpr: Jaxpr) -> None:
     for eqn in filter(communicates, jaxpr.eqns):
         program = called(eqn)
+        # `_inline` can open a call, so sums can be cut out of it; a loop or a condition stays closed.
         if program is not None:
             _check_sums(opened(program)[0])
         elif eqn.primitive.name != "psum":
@@ -176,6 +177,8 @@ def _tangent(branch: ClosedJaxpr, moving: list[int], inputs: Sequence[Any], k: i
         out, derivatives = jax.jvp(of, [inputs[i] for i in moving], list(inputs[n:]))
         return [*out, *(d for y, d in zip(out, derivatives, strict=True) if _floats(y))]
 
+    # `traced` checks the derivative as well: a rule may use the number of replicas where its function does
+    # not.
     return traced(both, inputs, k)
 
 
@@ -301,6 +304,7 @@ def _apply(
         sums = jax.lax.psum(arrays[: len(terms)], REPLICA)
         remaining = iter(arrays[len(terms) :])
         for cut, variables, environment in zip(cuts, carried, environments, strict=True):
+            # Not strict: the branch of a device without rows has no sums.
             environment |= zip((eqn.outvars[0] for eqn in cut.sums[i]), sums, strict=False)
             environment |= {v: next(remaining) for v in variables}
     return _switch(choice, cuts, environments, n, [], [[]] * len(cuts))
@@ -311,6 +315,7 @@ def _check_same(cuts: Sequence[_Cut]) -> None:
         order = [eqn for eqn in cut.program.jaxpr.eqns if communicates(eqn)]
         aval = [eqn.invars[0].aval for eqn in order]
         after = {id(eqn): i for i, sums in enumerate(cut.sums) for eqn in sums}
+        # Summands of different branches are paired by piece and by position, so both must agree.
         return [(after[id(eqn)], a.shape, a.dtype) for eqn, a in zip(order, aval, strict=True)]
 
     for cut in cuts[1:]:
@@ -330,13 +335,7 @@ def _switch(
     terms: Sequence[Any],
     carried: Sequence[Sequence[Any]],
 ) -> list[jax.Array]:
-    """Run piece i of every branch and return its summands and carried values; or the outputs, for the last
-    piece.
-
-    What one branch carries is zeros on devices that took a different one. Sharing these positions between
-    branches would save memory, but the derivative of a switch must know for each position whether it depends
-    on a tangent, and two branches differ in that.
-    """
+    """Run piece i of every branch. Return its summands and carried values, or the last piece's outputs."""
     reads = [
         [v for v in cut.reads(i) if v in environment]
         for cut, environment in zip(cuts, environments, strict=True)
@@ -350,6 +349,9 @@ def _switch(
         if i == len(cut.sums):
             return [_value(values, v) for v in cut.program.jaxpr.outvars]
         summands = [_value(values, eqn.invars[0]) for eqn in cut.sums[i]] or list(map(_nothing, terms))
+        # Each branch has positions of its own for what it carries, which are zeros on devices that took a
+        # different branch. Shared positions would save memory, but the derivative of a switch must know for
+        # each position whether it depends on a tangent, and two branches differ in that.
         return summands + [
             values[v] if owner == j else _nothing(v.aval)
             for owner, variables in enumerate(carried)

@@ -106,11 +106,7 @@ class RunResult(NamedTuple):
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class _OutputShapes:
-    """The true shapes of all replicas' outputs, as a node without leaves in the traced function's result.
-
-    Transformations of JAX may trace that function more than once. Shapes in its result belong to the trace
-    that is used; shapes collected on the side might not.
-    """
+    """The true shapes of all replicas' outputs, as a node without leaves in the traced function's result."""
 
     shapes: tuple[tuple[Shape, ...], ...]
 
@@ -170,11 +166,14 @@ def run(
                 check_outputs(local.outputs)
                 return local
 
+            # Only uneven replicas restrict collectives: with equal rows all devices reach the same ones.
             k = split.k if split.uneven else None
             return [trace_branch(one, data, kind, placement, kinds.index(kind), k) for kind in split.order]
 
         local, shapes = _local(branches_of, replica, split, data, placement.devices[0].platform)
         shared, state = finish(index, shared, state, local)
+        # JAX's transformations may trace this function more than once. Shapes in its result belong to the
+        # trace that is used; shapes collected on the side might not.
         return (local.outputs, _OutputShapes(shapes), state), shared
 
     (outputs, output_shapes, replica_state), shared = backend(body, placement, shared, stacks + states)
@@ -311,6 +310,8 @@ class _United:
         if self.parameters is None:
             return local(flat)
         # The first operand is the number of the replica, followed by the shared values.
+        # Padded first and differentiated afterwards: a traced backward pass sums over the rows in every
+        # layer, so each sum would need a mask and a proof of its own.
         return differentiated(local, flat, [1 + i for i in self.parameters])
 
     def local(self, data: PyTree) -> Local:
@@ -326,6 +327,8 @@ def _united(
     branches = branches_of(replica.forward if isinstance(replica, Differentiated) else replica)
     if some_idle and any(communicates(branch.jaxpr) for branch in branches):
         return None  # a device without rows adds zeros to every sum, which is what `lift` is for
+    # Terms are added over the replicas, so they have no rows. An output of several blocks has padding in each
+    # of them, where `gather`, which slices it off at the end, would not find it.
     plan, n = planned([branch.jaxpr for branch in branches]), len(jax.tree.leaves(branches[0].local.outputs))
     if (
         plan is None

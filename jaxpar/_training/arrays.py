@@ -134,6 +134,8 @@ class ObjectArrays:
         else:
             values = view.current_values()
             check_alive(values, view.names, self.function)
+        # By identity: an array that the user has replaced is a new object, and equality would wait for
+        # devices.
         self.clean = len(self._object_values) == len(values) and all(
             map(operator.is_, self._object_values, values)
         )
@@ -302,12 +304,10 @@ class FunctionArrays(Arrays):
 
 
 def take_distinct(*objects: ObjectArrays) -> list[list]:
-    """Return the arrays of each object, no buffer twice: donating one twice ends the process with a signal.
-
-    An NNX object may hold one array twice, and a user may have put one into two objects. Arrays that a
-    program returned have separate buffers, so the check is skipped where all arrays are those written last.
-    """
+    """Return the arrays of each object, no buffer twice: donating one twice kills the process by a signal."""
     read = [arrays.read() for arrays in objects]
+    # An NNX object may hold one array twice, and a user may have put one into two objects. Arrays that a
+    # program returned have separate buffers, so those written last need no check.
     if not all(arrays.clean for arrays in objects):
         buffers: set[Any] = set()
         read = [_distinct(values, arrays.view, buffers) for values, arrays in zip(read, objects, strict=True)]

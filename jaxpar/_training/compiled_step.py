@@ -92,6 +92,8 @@ class ReplicaPlan:
     def __call__(
         self, values: list, extra: dict[str, Any], replica_state: ReplicaState, batch: tuple[PyTree, PyTree]
     ) -> StepResult:
+        # Without a source each process keeps its own buffers, and `run` only needs a replica to take shapes
+        # from.
         source = self.active[0] if self.source is None else self.source
         done = _program.run(
             Differentiated(functools.partial(_forward, self), self.loss.parameters),
@@ -145,6 +147,7 @@ def compiled(
     """Compile a plan; `donate` names the arguments whose memory it may reuse, `options` are XLA's."""
 
     def step(values: list, extra: dict[str, Any], replica_state: ReplicaState, batch: PyTree) -> StepResult:
+        # Python runs this line only while JAX traces the step, hence only in calls that compile.
         begun()
         return plan(values, extra, replica_state, batch)
 
@@ -168,6 +171,7 @@ def _forward(
     terms = {"loss": value.loss, "objective": value.scaled}
     if plan.source is not None:
         return Local(value.aux, terms, value.changes)
+    # As terms, because `run` returns every replica's terms but only the source's changes.
     return Local(value.aux, {**terms, "changes": value.changes}, {})
 
 
@@ -198,6 +202,7 @@ def _finish(
         terms, rebuild = terms_of(plan.source, local.changes, index)
     # Loss and buffers go with the first sum of the hook: one all-reduce instead of three.
     losses, form = jax.tree.flatten(loss)
+    # The loss is a mean over the replicas with rows, also where join divides gradients by all replicas.
     means = [x / len(plan.active) for x in losses]
     message = Message(REPLICA, _is_flat(plan.placement), [*means, *terms])
     bucket = Bucket(gradients, plan.divisor, REPLICA, index, message)

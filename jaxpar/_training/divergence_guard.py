@@ -39,9 +39,7 @@ _wrappers: collections.Counter[str] = collections.Counter()
 
 
 def next_number(group: Group | None) -> int:
-    """Return the number of a wrapper within its group. It is assigned at a step, which all ranks make, and
-    not
-    when a wrapper is copied, which one rank may do alone."""
+    """Return the next wrapper's number within its group, the same on all ranks."""
     where = group.folder if group else ""
     _wrappers[where] += 1
     return _wrappers[where]
@@ -83,7 +81,9 @@ def compare(rows: LocalRows, metadata: StepMetadata) -> None:
         return
     arrays, statics, form = separate(rows.batch)
     dtypes = tuple(x.dtype for x in arrays)
+    # Processes cannot compare function objects. Different code under one name is found by `compare_programs`.
     loss = _name(metadata.loss_fn)
+    # Every step builds this key, so it is made of what exists already; `parts` runs only for a new key.
     key = (
         rows.kinds,
         form,
@@ -132,6 +132,7 @@ def fingerprint(update: Update, values: list, optimizer: list, names: Sequence[s
     `names` are the names of the optimizer's values.
     """
     state = [(name, x) for name, x in zip(names, optimizer, strict=True) if is_real(x)]
+    # Numbers are compared by value, for the error to show; larger arrays by shape, which copies nothing.
     numbers = [(name, x) for name, x in state if x.size == 1 and not _is_key(x)]
     kinds = _digest("".join(f"{name} {x.dtype}{x.shape}" for name, x in state).encode())
     return (
@@ -147,9 +148,7 @@ def fingerprint(update: Update, values: list, optimizer: list, names: Sequence[s
 class OptimizerNumbers:
     """Numbers that are set in an optimizer between steps, such as a rate: ranks must set the same.
 
-    A comparison costs a round trip over the host, and a schedule may set a rate before every step. So they
-    are compared at their first changes and then at the 16th, the 32nd, ...: a rank that has missed one, or
-    set a different number, is found then, since the number of changes is compared as well.
+    They are compared at their first changes, and then whenever the number of changes is a power of two.
     """
 
     FIRST = 8
@@ -163,6 +162,9 @@ class OptimizerNumbers:
         if numbers != self._last:
             self._changes += self._last is not None
             self._last = dict(numbers)
+            # A comparison costs a round trip over the host, and a schedule may set a rate before every step.
+            # A rank that has missed a change, or set a different number, is still found at the 16th, the
+            # 32nd, ..., since the number of changes is compared as well.
             if self._changes <= self.FIRST or self._changes & (self._changes - 1) == 0:
                 self._compared = tuple(
                     (f"the optimizer's {name}", f"{x!r} (change {self._changes})")
@@ -172,9 +174,10 @@ class OptimizerNumbers:
 
 
 def _program(update: Update, values: list, optimizer: list) -> str:
-    """Return a digest of what is computed, with constants such as a learning rate."""
+    """Return a digest of what is computed, with its constants, such as a learning rate."""
     gradients = [values[i] for i in update.parameters]
     closed = jax.make_jaxpr(update.advance)(values, optimizer, gradients, {})
+    # The printed program shows the types of closed-over arrays, not their contents.
     constants = [np.asarray(jax.random.key_data(x) if _is_key(x) else x) for x in closed.consts]
     return _digest(_without_addresses(str(closed.jaxpr)).encode() + b"".join(x.tobytes() for x in constants))
 

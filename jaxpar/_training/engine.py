@@ -143,6 +143,8 @@ class Engine:
         replica_state = self.state.replica_state or self._first_replica_state(values)
         arguments = values, extra, replica_state, program_batch
         with Compiling(self._describe, rank()):
+            # Before the call, since a different program hangs in a collective; inside `Compiling`, since the
+            # comparison traces and lowers the program.
             if metadata is not None and not is_staged():
                 compare_programs(metadata, program, arguments)
             done = program(*arguments)
@@ -153,6 +155,7 @@ class Engine:
         on."""
         replica_state, world = self.state.replica_state, self.world
         if replica_state is not None and replica_state.gradients:
+            # Zeros rather than none: all ranks run one program, and other ranks may hold gradients.
             zeros = [world.stacked(jnp.zeros_like(world.local_stacked(x))) for x in replica_state.gradients]
             self.state.replace(replica_state._replace(gradients=zeros))
 
@@ -168,6 +171,7 @@ class Engine:
             self.state.advance(done.replica_state)
             beat()
         loss, aux, changes = self.work.read(done, agreed, batch)
+        # Not part of the state that `put` stores for the next step, which may donate it.
         report = done.extra.pop("report", None)
         committed = self.arrays.put(done.after, done.extra, changes)
         return StepOutcome(loss, aux, done.after, committed, self.world.local_shared(report))
@@ -179,6 +183,8 @@ class Engine:
     def _metadata(self, keep: bool) -> StepMetadata:
         """Return the metadata that must be the same on all ranks, in addition to the rows."""
         state, arrays = self.state, self.arrays
+        # Assigned at a step, which all ranks make, and not when a wrapper is copied, which one rank may do
+        # alone.
         state.number = state.number or next_number(self.world.group)  # at a step, which all ranks make
         return StepMetadata(
             state.number,

@@ -81,6 +81,7 @@ class EngineState:
         """Raises RuntimeError if the user has chosen one already."""
         if self.registered:
             raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
+        # The old hook's state does not fit the new one, which starts from its own.
         self.hook, self.registered, self.replica_state = hook, True, None
 
     def __deepcopy__(self, memo: object) -> EngineState:

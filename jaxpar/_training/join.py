@@ -60,6 +60,7 @@ class Announced:
         agreed = self.announce(rows, keep)
         if agreed is None:
             return None
+        # One program runs on all ranks, so every rank's arrays have the shapes of the largest pieces.
         return agreed, rows.widened(agreed.kinds, self._world.local)
 
     def announce(self, rows: LocalRows | None, keep: bool = False) -> Agreement | None:
@@ -80,6 +81,7 @@ class Announced:
         # docs/semantics.md row J4: the buffers of the highest rank that has batches. As outside of join,
         # buffers are not shared after a step in no_sync.
         source = self.last if self.shares_buffers and not self.keeps_gradients else None
+        # After `source`, which depends on the previous step.
         self.keeps_gradients = announcements[self.last]["keep"]
         return Agreement(kinds, divisor, None, source, self.keeps_gradients)
 
@@ -153,6 +155,7 @@ class Join:
 
 def _announcement(rows: LocalRows, keep: bool) -> dict[str, Any]:
     same = rows.describe() | {"the mode": "no_sync()" if keep else "averaging"}
+    # They may differ inside of join, and `kinds` has them.
     del same["the batch's shapes"]
     return {"kinds": rows.kinds, "keep": keep, "same": same}
 

@@ -129,6 +129,7 @@ class Loss:
         full = list(values)
         casts: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if self.precision is not None and self.on_replicas:
+            # On the replicas, so that gradients are float32 again before they are summed over the devices.
             casts = cast_on_replicas(self.precision.compute)
         else:
             for i in self.parameters:
@@ -138,6 +139,8 @@ class Loss:
             result, changes = self.definition.apply(self.function.value, module, replica, args, kwargs)
         loss, aux = _split(result, self.has_aux, len(self.groups))
         if self.precision is not None:
+            # At least float32 for the loss scale and the mean over replicas; torch's autocast computes losses
+            # in it.
             loss = jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), loss)
         return loss, aux, changes
 

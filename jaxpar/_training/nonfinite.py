@@ -25,12 +25,7 @@ def first_bad(gradients: list) -> jax.Array:
 
 
 def first_bad_on_cpu(gradients: list) -> jax.Array:
-    """`first_bad` for CPU devices, where XLA compiles `isfinite(g).all()` to a slow loop.
-
-    0 times a value that is not finite is nan, and nan survives every sum. A matrix is multiplied with zeros
-    as fast as memory is read. Each gradient is reduced to a row of one table, so a small net does not pay for
-    several more operations for each of its parameters.
-    """
+    """`first_bad` for CPU devices, where XLA compiles `isfinite(g).all()` to a slow loop."""
     numbers = [i for i, g in enumerate(gradients) if g.size]
     if not numbers:
         return jnp.int32(NONE)
@@ -38,7 +33,10 @@ def first_bad_on_cpu(gradients: list) -> jax.Array:
     # Not a constant: a compiler may leave out a product with zeros that it knows. Should it be nan, all rows
     # seem bad, and the first of them is.
     zero = nonempty[0][(0,) * nonempty[0].ndim].real * 0
+    # 0 times a value that is not finite is nan, and nan survives every sum. A matrix is multiplied with zeros
+    # as fast as memory is read.
     rows = [_row(g, zero) for g in nonempty]
+    # One table, so that a small net does not pay for several more operations for each of its parameters.
     n = max(len(row) for row in rows)
     table = jnp.stack([jnp.pad(row, (0, n - len(row))) for row in rows])
     finite = jnp.isfinite(table @ _zeros(n, zero, table.dtype))
@@ -67,13 +65,7 @@ LAG = 8
 
 
 class Reports:
-    """Reports of the last steps. Trouble stays in every later report until it is cleared, so any of them will
-    do.
-
-    Processes that train together have to find it in the same call: one that raised earlier, and went on with
-    a different batch, would update while the others wait. So there the number of updates determines when to
-    read; a process alone reads a report once it is available.
-    """
+    """Reports of the last steps. Trouble stays in every later one until it is cleared, so any will do."""
 
     def __init__(self, together: bool) -> None:
         self._together = together
@@ -97,6 +89,9 @@ class Reports:
         return leaf, update
 
     def _is_due(self) -> bool:
+        # Processes that train together have to find trouble in the same call: one that raised earlier, and
+        # went on with a different batch, would update while the others wait. So the number of updates
+        # determines when to read; a process alone reads a report once it is available.
         if self._together:
             return self._age >= LAG
         now = time.monotonic()

@@ -2,8 +2,7 @@
 
 A rank with a different loss, activation, constant or random implementation compiles a different program.
 torch does not check: such a rank trains on, and all ranks have wrong weights. The program itself is compared,
-as it goes to the compiler, so nothing that is computed is left out. The entries before its digest are for the
-error.
+as it goes to the compiler, so nothing that is computed is left out.
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ def program_parts(traced: jax.stages.Traced) -> dict[str, str]:
             numbers |= {f"{value}" for value in values if np.ndim(value) == 0}
         for value in consts:
             constants.update(_bytes(value))
+    # The digest at the end finds every difference; the entries before it let the error name one.
     return {
         "the random implementation": str(jax.config.jax_default_prng_impl),  # type: ignore[attr-defined]
         "what goes into the step": _digest(str(traced.jaxpr.in_avals)),

@@ -68,6 +68,7 @@ def restore(engine: Engine, arrays: TrainingArrays, state: dict[str, Any]) -> No
     expected, form = jax.tree.flatten(ReplicaState(gradients, engine.work.first_replica_state(trained).hook))
     stored_arrays = [*state["gradients"], *state["hook"]]
     _check(expected, stored_arrays)
+    # All checks come first, so that a state that does not fit leaves everything as it was.
     arrays.reset({name: jnp.asarray(x) for name, x in state["step"].items()})
     engine.state.replace(jax.tree.unflatten(form, list(map(_placed, expected, stored_arrays))))
 

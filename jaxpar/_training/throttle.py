@@ -2,10 +2,8 @@
 
 An accelerator works through its queue while Python prepares the next steps. Virtual devices have no queue of
 their own: every step that was started holds threads, and where there are more devices than cores these
-compete with the threads of earlier steps. XLA lets 32 steps be started, and then a step of a small net on 4
-devices and 2 cores takes a tenth longer than with 4, which keep the cores as busy. With a core for each
-device nothing is gained, and sometimes lost; since JAX 0.12 nothing is gained with fewer cores either
-(`benchmarks/train_step/ahead.py`).
+compete with the threads of earlier steps. With a core for each device nothing is gained, and sometimes lost;
+since JAX 0.12 nothing is gained with fewer cores either (`benchmarks/train_step/ahead.py`).
 """
 
 from __future__ import annotations
@@ -17,6 +15,8 @@ import jax
 from .._devices.virtual import cores
 from .._upstream import STEPS_COMPETE
 
+# XLA lets 32 steps be started, and then a step of a small net on 4 devices and 2 cores takes a tenth longer
+# than with 4, which keep the cores as busy.
 STEPS = 4
 
 

@@ -38,19 +38,16 @@ class UpdateStrategy(NamedTuple):
 
 
 def strategy_for(platform: str, nbytes: int) -> UpdateStrategy:
-    """Return the strategy for parameters of `nbytes` bytes.
-
-    A selection between results reads what it would overwrite, so XLA's CPU compiler copies donated state
-    first; an accelerator's does not, and with a branch its host would have to wait until it knows which one
-    to launch.
-
-    On CPU devices, gradients and their sum are one buffer of twice the parameters' size. glibc maps a buffer
-    of more than 32 MiB anew in every step, and the system fills it with zeros, for up to half of a step's
-    time. If nothing is donated, they reuse the buffers of the next state, which are smaller. The total is
-    larger: ResNet-18 takes 201 MiB instead of 172 with momentum, 274 instead of 214 with Adam.
-    """
+    """Return the strategy for parameters of `nbytes` bytes."""
+    # A selection between results reads what it would overwrite, so XLA's CPU compiler copies donated state
+    # first; an accelerator's does not, and with a branch its host would have to wait until it knows which one
+    # to launch.
     if platform != "cpu":
         return UpdateStrategy(False, True, first_bad)
+    # Gradients and their sum are one buffer of twice the parameters' size. glibc maps a buffer of more than
+    # 32 MiB anew in every step, and the system fills it with zeros, for up to half of a step's time. If
+    # nothing is donated, they reuse the buffers of the next state, which are smaller. The total is larger:
+    # ResNet-18 takes 201 MiB instead of 172 with momentum, 274 instead of 214 with Adam.
     small = 2 * nbytes <= 2**25
     return UpdateStrategy(small, small, first_bad_on_cpu)
 
@@ -123,6 +120,7 @@ class Update:
     def _advance_if(self, good: jax.Array, *args: Any) -> tuple[list, list]:
         """Return `advance`, or the values and the optimizer as they were."""
         if self.strategy.branches:
+            # A cond requires equal types from both branches, and a user's buffer may have changed its type.
             types = jax.eval_shape(self.advance, *args)
             return jax.lax.cond(good, self.advance, lambda *old: _as(old[:2], types), *args)
         new, old = self.advance(*args), args[:2]
@@ -149,7 +147,7 @@ class Update:
 
 
 def _as(tree: PyTree, types: PyTree) -> PyTree:
-    """Cast the tree to the types, for a user's buffer that changed its type."""
+    """Cast the tree to the types."""
     return jax.tree.map(lambda x, like: x if x.dtype == like.dtype else x.astype(like.dtype), tree, types)
 
 

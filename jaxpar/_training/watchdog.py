@@ -2,10 +2,9 @@
 
 A rank that hangs looks healthy to JAX, whose heartbeats come from a separate thread, and to torchrun, which
 waits for exit codes. The difference is that steps no longer happen. So every training function calls `beat()`
-once per step. Under `jaxpar launch` a beat is two stores into a file that the supervisor has mapped as well:
-no system call, no lock, and nothing that could be lost when the process is killed. Without a supervisor,
-`JAXPAR_STEP_TIMEOUT=S` makes the process watch itself: it prints its stack and exits when S seconds pass
-between two beats.
+once per step. Under `jaxpar launch` a beat is stored in a file that the supervisor has mapped as well.
+Without a supervisor, `JAXPAR_STEP_TIMEOUT=S` makes the process watch itself: it prints its stack and exits
+when S seconds pass between two beats.
 
 torch's counterpart is the watchdog of NCCL, which sees collectives only.
 """
@@ -24,10 +23,7 @@ LIFELINE = "JAXPAR_LIFELINE"
 
 
 class Marks:
-    """One process's reports to its supervisor: a file of four 64-bit integers that both have mapped.
-
-    An aligned store of 64 bits is seen completely or not at all.
-    """
+    """One process's reports to its supervisor: a file of four 64-bit integers that both have mapped."""
 
     BEATS, STEP, DONE, FAILED = range(4)
     """Beats so far; the highest step named, -1 without; 1 at a proper end; when an exception left the
@@ -35,6 +31,7 @@ class Marks:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         with open(path, "r+b") as file:
+            # 64-bit cells, because an aligned store of 64 bits is seen completely or not at all.
             self.cells = memoryview(mmap.mmap(file.fileno(), 32)).cast("q")
 
     @classmethod
@@ -77,11 +74,14 @@ def beat(step: int | None = None) -> None:
         _look()
     marks = _process.marks
     if marks is not None:
+        # A store into a mapped file needs no system call and no lock, and survives the death of the process.
         cells = marks.cells
         if step is not None and step > cells[1]:
             cells[1] = step
         cells[0] += 1
     elif _process.timeout is not None:
+        # Each call restarts the timer, whose thread is in C and needs no GIL: it also ends a process that
+        # hangs in native code.
         faulthandler.dump_traceback_later(_process.timeout, exit=True)
 
 

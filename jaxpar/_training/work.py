@@ -181,6 +181,7 @@ class ReplicaWork:
         world = self._world
         if all(jnp.ndim(x) == 0 for x in jax.tree.leaves(done.loss)):
             return world.local_shared(done.loss)
+        # While gradients are kept nothing is sent, so this is the mean over the process's own replicas.
         local_active = [i for i in range(world.local.N) if agreed.kinds[world.first + i] is not None]
         if not local_active:  # inside of join
             return jax.tree.map(lambda x: jnp.zeros((), x.dtype), done.loss)
@@ -201,6 +202,7 @@ class ReplicaWork:
 
 
 def _entry(stack: jax.Array, i: int, world: World) -> jax.Array:
+    # Not stack[i], which gathers the array and copies it to all of its devices first.
     shard = next(s for s in stack.addressable_shards if (s.index[0].start or 0) == i)
     return jax.device_put(shard.data[0], world.local.replicated)
 
@@ -268,6 +270,7 @@ class BatchWork(WholeBatch):
 
 def over_devices(x: Any, placement: Placement) -> NamedSharding:
     """Return the sharding of an unsplit batch: split if it divides evenly, or else on all devices."""
+    # A NamedSharding requires equal pieces; an uneven batch goes to all devices and is split in the program.
     dim = placement.dim
     if not -x.ndim <= dim < x.ndim or not x.shape[dim] or x.shape[dim] % placement.N:
         return placement.replicated

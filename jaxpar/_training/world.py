@@ -114,6 +114,7 @@ def make_world(
                 f"DistributedDataParallel: rank {group.ranks[0]} uses {len(ids[0])} devices and rank {r} "
                 f"{len(rank_ids)}; all ranks must use the same number. Give device_ids."
             )
+    # Ids are not consecutive over processes (0, 1, 2048, 2049), so they cannot be used as positions.
     by_id = {d.id: d for d in jax.devices(local.devices[0].platform)}
     devices = tuple(by_id[i] for rank_ids in ids for i in rank_ids)
     return World(local, Placement(devices, dim, local.devices[0]), group.rank, group.size, group)

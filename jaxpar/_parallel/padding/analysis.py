@@ -125,7 +125,10 @@ def _sizes(shapes: Sequence[Sequence[Shape]]) -> tuple[int, ...]:
     ]
     if not candidates:
         raise DependentError("rows")
+    # The shortest, because all other lengths that differ must be multiples of it (`axis_of`).
     sizes = min(candidates)
+    # The first program is the one that runs, so it must have the most rows. Without rows there is no first
+    # row to fill the padding with.
     if max(sizes) != sizes[0] or min(sizes) < 1:
         raise DependentError("rows")
     return sizes
@@ -149,6 +152,7 @@ class _Walk:
             raise DependentError("equations")
         environment = Environment(self.sizes, len(jaxprs))
         environment.bind([j.invars for j in jaxprs], operand_rows)
+        # Constants are not padded, so `bind` refuses those whose lengths differ.
         environment.bind([j.constvars for j in jaxprs], [None] * len(first.constvars))
         steps: dict[int, EquationPlan] = {}
         for i, eqns in enumerate(zip(*(j.eqns for j in jaxprs), strict=True)):
@@ -157,6 +161,7 @@ class _Walk:
                 steps[i] = step
             environment.bind([e.outvars for e in eqns], rows)
         results = tuple(environment.rows([j.outvars for j in jaxprs]))
+        # Tables choose numbers among operands and constants; a result that is a number has none.
         for atoms in zip(*(j.outvars for j in jaxprs), strict=True):
             if isinstance(atoms[0], Literal) and not _alike(tuple(v.val for v in atoms)):
                 raise DependentError("results")
@@ -232,6 +237,7 @@ class _Walk:
             return EquationPlan(
                 tables=tables, inner=None if plan.plain and not tables else plan
             ), plan.result_rows
+        # Strict from now on: `evaluation` rewrites plain calls only. A loop runs its body as it was traced.
         walk = _Walk(self.sizes, True, self._rules)
         if tables or not self._same_settings(eqns):
             raise DependentError(name)
@@ -269,6 +275,8 @@ class _Walk:
         n = m - _alike_in_shape(eqns[0].outvars, body.outvars)
         pieces = [_inner(rows) for rows in where[m:]]
         carry = list(where[n:m])
+        # A carry that begins as zeros fits any order of rows and then takes the body's order, so the body is
+        # walked until no carry changes.
         for _ in range(len(carry) + 2):
             result_rows = self.program(
                 [e.params["jaxpr"] for e in eqns], [*where[:n], *carry, *pieces]
@@ -382,5 +390,6 @@ def _alike_in_shape(variables: Sequence[Any], others: Sequence[Any]) -> int:
 
 def _name(eqn: JaxprEqn) -> str:
     """Return an identifier of the function that an equation calls: its name and its source."""
+    # Not by identity: each trace of a recursive function makes a new program.
     jaxpr, _ = opened(_called(eqn))
     return f"{eqn.primitive.name} {jaxpr.debug_info.func_src_info}"

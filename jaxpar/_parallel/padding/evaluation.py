@@ -31,6 +31,7 @@ class Padded:
             x if r is None else repeated(x, r, b, n) for x, r in zip(operands, plan.operand_rows, strict=True)
         ]
         out = _evaluate(plan, choice, n, filled)
+        # The mask also keeps cotangents of the padding out of the backward pass.
         return [y if r is None else masked(y, r, b, n, 0) for y, r in zip(out, plan.result_rows, strict=True)]
 
 
@@ -102,6 +103,7 @@ def _with_rule(inner: Plan, derivative: Plan) -> Any:
         moving = [t for t in tangents[2:] if t.dtype != jax.dtypes.float0]
         values = _evaluate(derivative, choice, n, [*operands, *moving])
         out, derivatives = values[:m], iter(values[m:])
+        # JAX requires tangents of type float0 for results that have no derivative.
         still = [np.zeros(y.shape, jax.dtypes.float0) for y in out]
         floats = [jnp.issubdtype(y.dtype, jnp.inexact) for y in out]
         return out, [
@@ -114,6 +116,7 @@ def _with_rule(inner: Plan, derivative: Plan) -> Any:
 
 def _chosen(table: Table, variable: Any, choice: jax.Array) -> Any:
     """Return the number in this replica's program."""
+    # One array that all programs share, such as a closed-over weight, is not copied once per number of rows.
     if all(value is table[0] for value in table):
         return table[0]
     return jnp.stack([jnp.asarray(value, variable.aval.dtype) for value in table])[choice]

@@ -96,11 +96,9 @@ def masked(x: Any, rows: Rows, b: int, n: jax.Array, neutral: Any) -> jax.Array:
 
 
 def repeated(x: Any, rows: Rows, b: int, n: jax.Array) -> jax.Array:
-    """`x` [..., b * inner, ...] with its first row in place of every row of padding.
-
-    A row that is there has a value and a derivative wherever this replica's own rows have one; zeros have
-    none under a logarithm, and 0 times infinity would reach the gradients.
-    """
+    """Return `x` [..., b * inner, ...] with its first row in place of every row of padding."""
+    # A row of this replica has a value and a derivative wherever its other rows have one; zeros have none
+    # under a logarithm, and 0 times infinity would reach the gradients.
     first = jax.lax.slice_in_dim(x, 0, rows.inner, axis=rows.axis)
     copies = [b if i == rows.axis else 1 for i in range(x.ndim)]
     keep = jnp.broadcast_to(valid(x.shape, rows, b, n), x.shape)

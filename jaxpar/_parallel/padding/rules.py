@@ -88,6 +88,7 @@ def _result(eqn: JaxprEqn) -> tuple[int, ...]:
 
 
 def _elementwise(eqn: JaxprEqn, where: Where, result_rows: Rows | None) -> RowEffect:
+    # A barrier's operands are independent of each other and may have rows on different axes.
     if eqn.primitive.name == "optimization_barrier":
         return RowEffect(where)
     return RowEffect([unified(where)] * len(eqn.outvars))
@@ -96,11 +97,13 @@ def _elementwise(eqn: JaxprEqn, where: Where, result_rows: Rows | None) -> RowEf
 def _broadcast(eqn: JaxprEqn, where: Where, result_rows: Rows | None) -> RowEffect:
     rows = where[0]
     if rows is None:
+        # All rows are copies of one value, which fits any order of rows.
         return RowEffect([result_rows and result_rows._replace(constant=True)])
     return RowEffect([rows._replace(axis=eqn.params["broadcast_dimensions"][rows.axis])])
 
 
 def _reshape(eqn: JaxprEqn, where: Where, result_rows: Rows | None) -> RowEffect:
+    # `dimensions` would permute the elements before the reshape.
     if where[0] is None or result_rows is None or eqn.params["dimensions"] is not None:
         raise DependentError("reshape")
     return RowEffect([reshaped(where[0], _shape(eqn), _result(eqn), result_rows.axis)])
@@ -135,6 +138,7 @@ def _reduction(neutral: Callable[[Any], Any]) -> RowRule:
 def _lowest(dtype: Any) -> Any:
     if dtype == jnp.bool_:
         return False
+    # Infinity rather than the lowest finite number: the maximum of rows that are all -inf is -inf.
     return -np.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
 
 
@@ -171,6 +175,7 @@ def _dot(eqn: JaxprEqn, where: Where, result_rows: Rows | None) -> RowEffect:
     if lhs is not None and rhs is not None:
         kind, at = roles[0]
         rows = unified([lhs._replace(axis=0), rhs._replace(axis=0)])
+        # Rows that are free on both sides become two axes of rows, which `Rows` cannot describe.
         if roles[0] != roles[1] or kind == "free" or rows is None:
             raise DependentError("dot_general")
         if kind == "batch":
@@ -203,6 +208,7 @@ def _role(rows: Rows | None, contract: Sequence[int], batch: Sequence[int]) -> t
 def _convolution(eqn: JaxprEqn, where: Where, result_rows: Rows | None) -> RowEffect:
     numbers, groups = eqn.params["dimension_numbers"], eqn.params["batch_group_count"]
     lhs, rhs = where
+    # With groups of the batch the result's batch axis is not the operand's.
     if rhs is None and lhs is not None and lhs.axis == numbers.lhs_spec[0] and groups == 1:
         return RowEffect([lhs._replace(axis=numbers.out_spec[0])])
     raise DependentError("convolution")
@@ -274,6 +280,7 @@ def _iota(eqn: JaxprEqn, where: Where, result_rows: Rows | None) -> RowEffect:
 def _random_bits(eqn: JaxprEqn, where: Where, result_rows: Rows | None) -> RowEffect:
     # Each number is a function of the key and of its position, so appended rows change none. This holds for
     # JAX's default generator only.
+    # The rows are the first axis, so that appended ones come after all others in the order of positions.
     kind = jax.dtypes.prng_key
     key = _dtype(eqn)
     partitionable = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
