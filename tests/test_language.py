@@ -9,7 +9,7 @@ import language
 import pytest
 
 CEILINGS = {
-    "_checkpointer": (58, 66),
+    "_checkpointer": (0, 2),
     "_cli": (0, 1),
     "_devices": (0, 1),
     "_metrics": (0, 1),
@@ -17,14 +17,14 @@ CEILINGS = {
     "_rulebook": (0, 0),
     "_tools": (0, 2),
     "_training": (0, 8),
-    "_upstream": (16, 24),
-    "comm_hooks": (6, 8),
+    "_upstream": (0, 0),
+    "comm_hooks": (0, 0),
     "data": (2, 4),
     "distributed": (0, 0),
     "jaxpar": (0, 3),
     "nn": (0, 2),
     "optim": (0, 5),
-    "parity": (1, 91),
+    "parity": (0, 5),
     "random": (1, 2),
 }
 """Vague names and mannered constructions, by package. Lower a number when you mend one; never raise it."""
@@ -45,10 +45,6 @@ def test_the_counts_only_fall(package):
     assert constructions <= most_constructions, hint
 
 
-REPEATED: set[str] = set()
-"""Class names that still mean two things. Never add any."""
-
-
 def classes() -> dict[str, list[str]]:
     """The files that define a class of each name at their top level."""
     files: defaultdict[str, list[str]] = defaultdict(list)
@@ -62,9 +58,7 @@ def classes() -> dict[str, list[str]]:
 def test_a_class_name_means_one_thing():
     # torch's layers exist in three layouts, under torch's names in each.
     repeated = {name: files for name, files in classes().items() if len(files) > 1}
-    assert {
-        name: files for name, files in repeated.items() if any(f[:3] != "nn/" for f in files)
-    }.keys() <= REPEATED
+    assert not {name: files for name, files in repeated.items() if any(f[:3] != "nn/" for f in files)}
 
 
 PLANTED = {
