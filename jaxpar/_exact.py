@@ -45,6 +45,7 @@ def remember(x: Any, number: float) -> Any:
 
 def recall(x: Any) -> float | None:
     """Return the number from which an array was made, or None. Never waits."""
+    # Ids are reused, so the array itself must match.
     record = _numbers.get(id(x))
     return record[1] if record is not None and record[0]() is x else None
 

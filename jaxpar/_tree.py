@@ -119,6 +119,7 @@ def check_leaf(leaf: Any, name: str, function: str) -> None:
                 "splits jax.Array and numpy.ndarray. Convert it first, for instance with .numpy()."
             )
         return
+    # Only host arrays can still lose something: JAX narrowed its own arrays when it made them.
     if isinstance(leaf, jax.Array):
         return
     if leaf.dtype.kind in "OSUMmV" and not jnp.issubdtype(leaf.dtype, np.number):

@@ -71,6 +71,7 @@ def _transpose(side: int, cotangent: Any, lhs: Any, rhs: Any, **params: Any) -> 
 
         return jax.linear_transpose(along, operand.aval)(cotangent)[0]
 
+    # JAX's rule writes its own convolutions, in the layout that is slow in a branch.
     return jaxpr_as_fun(for_branch(jax.make_jaxpr(rule)(cotangent, other)))(cotangent, other)[0]
 
 

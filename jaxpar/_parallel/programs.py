@@ -21,15 +21,12 @@ MOST = 256
 
 
 class Programs:
-    """`programs(*key)` is `make(*key)`, computed once for equal arguments.
-
-    Programs may be an attribute of a Flax module, and thus a part of the module's structure. There all
-    compare equal: which programs have been compiled does not make two modules different, and must not make
-    `nnx.jit` trace again.
-    """
+    """`programs(*key)` is `make(*key)`, computed once for equal arguments. All Programs compare equal."""
 
     def __init__(self, make: Callable[..., Any]):
         self._make = make
+        # Owned, not a shared cache with weak keys: eager `nnx.grad` makes a new module object at every call,
+        # so such entries would die between calls.
         self._cached = functools.lru_cache(MOST)(make)
 
     def __call__(self, *key: Any) -> Any:
@@ -39,6 +36,8 @@ class Programs:
         self._cached.cache_clear()
 
     def __eq__(self, other: object) -> bool:
+        # An attribute of a Flax module is part of the module's structure. Which programs have been compiled
+        # must not make two modules different, nor make `nnx.jit` trace again.
         return isinstance(other, Programs)
 
     def __hash__(self) -> int:

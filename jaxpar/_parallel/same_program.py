@@ -29,11 +29,7 @@ def equal_parameters(a: Any, b: Any) -> bool:
 
 
 def _equal(a: Any, b: Any, names: Names) -> bool:
-    """Whether two programs, or parameters of equations, are the same; `names` pairs their variables.
-
-    Functions among the parameters (rules for derivatives, callbacks) count as the same: they were made from
-    the same source at both traces.
-    """
+    """Whether two programs, or parameters of equations, are the same; `names` pairs their variables."""
     program, twin = inside(a), inside(b)
     if program is not None and twin is not None:
         (one, consts), (other, others) = opened(program), opened(twin)
@@ -44,6 +40,8 @@ def _equal(a: Any, b: Any, names: Names) -> bool:
         return a is b
     if isinstance(a, np.ndarray | jax.Array):
         return np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
+    # Functions among the parameters (derivative rules, callbacks) are new objects at each trace, but made
+    # from the same source, so they count as equal.
     return a is b or callable(a) or hasattr(a, "call_wrapped") or bool(a == b)
 
 

@@ -40,13 +40,14 @@ class Batches:
             )
         check_batch(args, kwargs, leaves, "train_step")
         shapes = tuple((x.shape, x.dtype) if is_array(x) else None for x in leaves)
+        # An empty array shows in its shape, so shapes that have passed are not searched again.
         if shapes not in self._shapes:
             check_rows(args, kwargs, "train_step")
             self._warn_if_third(shapes)
         return form, shapes
 
     def remember(self, form: TreeDef, shapes: tuple) -> None:
-        """Record a batch that succeeded; one that raised must not constrain later ones."""
+        """Record a batch that succeeded."""
         self._form = form
         self._shapes.add(shapes)
 

@@ -141,10 +141,8 @@ def is_linen(net: Any) -> bool:
 
 
 def collections_of(state: Any) -> dict[str, PyTree]:
-    """Return the variables in a TrainState: its parameters, and other collections that have their own field.
-
-    A field with the parameters' own structure is an average of them, not a collection.
-    """
+    """Return the variables in a TrainState: its parameters, and the collections with a field of their own."""
+    # A field with the parameters' own structure is an average of them, not a collection.
     form: Any = jax.tree.structure(state.params)
     collections = {name: x for name, x in vars(state).items() if isinstance(x, Mapping) and name != PARAMS}
     return {PARAMS: state.params} | {

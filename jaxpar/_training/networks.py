@@ -103,11 +103,9 @@ def unwrapped(thing: Any) -> Any:
 
 
 def state_of(nets: Sequence[Any]) -> EngineState:
-    """Return a wrapper's own state; for several wrappers, one that reduces gradients and shares buffers as
-    they
-    all do.
+    """Return the state of one wrapper; for several, a state with their common hook and sharing of buffers.
 
-    Raises ValueError: they differ in that.
+    Raises ValueError: the wrappers differ in these.
     """
     states = [net.engine_state for net in nets]
     if len(states) == 1:

@@ -61,6 +61,7 @@ def _bytes(value: Any) -> bytes:
         return repr(value).encode()
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         value = jax.random.key_data(value)
+    # Parts of a global array are on other processes' devices, where this process cannot read them.
     if getattr(value, "is_fully_addressable", True):
         return f"{value.dtype}{value.shape}".encode() + np.asarray(value).tobytes()
     return f"{value.dtype}{value.shape}".encode()

@@ -158,6 +158,7 @@ class TrainStep:
         self._check_context()
         last = (self.calls + 1) % self._accumulate == 0
         done = self._engine.step(batch, kwargs, keep=not last)
+        # After the step: a batch that raised must neither count nor constrain later ones.
         self._batches.remember(*signature)
         self.calls += 1
         self.updates += last
@@ -322,6 +323,8 @@ def _engine(
     assert objective.update is not None
     arrays.reset(objective.update.start())
     compared: Fingerprint = ()
+    # Once, because a fingerprint traces the update and waits for the optimizer's numbers. Numbers that change
+    # later are compared by `OptimizerNumbers`.
     if world.size > 1:
         values, extra = arrays.take()
         names = [name.removeprefix("module.") for name in arrays.optimizer.view.names]

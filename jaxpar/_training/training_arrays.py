@@ -70,9 +70,8 @@ class TrainingArrays(CallArrays):
         self.extra |= self.world.shared(placed)
 
     def take(self) -> tuple[list, dict[str, Any]]:
-        self._numbers = _exact.recall_all(
-            self.optimizer.current_values()
-        )  # before reading, which may move them
+        # Before reading, which may move the arrays: a number is found by its array's identity.
+        self._numbers = _exact.recall_all(self.optimizer.current_values())
         values, optimizer = take_distinct(self, self.optimizer)
         return values, {**self.extra, "optimizer": optimizer}
 

@@ -85,9 +85,9 @@ class Objective:
         return Loss(definition, arrays.form, trained, function, *policy), update
 
     def donates(self, keep: bool) -> tuple[str, ...]:
-        """Return the arguments that a program may consume: a training step owns its state, `value_and_grad`
-        does
-        not."""
+        """Return the names of the arguments whose buffers a program may consume."""
+        # A training step owns its state. `value_and_grad`, which has no update, leaves the arrays to its
+        # caller.
         if self.update is None or keep or not self.update.strategy.donates:
             return ()
         return ("values", "extra")
@@ -118,6 +118,7 @@ class ReplicaWork:
 
     def shapes(self, args: tuple, kwargs: dict[str, Any]) -> LocalRows:
         arrays, statics, form = separate((args, kwargs))
+        # `eval_shape` returns arrays only; the static parts of the rows come out through this list.
         rows: list[LocalRows] = []
 
         def bring(arrays: list) -> list:
