@@ -43,7 +43,7 @@ def between_steps() -> Iterator[Callable[[], None]]:
     if in_main_thread and isinstance(before, _Remember):
         yield before.check
         return
-    # SIGINT may be ignored on purpose (a script's background job), and a handler of the user's program comes first.
+    # SIGINT may be ignored on purpose (a script's background job), and the user's own handler comes first.
     if not in_main_thread or before is not signal.default_int_handler:
         yield lambda: None
         return

@@ -40,7 +40,7 @@ class Compiling:
         self._describe, self._rank = describe, rank
 
     def __enter__(self) -> None:
-        # A program traced inside a different one is a part of it, and only the outer one is reported.
+        # A program that is traced inside a different one belongs to it: only the outer one is reported.
         self._outer = getattr(_this, "call", None)
         _this.call = self._outer or self
         # No thread yet: nearly all calls are cached, and only tracing shows that one compiles (`begun`).

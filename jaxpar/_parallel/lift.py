@@ -85,7 +85,7 @@ def traced(f: Callable[..., Any], args: Sequence[Any], k: int) -> ClosedJaxpr:
 def _check_sums(jaxpr: Jaxpr) -> None:
     for eqn in filter(communicates, jaxpr.eqns):
         program = called(eqn)
-        # `_inline` can open a call, so sums can be cut out of it; a loop or a condition stays closed.
+        # `_inline` opens calls, so that their sums can be cut out; loops and conditions stay closed.
         if program is not None:
             _check_sums(opened(program)[0])
         elif eqn.primitive.name != "psum":

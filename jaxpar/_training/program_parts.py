@@ -33,7 +33,7 @@ def program_parts(traced: jax.stages.Traced) -> dict[str, str]:
             numbers |= {f"{value}" for value in values if np.ndim(value) == 0}
         for value in consts:
             constants.update(_bytes(value))
-    # The digest at the end finds every difference; the entries before it let the error name one.
+    # The last digest finds every difference; the other entries let the error name one.
     return {
         "the random implementation": str(jax.config.jax_default_prng_impl),  # type: ignore[attr-defined]
         "what goes into the step": _digest(str(traced.jaxpr.in_avals)),

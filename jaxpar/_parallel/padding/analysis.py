@@ -125,10 +125,10 @@ def _sizes(shapes: Sequence[Sequence[Shape]]) -> tuple[int, ...]:
     ]
     if not candidates:
         raise DependentError("rows")
-    # The shortest, because all other lengths that differ must be multiples of it (`axis_of`).
+    # The shortest, because `axis_of` requires all other lengths that differ to be its multiples.
     sizes = min(candidates)
-    # The first program is the one that runs, so it must have the most rows. Without rows there is no first
-    # row to fill the padding with.
+    # The first program is the one that runs, so it must have the most rows. Padding copies the first row, so
+    # every program must have one.
     if max(sizes) != sizes[0] or min(sizes) < 1:
         raise DependentError("rows")
     return sizes
