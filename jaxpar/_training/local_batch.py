@@ -81,7 +81,7 @@ def _widen(x: jax.Array, shape: Shape, placement: Placement) -> jax.Array:
     want = (x.shape[0], *(max(1, n) for n in shape))
     if x.shape == want:
         return x
-    # Only for a rank without rows: it brings the arrays of its last step, which may be larger than all others.
+    # Only for a rank without rows: it brings the arrays of its last step, which may be larger.
     if any(have > n for have, n in zip(x.shape, want, strict=True)):
         x = jax.jit(jnp.zeros_like, out_shardings=placement.stacked)(x[tuple(slice(0, n) for n in want)])
     padding = [(0, n - have) for have, n in zip(x.shape, want, strict=True)]

@@ -139,7 +139,7 @@ class Loss:
             result, changes = self.definition.apply(self.function.value, module, replica, args, kwargs)
         loss, aux = _split(result, self.has_aux, len(self.groups))
         if self.precision is not None:
-            # At least float32 for the loss scale and the mean over replicas, as losses under torch's autocast.
+            # At least float32 for the loss scale and the mean over replicas, as under torch's autocast.
             loss = jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), loss)
         return loss, aux, changes
 
