@@ -296,15 +296,15 @@ def small_disk(root: Path):
 
 
 def full(root: Path) -> list[str]:
-    rows, kept = [], Store.full
+    rows, original = [], Store.disk_error
     with small_disk(root) as (folder, how):
         for what, check in (("asked for first", kept), ("found on the way", lambda *_: None)):
             run = folder / what
-            Store.full = check
+            Store.disk_error = check
             try:
                 rows.append(f"disk full, {what:16} ({how}) {_fill(run)}")
             finally:
-                Store.full = kept
+                Store.disk_error = original
                 shutil.rmtree(run)
     return rows
 
