@@ -298,7 +298,7 @@ def small_disk(root: Path):
 def full(root: Path) -> list[str]:
     rows, original = [], Store.disk_error
     with small_disk(root) as (folder, how):
-        for what, check in (("asked for first", kept), ("found on the way", lambda *_: None)):
+        for what, check in (("asked for first", original), ("found on the way", lambda *_: None)):
             run = folder / what
             Store.disk_error = check
             try:
