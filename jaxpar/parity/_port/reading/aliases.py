@@ -90,7 +90,7 @@ def _is_read(source: Source, node: ast.stmt, name: str) -> bool:
     loop = next(
         (ancestor for ancestor in reversed(enclosing) if isinstance(ancestor, ast.For | ast.While)), None
     )
-    uses = sorted(_uses(source, function, name))
+    uses = sorted(_uses(source, function, name), key=lambda use: use[:2])  # as Python runs them
     after = [use for use in uses if use[0] > end_of(node)]
     again = [use for use in uses if loop is not None and start_of(loop) < use[0] < start_of(node)]
     for _, stored, statement in (*after, *again):
@@ -108,14 +108,8 @@ def _ancestors(source: Source, node: ast.AST) -> Iterator[ast.AST]:
         yield node
 
 
-class _Use(tuple[tuple[int, int], bool, ast.stmt]):
-    """The position of a use, whether it stores, and the statement; ordered as Python runs them."""
-
-    def __lt__(self, other: Any) -> bool:
-        return self[:2] < other[:2]
-
-
-def _uses(source: Source, function: ast.AST, name: str) -> Iterator[_Use]:
+def _uses(source: Source, function: ast.AST, name: str) -> Iterator[tuple[tuple[int, int], bool, ast.stmt]]:
+    """Yield, for each use of a name, its position, whether it stores, and its statement."""
     for node_ in ast.walk(function):
         if not isinstance(node_, ast.Name) or node_.id != name:
             continue
@@ -128,4 +122,4 @@ def _uses(source: Source, function: ast.AST, name: str) -> Iterator[_Use]:
         stored = not isinstance(node_.ctx, ast.Load)
         # An assignment binds its targets after its right side is evaluated.
         simple = stored and isinstance(statement, ast.Assign | ast.AugAssign)
-        yield _Use((end_of(statement) if simple else start_of(node_), stored, statement))
+        yield end_of(statement) if simple else start_of(node_), stored, statement
