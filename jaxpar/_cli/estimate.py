@@ -48,5 +48,6 @@ def _estimated(spec: str, hardware: Hardware, options: dict[str, Any]) -> Estima
         return estimate(
             net, definitions.get("optimizer"), definitions["loss_fn"], *batch, device=hardware, **options
         )
-    except Exception as error:  # the spec's own code runs in there
+    # Any exception: the estimate runs the spec's own code.
+    except Exception as error:
         raise failed(spec, "", error) from error

@@ -73,8 +73,7 @@ def virtual_devices(n: int) -> None:
         raise BackendError(
             f"virtual_devices: JAX already runs with {_devices(have)}, so {n} cannot be had any more. "
             f"{_started()}. Call jaxpar.virtual_devices before that (a default value such as "
-            "rngs=nnx.Rngs(0) is made at import: take rngs without one), or start again with "
-            f"{_outside(n)}."
+            f"rngs=nnx.Rngs(0) is made at import: take rngs without one), or start again with {_outside(n)}."
         )
     _asked = n
     _warn_of_few_threads(n)

@@ -159,12 +159,10 @@ class Progress(Generic[T]):
 
 
 class _Latest:
-    """The last ready value of a name, and the oldest and the newest pending ones.
+    """The last ready value of a name, and the oldest and the newest pending ones."""
 
-    The newest alone would never be ready while the host runs ahead of the device. The oldest pending value
-    becomes ready eventually: it is then displayed, and the newest replaces it.
-    """
-
+    # The newest alone would never be ready while the host runs ahead of the device. The oldest will be: it is
+    # then displayed, and the newest replaces it.
     def __init__(self) -> None:
         self.shown = ""
         self.waiting: list[object] = []

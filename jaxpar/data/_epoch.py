@@ -60,11 +60,7 @@ class _Task:
 
 
 class Epoch:
-    """An iterator over batches.
-
-    After an error the next batch follows, as in torch, so a caller can catch it and continue. In between no
-    thread is kept alive, because a stored traceback would keep the threads alive.
-    """
+    """An iterator over batches. After an error the next batch follows, as in torch, so callers can continue."""
 
     def __init__(self, fetch: Any, index: Iterator[Index], position: Position, read_ahead: ReadAhead | None):
         self._fetch, self._index, self._position, self._read_ahead = fetch, index, position, read_ahead
@@ -83,6 +79,7 @@ class Epoch:
         try:
             batch = self._read() if self._read_ahead is None else self._next_of(self._read_ahead)
         except BaseException as error:
+            # A stored traceback refers to this frame, and would keep the worker threads alive.
             if not self._outlives(error):
                 self._release()
             raise
@@ -155,8 +152,7 @@ class Epoch:
                     if self._begun and ahead.stateful:
                         raise RuntimeError(
                             "DataLoader: the worker processes of this epoch have ended, and with them their "
-                            "places "
-                            "in the iterable data set. Begin an epoch."
+                            "places in the iterable data set. Begin an epoch."
                         )
                     # Create the workers at the first batch: an epoch that is never iterated should start
                     # none.

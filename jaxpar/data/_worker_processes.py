@@ -99,10 +99,8 @@ class _Worker:
             self.connection.close()
             error.add_note(
                 "DataLoader: the data set, collate_fn and worker_init_fn are pickled for worker processes. "
-                "Define "
-                "their classes and functions at the top of a module, or leave multiprocessing_context out: "
-                "threads "
-                "need no copy."
+                "Define their classes and functions at the top of a module, or leave multiprocessing_context "
+                "out: threads need no copy."
             )
             raise
 
@@ -147,10 +145,7 @@ class _Worker:
             self._say()
 
     def _say(self) -> None:
-        """Report the death once. Other requests were not started, and are resubmitted later.
-
-        See Epoch._release.
-        """
+        """Report the death once. Other requests were not started; `Epoch._release` has them resubmitted."""
         while self.asked and not self.reported:
             future, *_ = self.asked.popleft()
             if future.set_running_or_notify_cancel():

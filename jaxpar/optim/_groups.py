@@ -116,11 +116,7 @@ class ParamGroup(MutableMapping[str, Any]):
 
 
 def param_groups_of(optimizer: nnx.Optimizer) -> list[ParamGroup]:
-    """Return an optimizer's groups, the same objects at every call.
-
-    There is one group for each label of `optim.param_groups` or `optax.partition`, in the labels' order, or a
-    single group without labels.
-    """
+    """Return an optimizer's groups, the same objects at every call: one for each label, in order, or just one."""
     groups = _groups.get(optimizer)
     if groups is None:
         paths: dict[tuple[Any, ...], dict[str, list[KeyPath]]] = {}

@@ -46,11 +46,8 @@ def check_nonnegative(**values: ScalarOrSchedule) -> None:
 
 
 def check_numbers(**values: ScalarOrSchedule) -> None:
-    """Raise TypeError for text, None, and arrays of integers.
-
-    `optax.inject_hyperparams` makes an array of a number, of its type: a rate of 1.25 written over a whole 20
-    would become 1.
-    """
+    """Raise TypeError for text, None, and arrays of integers."""
+    # optax.inject_hyperparams makes an array of a number's own type: a rate of 1.25 set over 20 would become 1.
     for name, value in values.items():
         if not (is_number(value) or callable(value) or isinstance(value, jax.Array | np.ndarray)):
             raise TypeError(f"{name} must be a number, an array or a schedule, not {value!r}.")

@@ -96,9 +96,8 @@ def muon(
         for path, leaf in jax.tree_util.tree_leaves_with_path(params):
             if leaf.ndim != 2:
                 raise ValueError(
-                    "Muon only supports 2D parameters whereas we found a parameter with size: "
-                    f"{leaf.shape}, {leaf_path(path) or 'the parameter'}. Give it to another optimizer, by "
-                    "optax.partition."
+                    f"Muon only supports 2D parameters whereas we found a parameter with size: {leaf.shape}, "
+                    f"{leaf_path(path) or 'the parameter'}. Give it to another optimizer, by optax.partition."
                 )
         return MuonState(new_counter(), zeros(params))
 

@@ -133,9 +133,8 @@ class _DrawnLayer:
         axes = axes_of(self.rule.torch)
         if axes is not None and len(shapes["weight"]) != axes:
             raise MatchError(
-                f"torch_init: {self} is torch's {self.rule.torch}, whose weight has {axes} axes, and "
-                f"here it would have the shape {shapes['weight']}. Layers stacked by nnx.vmap have no "
-                "counterpart."
+                f"torch_init: {self} is torch's {self.rule.torch}, whose weight has {axes} axes, and here it "
+                f"would have the shape {shapes['weight']}. Layers stacked by nnx.vmap have no counterpart."
             )
         # The rulebook knows shapes in torch from those in Flax, so an abstract module will do.
         tensors = (

@@ -46,8 +46,7 @@ class Normalize:
             if numbers.size not in (1, x.shape[-1]) or x.ndim != 3:
                 raise ValueError(
                     f"Normalize: {name} has {numbers.size} numbers, and the image of shape {x.shape} needs "
-                    f"one "
-                    "for each channel, its last axis."
+                    "one for each channel, its last axis."
                 )
         return (x - mean) / std
 

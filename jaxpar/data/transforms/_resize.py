@@ -57,8 +57,7 @@ class Resize:
         if max_size is not None and (self.short is None or max_size <= self.short):
             raise ValueError(
                 f"Resize: max_size = {max_size} must be strictly greater than the requested size for the "
-                f"smaller "
-                f"edge size = {size}, which is one number then."
+                f"smaller edge size = {size}, which is one number then."
             )
 
     def __call__(self, img: Image) -> np.ndarray:
@@ -81,8 +80,7 @@ def check_bilinear(interpolation: Any, antialias: Any, function: str) -> None:
     if getattr(interpolation, "value", interpolation) not in ("bilinear", BILINEAR) or antialias is not True:
         raise ValueError(
             f"{function}: interpolation={interpolation!r} and antialias={antialias!r} are not here; only "
-            f"'bilinear' "
-            "and True are. Resize with PIL before it."
+            "'bilinear' and True are. Resize with PIL before it."
         )
 
 
