@@ -60,7 +60,7 @@ class _Task:
 
 
 class Epoch:
-    """An iterator over batches. After an error the next batch follows, as in torch, so callers can continue."""
+    """An iterator over batches. After an error the next batch follows, as in torch, so a caller can go on."""
 
     def __init__(self, fetch: Any, index: Iterator[Index], position: Position, read_ahead: ReadAhead | None):
         self._fetch, self._index, self._position, self._read_ahead = fetch, index, position, read_ahead

@@ -116,7 +116,7 @@ class ParamGroup(MutableMapping[str, Any]):
 
 
 def param_groups_of(optimizer: nnx.Optimizer) -> list[ParamGroup]:
-    """Return an optimizer's groups, the same objects at every call: one for each label, in order, or just one."""
+    """Return an optimizer's groups, one for each label in order or just one; the same objects every time."""
     groups = _groups.get(optimizer)
     if groups is None:
         paths: dict[tuple[Any, ...], dict[str, list[KeyPath]]] = {}

@@ -47,7 +47,7 @@ def check_nonnegative(**values: ScalarOrSchedule) -> None:
 
 def check_numbers(**values: ScalarOrSchedule) -> None:
     """Raise TypeError for text, None, and arrays of integers."""
-    # optax.inject_hyperparams makes an array of a number's own type: a rate of 1.25 set over 20 would become 1.
+    # optax.inject_hyperparams makes an array of a number's own type: 1.25 set over a rate of 20 would be 1.
     for name, value in values.items():
         if not (is_number(value) or callable(value) or isinstance(value, jax.Array | np.ndarray)):
             raise TypeError(f"{name} must be a number, an array or a schedule, not {value!r}.")
