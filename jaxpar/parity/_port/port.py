@@ -29,7 +29,7 @@ from .reading.watching import watch
 from .record_files import write_record
 from .training.lines import Lines, Origin, TorchObject, optimizer_lines, scheduler_lines
 from .translating.definitions import takes_rngs
-from .translating.words import Hole
+from .translating.fragment import Hole
 from .writing import Writer, Written, formatted, with_docstring
 
 Make = Callable[[], nn.Module]

@@ -17,13 +17,12 @@ from typing import Any
 from .reading.building import Inexpressible
 from .reading.counting import torch_lines
 from .reading.runtime import of_runtime, stand_in_source
-from .reading.scope import Scope, definition, import_of
+from .reading.scope import definition, import_of
 from .reading.source import Function, Source, defined
 from .reading.watching import Watched
 from .rules import transformers_names as runtime_names
-from .translating.definitions import class_text, function_text, not_run
+from .translating.definitions import constant_text, definition_text, not_run
 from .translating.needs import Needs
-from .translating.statements import Statements
 
 HASHED = "{}.__hash__ = object.__hash__  # NNX hashes what a module keeps"
 HOLE = '''def hole(line):
@@ -133,11 +132,9 @@ class Writer:
             return self._stand_in(value.name)
         if isinstance(value, tuple):
             source, node, module = value
-            text = Statements(source, self.watched, Scope(dict(vars(module))), self.needs).statement(node)
+            text = constant_text(source, node, module, self.watched, self.needs)
         else:
-            source, node = definition(value)
-            write: Any = class_text if isinstance(node, ast.ClassDef) else function_text
-            text = write(value, source, node, self.watched, self.needs)
+            source, node, text = definition_text(value, self.watched, self.needs)
         met = [value for key, value in self.needs.definitions.items() if key not in before]
         files = {definition(value)[0].path for value in met}
         files |= {constant[0].path for key, constant in self.needs.constants.items() if key not in before}

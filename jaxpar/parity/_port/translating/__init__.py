@@ -1,6 +1,18 @@
 """Translating: one expression, statement or definition of torch as JAX source.
 
-Each class translates one kind of syntax and inherits from the one before: `words` ─► `deciding` ─►
-`libraries` ─► `calls` ─► `pairs` ─► `stopping` ─► `assignments` ─► `branches` ─► `initial` ─► `statements`;
-`definitions` writes classes and functions. `precedence` adds parentheses, `drawing` finds random numbers.
+    definitions ─► functions ─► blocks: statements by type ─► expressions: expressions by type
+
+`@expression(ast.Call)` and `@statement(ast.For)` register the function for a type of node. It takes the
+`Context` and the node, and returns a `Fragment`, or a statement's text. Nodes of all other types keep their
+own text, with their parts translated.
 """
+
+from . import assignments as assignments
+from . import branches as branches
+from . import calls as calls
+from . import conditions as conditions
+from . import functions as functions
+from . import indexing as indexing
+from . import literals as literals
+from . import names as names
+from . import statements as statements

@@ -1,6 +1,7 @@
-"""Drawing: which of the user's functions and classes draw random numbers when called, as dropout does.
+"""Drawing: which of the user's functions and classes draw random numbers, and which build layers that do.
 
-A class that draws has its own stream, as `nnx.Dropout` does. A function takes its caller's.
+A class that draws has its own stream, as `nnx.Dropout` does. A function takes its caller's. Whatever builds
+layers takes `rngs`.
 """
 
 from __future__ import annotations
@@ -8,58 +9,152 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+from collections.abc import Callable
 from types import FunctionType, MethodType
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakKeyDictionary
 
-from ..reading.scope import defined_by_user, definition
-from ..reading.source import Function, Source
+import torch
+from torch import nn
 
+from .. import rules
+from ..reading.scope import UNKNOWN, defined_by_user, definition, is_layer, rule_name
+from ..reading.source import Function
+from ..reading.watching import is_users
+from ..rules import CallRule
+from .context import Context
+from .fragment import Hole
+
+DRAWN = "JAX draws other random numbers"
 STREAM = "self.rngs = rngs.dropout.fork()"
-_DRAWS: WeakKeyDictionary[FunctionType, bool] = WeakKeyDictionary()
+Answers = WeakKeyDictionary[FunctionType, bool]
+_DRAWS: Answers = WeakKeyDictionary()
+_BUILDS: Answers = WeakKeyDictionary()
 
 
-class Reader(Protocol):
-    """Interface for resolving calls in a different file, class or function."""
-
-    def at(self, source: Source, globals: dict[str, Any], kind: type | None = None) -> Reader: ...
-
-    def inside(self, function: ast.AST) -> Reader: ...
-
-    def call_draws(self, node: ast.Call) -> bool: ...
+def _remembered(answers: Answers, function: FunctionType, examine: Callable[[], bool]) -> bool:
+    if function not in answers:
+        answers[function] = False  # ends the recursion of functions that call themselves
+        answers[function] = examine()
+    return answers[function]
 
 
-def draws(reader: Reader, target: Any) -> bool:
+def stream(ctx: Context) -> str:
+    """Return the stream of random numbers: the module's attribute, or a function's argument."""
+    return "self.rngs" if ctx.kind else "rngs"
+
+
+def require_stream(ctx: Context) -> None:
+    """Refuse a class that draws but has no constructor in which its stream could be made."""
+    kinds: tuple[Any, ...] = ctx.kind.__mro__ if ctx.kind else ()
+    first = [base for base in kinds if draws_first(ctx, base)]
+    # Without any constructor, `classes` writes one.
+    if not any("__init__" in vars(base) or base.__init__ is nn.Module.__init__ for base in first):
+        raise Hole("it draws random numbers, by a stream that a constructor of the class would make")
+
+
+def draws(ctx: Context, target: Any) -> bool:
     """Return whether a user's function needs a stream argument; a method uses its module's stream."""
     if isinstance(target, functools.partial):
-        return draws(reader, target.func)
+        return draws(ctx, target.func)
     if isinstance(target, MethodType) or not defined_by_user(target) or inspect.isclass(target):
         return False
     function = inspect.unwrap(target)
-    drawing = _DRAWS.get(function)
-    if drawing is None:
-        _DRAWS[function] = False  # ends recursion
+
+    def examine() -> bool:
         source, node = definition(function)
-        _DRAWS[function] = drawing = _any(reader.at(source, function.__globals__), node)
-    return drawing
+        return _any_call(ctx.elsewhere(source, function.__globals__), node, call_draws)
+
+    return _remembered(_DRAWS, function, examine)
 
 
-def draws_itself(reader: Reader, kind: type | None) -> bool:
+def draws_itself(ctx: Context, kind: type | None) -> bool:
     """Return whether a class's own methods draw, ignoring base classes."""
     if kind is None or not defined_by_user(kind):
         return False
     source, node = definition(kind)
-    methods = [statement for statement in node.body if isinstance(statement, Function)]  # type: ignore[attr-defined]
-    module = inspect.getmodule(kind)
-    return any(_any(reader.at(source, vars(module), kind), method) for method in methods)
+    inner = ctx.elsewhere(source, vars(inspect.getmodule(kind)), kind)
+    methods = [statement for statement in getattr(node, "body", []) if isinstance(statement, Function)]
+    return any(_any_call(inner, method, call_draws) for method in methods)
 
 
-def draws_first(reader: Reader, kind: type | None) -> bool:
+def draws_first(ctx: Context, kind: type | None) -> bool:
     """Return whether a class draws and none of its base classes do."""
     bases = kind.__mro__[1:] if kind else ()
-    return draws_itself(reader, kind) and not any(draws_itself(reader, base) for base in bases)
+    return draws_itself(ctx, kind) and not any(draws_itself(ctx, base) for base in bases)
 
 
-def _any(reader: Reader, node: ast.AST) -> bool:
-    inner_reader = reader.inside(node)
-    return any(isinstance(child, ast.Call) and inner_reader.call_draws(child) for child in ast.walk(node))
+def call_draws(ctx: Context, node: ast.Call) -> bool:
+    """Return whether a call draws random numbers, directly or in a user's function."""
+    if candidates := _rules_of(ctx, node):
+        rule = next((rule for rule in candidates if rule.accepts(node)), None)
+        return rule is not None and rule.draws(node)
+    return any(draws(ctx, target) for target in targets_of(ctx, node))
+
+
+def _rules_of(ctx: Context, node: ast.Call) -> list[CallRule]:
+    name = rule_name(ctx.scope.value(node.func))
+    if name or not isinstance(node.func, ast.Attribute):
+        return rules.FUNCTIONS.get(name or "", [])
+    site = ctx.site(node.func.value)
+    return rules.METHODS.get(node.func.attr, []) if site is None or site.is_tensor else []
+
+
+def _any_call(ctx: Context, node: ast.AST, condition: Callable[[Context, ast.Call], bool]) -> bool:
+    inner = ctx.inside(node)
+    return any(isinstance(child, ast.Call) and condition(inner, child) for child in ast.walk(node))
+
+
+def targets_of(ctx: Context, node: ast.Call) -> list[Any]:
+    """Return the recorded callables of a call or, if it did not run, the value of the name."""
+    site = ctx.site(node.func)
+    if site:
+        return list(site.objects.values())
+    value = ctx.scope.value(node.func)
+    return [] if value is UNKNOWN else [value]
+
+
+def needs_rngs(ctx: Context, target: Any) -> bool:
+    """Return whether a callable needs `rngs` to build layers."""
+    if isinstance(target, functools.partial):
+        return needs_rngs(ctx, target.func)
+    if isinstance(target, MethodType):
+        target = target.__func__
+    if is_layer(target):
+        return target.__name__ in rules.ACCEPTING
+    if inspect.isclass(target) and issubclass(target, nn.Module):
+        base = next(base for base in target.__mro__ if "__init__" in vars(base))
+        constructed = defined_by_user(base) or takes_rngs_as_base(base)
+        return constructed or any(draws_itself(ctx, base) for base in target.__mro__)
+    return isinstance(target, FunctionType) and _builds(ctx, inspect.unwrap(target))
+
+
+def takes_rngs_as_base(base: type) -> bool:
+    """Return whether the constructor of a base class takes `rngs`."""
+    if is_layer(base):
+        return base.__name__ in rules.ACCEPTING
+    return defined_by_user(base) and issubclass(base, nn.Module)
+
+
+def _builds(ctx: Context, function: FunctionType) -> bool:
+    """Return whether a user's function builds layers."""
+
+    def examine() -> bool:
+        if "." in function.__qualname__ and function.__name__ in ("forward", "__call__"):
+            return False
+        try:
+            source, node = definition(function)
+        except (LookupError, OSError, SyntaxError):
+            return False
+        elsewhere = ctx.elsewhere(source, function.__globals__)
+        return is_users(source.path) and _any_call(elsewhere, node, _builds_layer)
+
+    return _remembered(_BUILDS, function, examine)
+
+
+def _builds_layer(ctx: Context, node: ast.Call) -> bool:
+    return any(
+        target in (torch.randn, torch.rand)
+        or (needs_rngs(ctx, target) and (not is_layer(target) or target.__name__ in rules.RANDOM))
+        for target in targets_of(ctx, node)
+    )

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from ..images.plan import LayoutPlan
 from ..reading.runtime import Beyond
 from ..reading.source import Source
+
+Text = TypeVar("Text")
 
 
 class Needs:
@@ -59,14 +61,21 @@ class Needs:
         if text not in self.notes:
             self.notes.append(text)
 
-    def mark(self) -> tuple[int, int, int]:
-        """Return the position that `forget` returns to."""
-        return len(self.holes), len(self.notes), self.written_holes
+    def note_initial_values(self) -> None:
+        self.note("initial values are not ported: they come with torch's weights")
 
-    def forget(self, mark: tuple[int, int, int]) -> None:
-        """Forget the holes and notes of a text that is discarded."""
-        del self.holes[mark[0] :], self.notes[mark[1] :]
-        self.written_holes = mark[2]
+    def without_holes(self, write: Callable[[], Text]) -> Text | None:
+        """Return what `write` returns; None if it wrote holes, which are forgotten along with its notes."""
+        holes, notes, written_holes = len(self.holes), len(self.notes), self.written_holes
+        failed = True
+        try:
+            written = write()
+            failed = self.written_holes > written_holes
+        finally:
+            if failed:
+                del self.holes[holes:], self.notes[notes:]
+                self.written_holes = written_holes
+        return None if failed else written
 
     @contextmanager
     def unless_beyond(self) -> Iterator[None]:

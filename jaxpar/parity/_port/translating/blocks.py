@@ -1,0 +1,161 @@
+"""Blocks of statements, including those that did not run, and the registry of statements.
+
+A block that did not run and has no counterpart raises in the ported file. A statement without a counterpart
+is left out together with its line: `super().__init__()` of nn.Module, initial values (torch's weights are
+copied), contexts without a meaning in JAX.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from ..reading.aliases import read_later
+from ..reading.runtime import Beyond
+from ..reading.source import end_of, start_of
+from .conditions import test
+from .context import Context
+from .expressions import hole, positioned, text
+from .fragment import Hole
+from .gradients import require_no_changes
+from .indexing import rebound
+from .initial import is_silent, note_initial_values
+
+Handler = TypeVar("Handler", bound=Callable[[Context, Any], "str | None"])
+_HANDLERS: dict[type[ast.AST], Callable[[Context, Any], str | None]] = {}
+
+
+def statement(*kinds: type[ast.stmt]) -> Callable[[Handler], Handler]:
+    """Register the function that writes statements of these types, or returns None to leave one out."""
+
+    def register(handler: Handler) -> Handler:
+        _HANDLERS.update(dict.fromkeys(kinds, handler))
+        return handler
+
+    return register
+
+
+def written_statement(ctx: Context, node: ast.stmt) -> str | None:
+    """Write a statement in JAX; None if it is left out."""
+    try:
+        _require_no_aliases(ctx, node)
+        require_no_changes(ctx, node)
+        if not isinstance(node, ast.Pass) and is_silent(ctx, node):
+            note_initial_values(ctx, node)
+            return None
+        return _HANDLERS.get(type(node), with_blocks)(ctx, node)
+    except Hole as reason:
+        return hole(ctx, node, str(reason)).text
+
+
+def _require_no_aliases(ctx: Context, node: ast.stmt) -> None:
+    changed = ctx.watched.aliases.changed.get((ctx.source.path, node.lineno), set())
+    if read := read_later(ctx.source, node, changed - {rebound(ctx, node)}):
+        raise Hole(f"it changes {' and '.join(read)} as well, in place")
+
+
+def with_blocks(ctx: Context, node: ast.AST) -> str:
+    """Write a statement whose parts are expressions and blocks."""
+    bodies = {id(body[0]): body for body in blocks_of(node)}
+    later = {id(child) for body in bodies.values() for child in body[1:]}
+    written, at = "", begin_of(node)
+    for part in sorted((part for part in positioned(node) if id(part) not in later), key=begin_of):
+        body = bodies.get(id(part))
+        if body:
+            written += ctx.source.between(at, begin_of(part)) + block(ctx, body)
+            at = end_of(body[-1])
+        else:
+            written += ctx.source.between(at, start_of(part)) + _part(ctx, node, part)
+            at = end_of(part)
+    return written + ctx.source.between(at, end_of(node))
+
+
+def _part(ctx: Context, node: ast.AST, part: ast.AST) -> str:
+    if isinstance(part, ast.ExceptHandler):
+        return with_blocks(ctx, part)
+    if isinstance(part, ast.expr) and part is getattr(node, "test", None):
+        return test(ctx, part).text
+    return text(ctx, part)
+
+
+def blocks_of(node: ast.AST) -> list[list[ast.stmt]]:
+    fields = [getattr(node, name, None) for name in ("body", "orelse", "finalbody")]
+    return [body for body in fields if isinstance(body, list) and body]
+
+
+def block(ctx: Context, body: Sequence[ast.stmt], last: bool = False) -> str:
+    """Write a block; a statement that raises if it did not run and has no counterpart."""
+    if ctx.ran(body[0]) or not ctx.ran(ctx.source.parents[body[0]]):
+        return _statements(ctx, body, last)
+    try:
+        with ctx.needs.unless_beyond():
+            return _statements(ctx, body, last)
+    except Beyond:
+        return _refusal(ctx, body[0])
+
+
+def _refusal(ctx: Context, node: ast.stmt) -> str:
+    """Write a statement that raises instead of one that did not run and those after."""
+    ctx.needs.refused.add((ctx.source.path, node.lineno))
+    return f"raise NotImplementedError({f'{ctx.source.place(node)} is not ported: no example ran it'!r})"
+
+
+def _statements(ctx: Context, body: Sequence[ast.stmt], last: bool) -> str:
+    """Write statements and the lines between them, indented as in the source; "pass" if none remains.
+
+    If they are the `last` ones of a definition, the comment after them is written, too.
+    """
+    written, at = "", start_of(body[0])
+    for node in body:
+        between = ctx.source.between(at, begin_of(node))
+        if between.lstrip().startswith(";") and written == "":
+            between = ""  # the previous statement on the line is left out
+        at = end_of(node)
+        try:
+            with ctx.needs.unless_beyond():
+                line = written_statement(ctx, node)
+        except Beyond:
+            if ctx.ran(node) or not ctx.ran(body[0]):
+                raise
+            return (written + between + _refusal(ctx, node)).lstrip("\n").lstrip()
+        if line is not None:
+            written += between + line
+            continue
+        comments = _apart(between)
+        written += comments if "#" in comments else ""
+        at = _end_of_line(ctx, node)
+    if last:
+        written += ctx.source.between(at, _end_of_line(ctx, body[-1]))
+    return written.lstrip("\n").lstrip() if written.strip() else "pass"
+
+
+def _end_of_line(ctx: Context, node: ast.stmt) -> tuple[int, int]:
+    """Return the position after a statement and the comment on its last line."""
+    line, column = end_of(node)
+    remaining = ctx.source.lines[line - 1][column:].decode()
+    is_comment = remaining.lstrip().startswith("#")
+    return line, column + (len(remaining.rstrip("\n").encode()) if is_comment else 0)
+
+
+def _apart(between: str) -> str:
+    """Return the comments between two statements, without those directly above the second."""
+    lines = between.rstrip().split("\n")
+    while len(lines) > 1 and lines[-1].lstrip().startswith("#"):
+        lines.pop()
+    return "\n".join(lines).rstrip()
+
+
+def dedented(ctx: Context, body: list[ast.stmt], column: int) -> str:
+    """Write a block in place of the statement that contained it."""
+    inner = begin_of(body[0])[1]
+    cut = inner - column
+    lines = (" " * inner + block(ctx, body)).splitlines(keepends=True)
+    return "".join(line[cut:] if line[:cut].isspace() else line for line in lines).lstrip()
+
+
+def begin_of(node: ast.AST) -> tuple[int, int]:
+    """Return the first position of a statement, including decorators."""
+    start = start_of(node)
+    first = min([start, *(start_of(decorator) for decorator in getattr(node, "decorator_list", []))])
+    return (first[0], first[1] - 1) if first != start else first

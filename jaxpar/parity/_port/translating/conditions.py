@@ -1,0 +1,117 @@
+"""Conditions, where Python reads a tensor's numbers; JAX cannot while it compiles."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import math
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import torch
+
+from ..reading.runtime import Beyond
+from ..reading.scope import UNKNOWN
+from .context import Context
+from .expressions import expression, hole, spliced, text, translated
+from .fragment import COMPARE, Fragment, Hole
+
+NUMERIC = ("int", "float", "bool", "complex", "range", "max", "min", "any", "all", "sorted", "divmod")
+"""Functions of Python that read a tensor's numbers."""
+_NUMERIC = {id(getattr(builtins, name)) for name in NUMERIC}
+DECIDES = "it decides by data"
+
+
+def test(ctx: Context, node: ast.expr) -> Fragment:
+    """Translate the condition of an `if`, a `while` or an `assert`."""
+    return hole(ctx, node, DECIDES) if ctx.is_tensor(node) else translated(ctx, node)
+
+
+@expression(ast.BoolOp)
+def and_or(ctx: Context, node: ast.BoolOp) -> Fragment:
+    return _without_tensors(ctx, node, node.values)
+
+
+@expression(ast.UnaryOp)
+def unary(ctx: Context, node: ast.UnaryOp) -> Fragment:
+    if not isinstance(node.op, ast.Not):
+        return spliced(ctx, node)
+    if isinstance(node.operand, ast.Attribute) and (operand := translated(ctx, node.operand).negated):
+        return Fragment(operand)
+    return _without_tensors(ctx, node, [node.operand])
+
+
+@expression(ast.Compare)
+def comparison(ctx: Context, node: ast.Compare) -> Fragment:
+    operands = [node.left, *node.comparators]
+    site, sites = ctx.site(node), map(ctx.site, operands)
+    devices = any(operand is not None and operand.kinds == {torch.device} for operand in sites)
+    if devices and site and len(site.objects) == 1:
+        return resolved(ctx, node, *site.objects.values())
+    if len(node.ops) > 1 or isinstance(node.ops[0], ast.In | ast.NotIn):
+        return _without_tensors(ctx, node, operands)
+    if isinstance(node.ops[0], ast.Is | ast.IsNot) and any(_is_type(ctx, operand) for operand in operands):
+        # `jnp.float32` is a scalar type, equal to an array's dtype but a different object.
+        sign = "==" if isinstance(node.ops[0], ast.Is) else "!="
+        return Fragment(f"{text(ctx, node.left)} {sign} {text(ctx, node.comparators[0])}", COMPARE)
+    return spliced(ctx, node)
+
+
+def _is_type(ctx: Context, node: ast.expr) -> bool:
+    site = ctx.site(node)
+    return isinstance(ctx.scope.value(node), torch.dtype) or bool(site and torch.dtype in site.kinds)
+
+
+def resolved(ctx: Context, node: ast.AST, value: object) -> Fragment:
+    """Write an expression's value in torch, as a constant."""
+    ctx.needs.note(f"resolved: {ctx.source.place(node)}: {ctx.source.segment(node)} is {value}")
+    return Fragment(str(value), value=value)
+
+
+def _without_tensors(ctx: Context, node: ast.expr, operands: Iterable[ast.expr]) -> Fragment:
+    if any(map(ctx.is_tensor, operands)):
+        raise Hole(DECIDES)
+    return spliced(ctx, node)
+
+
+@expression(ast.IfExp)
+def conditional(ctx: Context, node: ast.IfExp) -> Fragment:
+    if ctx.is_tensor(node.test):
+        raise Hole(DECIDES)
+    return spliced(ctx, node, lambda part: _branch(ctx, part))
+
+
+def _branch(ctx: Context, node: ast.AST) -> Fragment:
+    """Write a part of a conditional expression; a hole if it did not run and has no counterpart."""
+    try:
+        return translated(ctx, node)
+    except Beyond as beyond:
+        if not ctx.ran(ctx.source.parents[node]):
+            raise
+        return hole(ctx, node, f"it needs {beyond}")
+
+
+def require_no_numbers(ctx: Context, node: ast.Call) -> None:
+    """Refuse `int(x)` and similar calls on a tensor."""
+    value = ctx.scope.value(node.func)
+    if value is UNKNOWN or not (id(value) in _NUMERIC or _is_numeric_library(ctx, node.func)):
+        return
+    if any(map(ctx.is_tensor, _arguments(node))):
+        raise Hole("it takes a number out of a tensor")
+
+
+def _is_numeric_library(ctx: Context, func: ast.expr) -> bool:
+    """Return whether a function is from `math` or NumPy."""
+    while isinstance(func, ast.Attribute):
+        func = func.value
+    return ctx.scope.value(func) in (math, np)
+
+
+def _arguments(node: ast.Call) -> Iterator[ast.expr]:
+    """Yield the arguments of a call, and the elements of lists and generators among them."""
+    for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
+        yield argument
+        if isinstance(argument, ast.List | ast.Tuple):
+            yield from argument.elts
+        elif isinstance(argument, ast.GeneratorExp | ast.ListComp):
+            yield argument.elt

@@ -1,0 +1,119 @@
+"""Context: what surrounds the syntax that is translated, and what was recorded about it."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from ..reading.scope import Scope
+from ..reading.source import Function, Source
+from ..reading.watching import PROBED_NODES, Site, Watched
+from .needs import Needs
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """The surroundings of a node.
+
+    Attributes:
+      source, scope: its file, and the names that are visible.
+      watched: the recorded values and lines.
+      needs: what the written text refers to; the only part that translating changes.
+      kind: the module class whose body is translated, if any.
+      stops: whether it is under `torch.no_grad()`, so that values carry no gradient.
+      unbound: variables that none of the written lines assign.
+    """
+
+    source: Source
+    watched: Watched
+    scope: Scope
+    needs: Needs
+    kind: type | None = None
+    stops: bool = False
+    unbound: frozenset[str] = frozenset()
+
+    def inside(self, function: ast.AST) -> Context:
+        """Return the context of a function's body."""
+        scope = self.scope.inside(function)
+        return dataclasses.replace(self, scope=scope, stops=False, unbound=frozenset())
+
+    def stopping(self) -> Context:
+        return dataclasses.replace(self, stops=True)
+
+    def elsewhere(self, source: Source, names: Mapping[str, Any], kind: type | None = None) -> Context:
+        """Return a context in a different file, for reading without writing."""
+        return Context(source, self.watched, Scope(dict(names)), Needs(), kind)
+
+    def code(self, node: ast.AST) -> str:
+        """Return torch's code in one line."""
+        return " ".join(self.source.segment(node).split())
+
+    def note(self, node: ast.AST, remark: str) -> None:
+        self.needs.note(f"{self.source.place(node)}: {self.code(node)}: {remark}")
+
+    def site(self, node: ast.AST) -> Site | None:
+        """Return an expression's values; for a variable that did not run, those from other lines."""
+        site = self.watched.site(self.source, node)
+        if site is None and isinstance(node, ast.Name) and node.id in self.scope.local:
+            return self.watched.variables(self.source).get((self.source.around(node), node.id))
+        return site
+
+    def ran(self, node: ast.AST) -> bool:
+        """Return whether the statement of a node ran; code outside of functions always did."""
+        child: ast.AST | None = node
+        while child is not None and not isinstance(child, ast.stmt):
+            parent = self.source.parents.get(child)
+            chosen = isinstance(parent, ast.IfExp) and child is not parent.test
+            if chosen and isinstance(child, PROBED_NODES) and self.watched.site(self.source, child) is None:
+                return False
+            child = parent
+        function: ast.AST | None = child
+        while function is not None and not isinstance(function, Function):
+            function = self.source.parents.get(function)
+        if function is None or child is function or child is None:
+            return True
+        return (self.source.path, child.lineno) in self.watched.lines
+
+    def in_call(self, node: ast.AST) -> bool:
+        """Return whether the statement of a node ran when the module was called."""
+        return self._line(node) in self.watched.called
+
+    def only_making(self, node: ast.AST) -> bool:
+        """Return whether an expression ran only in the constructor, where arrays are concrete."""
+        line = self._line(node)
+        return line in self.watched.lines and line not in self.watched.called
+
+    def _line(self, node: ast.AST) -> tuple[str, int]:
+        while not isinstance(node, ast.stmt):
+            node = self.source.parents[node]
+        return self.source.path, node.lineno
+
+    def is_tensor(self, node: ast.AST) -> bool:
+        site = self.site(node)
+        return bool(site and site.is_tensor)
+
+    def is_module(self, node: ast.AST) -> bool:
+        site = self.site(node)
+        if site is None and isinstance(node, ast.Name) and node.id == "self":  # a line that did not run
+            return self.kind is not None
+        return bool(site and any(issubclass(kind, nn.Module) for kind in site.kinds))
+
+    def modules(self, node: ast.AST) -> list[nn.Module]:
+        """Return the modules that an expression was."""
+        site = self.site(node)
+        return [value for value in site.objects.values() if isinstance(value, nn.Module)] if site else []
+
+    def in_annotation(self, node: ast.AST) -> bool:
+        parent = self.source.parents.get(node)
+        while parent is not None and not isinstance(parent, ast.stmt | ast.arg):
+            node, parent = parent, self.source.parents.get(parent)
+        return any(getattr(parent, name, None) is node for name in ("annotation", "returns"))
+
+
+def variables_of(module: nn.Module) -> set[str]:
+    """Return the names of a module's own variables; a buffer that is not persistent is a plain array."""
+    return {*module._parameters, *module._buffers} - module._non_persistent_buffers_set

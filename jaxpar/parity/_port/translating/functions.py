@@ -1,0 +1,108 @@
+"""Functions: `forward` becomes `__call__`, and an argument for random numbers is added where it is needed."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+
+from ..reading.runtime import Beyond, of_runtime
+from ..reading.scope import UNKNOWN, is_torchs
+from ..reading.source import Function, end_of, start_of
+from .blocks import begin_of, block, statement
+from .context import Context
+from .expressions import positioned, text
+from .gradients import is_decorated
+from .initial import is_docstring
+
+
+@statement(ast.FunctionDef)
+def nested(ctx: Context, node: ast.FunctionDef) -> str:
+    return function(ctx, node)
+
+
+def function(ctx: Context, node: Function, rngs: str = "") -> str:
+    """Write a function; `rngs` is the type of its argument for random numbers, "" without one."""
+    inner = ctx.inside(node)
+    if is_decorated(ctx, node):
+        inner = inner.stopping()
+    decorators = [decorator(ctx, expression) for expression in node.decorator_list]
+    indent = " " * node.col_offset
+    head = "".join(f"@{written}\n{indent}" for written in decorators if written) + _head(ctx, node, rngs)
+    body = _body(inner, node)
+    # Whether a variable is unbound only shows once the statements that assign it may have been left out.
+    if names := _unbound(node, body):
+        body = _body(dataclasses.replace(inner, unbound=names), node)
+    return head + body
+
+
+def _head(ctx: Context, node: Function, rngs: str) -> str:
+    """Write `def f(x, *, rngs):` up to the first statement."""
+    written, at = "", start_of(node)
+    last = _last_parameter(node) if rngs else None
+    for part in head_parts(node):
+        before = ctx.source.between(at, start_of(part))
+        at = end_of(part)
+        try:
+            written += before + text(ctx, part)
+        except Beyond:  # the annotation of what it returns
+            written += before.rpartition("->")[0].rstrip()
+        if part is last:
+            written += _rngs_parameter(node, rngs)
+    written += ctx.source.between(at, begin_of(node.body[0]))
+    if rngs and last is None:
+        written = written.replace("()", "(*, rngs)", 1)
+    if ctx.kind is not None and node.name == "forward":
+        written = re.sub(r"^(\s*(?:async )?def )forward\b", r"\1__call__", written)
+    return written
+
+
+def head_parts(node: Function | ast.ClassDef) -> list[ast.AST]:
+    """Return the parts between `def` or `class` and the first statement, in order."""
+    parts = (part for part in positioned(node) if not isinstance(part, ast.stmt))
+    return sorted((part for part in parts if part not in node.decorator_list), key=start_of)
+
+
+def _last_parameter(node: Function) -> ast.AST | None:
+    """Return the last part of a function's parameters before `**kwargs`."""
+    a = node.args
+    parts = [*a.posonlyargs, *a.args, *a.defaults, a.vararg, *a.kwonlyargs, *a.kw_defaults]
+    return max((part for part in parts if part is not None), key=end_of, default=None)
+
+
+def _rngs_parameter(node: Function, kind: str) -> str:
+    a = node.args
+    is_annotated = any(argument.annotation for argument in [*a.args, *a.kwonlyargs])
+    star = "" if a.vararg or a.kwonlyargs else "*, "
+    return f", {star}rngs{f': {kind}' if is_annotated else ''}"
+
+
+def _body(ctx: Context, node: Function) -> str:
+    """Write a function's statements, after lines that transpose images with their channels last."""
+    names = ctx.needs.turned.get(node, ())
+    docstring = node.body[: int(bool(names) and is_docstring(node.body[0]))]
+    lines = [f"{name} = jnp.moveaxis({name}, -1, 1)  # from [N, H, W, C]" for name in names]
+    before = [block(ctx, docstring)] if docstring else []
+    statements = block(ctx, node.body[len(docstring) :], last=True)
+    return f"\n{' ' * node.body[0].col_offset}".join([*before, *lines, statements])
+
+
+def decorator(ctx: Context, node: ast.expr) -> str | None:
+    value = ctx.scope.value(node.func if isinstance(node, ast.Call) else node)
+    if of_runtime(value):
+        ctx.needs.note(f"left out: @{ctx.source.segment(node).partition('(')[0]}")
+        return None
+    return None if value is not UNKNOWN and is_torchs(value) else text(ctx, node)
+
+
+def _unbound(node: Function, written: str) -> frozenset[str]:
+    """Return the variables that the written body reads and that only torch's function assigns."""
+    indent = " " * node.body[0].col_offset
+    head = "async def f():" if isinstance(node, ast.AsyncFunctionDef) else "def f():"
+    body = ast.parse(f"{head}\n{indent}{written.strip()}")
+    return frozenset(_names(body, ast.Load) & _names(node, ast.Store) - _names(body, ast.Store))
+
+
+def _names(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
+    nodes = (child for child in ast.walk(node) if isinstance(child, ast.Name))
+    return {name.id for name in nodes if isinstance(name.ctx, context)}

@@ -1,0 +1,130 @@
+"""Methods of tensors and modules, and of a base class by `super()`."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from typing import Any
+
+import torch
+from flax import nnx
+from torch import nn
+
+from .. import rules
+from ..reading.scope import UNKNOWN, is_layer, is_torchs, jaxpar_layer
+from ..reading.watching import Site
+from .context import Context
+from .drawing import DRAWN, takes_rngs_as_base
+from .expressions import arguments_of, by_rule, text, translated
+from .fragment import Fragment, Hole
+from .pairs import BOTH, is_pair
+
+COLLECTIONS = {nn.ParameterList: "List", nn.ParameterDict: "Dict"}
+"""Collections of parameters, and the names of NNX's."""
+DISTRIBUTIONS = ("exponential_", "random_", "geometric_", "log_normal_", "cauchy_")
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+def method(ctx: Context, node: ast.Call, func: ast.Attribute) -> Fragment | None:
+    """Write a call of a tensor's or module's method; None for any other."""
+    owner, name = ctx.site(func.value), func.attr
+    if isinstance(func.value, ast.Call) and _is_super(func.value):
+        return Fragment(_super(ctx, node, func))
+    if owner and any(issubclass(kind, nn.Module) for kind in owner.kinds):
+        return _of_module(ctx, node, func, owner)
+    if name == "copy" and owner and owner.kinds == {list}:
+        return Fragment(f"list({text(ctx, func.value)})")  # attributes that are lists have become tuples
+    unrecorded = owner is None and ctx.scope.value(func) is UNKNOWN and is_method(name)
+    if not (owner and owner.is_tensor) and not unrecorded:
+        return None
+    if owner and not all(issubclass(kind, torch.Tensor) for kind in owner.kinds):
+        raise Hole("it is a tensor here and something else there")
+    return _of_tensor(ctx, node, func, owner)
+
+
+def _of_tensor(ctx: Context, node: ast.Call, func: ast.Attribute, owner: Site | None) -> Fragment:
+    name = func.attr
+    if name in ("item", "tolist") and ctx.only_making(node):
+        return Fragment(f"{text(ctx, func.value, 'a')}.{name}()")
+    if name in ("to", "type"):
+        return _to(ctx, node, func.value)
+    if name == "requires_grad_" and owner and owner.kinds & {nn.Parameter}:
+        raise Hole("JAX has no frozen weights: leave them to the optimizer")
+    if is_pair(ctx, node):
+        raise Hole(BOTH)
+    if name in rules.INITIAL or name in DISTRIBUTIONS:
+        if ctx.in_call(node):
+            raise Hole(DRAWN)
+        ctx.needs.note_initial_values()
+        return translated(ctx, func.value)
+    candidates = rules.METHODS.get(rules.IN_PLACE.get(name, name), [])
+    return by_rule(ctx, node, candidates, f"a tensor's {name}", func.value)
+
+
+def is_method(name: str) -> bool:
+    """Return whether a tensor's method has a rule."""
+    return name in rules.METHODS or name in rules.IN_PLACE
+
+
+def _to(ctx: Context, node: ast.Call, owner: ast.expr) -> Fragment:
+    """Write `to` and `type`: they convert to a type; a device is left out."""
+    keywords = (keyword for keyword in node.keywords if keyword.arg not in ("device", "copy", "non_blocking"))
+    array = translated(ctx, owner)
+    for argument in (*node.args, *(keyword.value for keyword in keywords)):
+        site, value = ctx.site(argument), ctx.scope.value(argument)
+        if isinstance(value, torch.dtype) or (site and torch.dtype in site.kinds):
+            return Fragment(f"{array.grouped}.astype({text(ctx, argument)})")
+        if site and site.is_tensor:
+            return Fragment(f"{array.grouped}.astype({text(ctx, argument, 'a')}.dtype)")
+        if isinstance(value, torch.device) or (site and site.kinds <= {torch.device}):
+            continue
+        named = isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+        if not named or (isinstance(node.func, ast.Attribute) and node.func.attr == "type"):
+            raise Hole("it is not clear whether this is a type or a device")
+    return dataclasses.replace(array, text=array.grouped)
+
+
+def _of_module(ctx: Context, node: ast.Call, func: ast.Attribute, owner: Site) -> Fragment | None:
+    """Write a call of a module's method; None for one of the user's own."""
+    name = func.attr
+    if name == "forward":
+        return Fragment(f"{text(ctx, func.value)}({arguments_of(ctx, node)})")
+    if name == "add_module" and not any(issubclass(kind, CONTAINERS) for kind in owner.kinds):
+        return Fragment(f"setattr({text(ctx, func.value)}, {arguments_of(ctx, node)})")
+    if name in ("children", "named_children") and not all(
+        issubclass(kind, CONTAINERS) for kind in owner.kinds
+    ):
+        return Fragment(f"nn.{name}({text(ctx, func.value)})")
+    if name == "parameters" and not node.args and not node.keywords:
+        leaves = f"jax.tree.leaves(nnx.state({text(ctx, func.value)}, nnx.Param))"
+        parent = ctx.source.parents[node]
+        is_next = isinstance(parent, ast.Call) and ctx.scope.value(parent.func) is next
+        return Fragment(f"iter({leaves})" if is_next else leaves)
+    methods = [getattr(kind, name, None) for kind in owner.kinds]
+    if any(map(is_torchs, methods)) and not all(hasattr(_counterpart(kind), name) for kind in owner.kinds):
+        raise Hole(f"Flax's modules have no {name}")
+    return None
+
+
+def _counterpart(kind: type) -> Any:
+    """Return the counterpart of the torch layer that a class is or derives from."""
+    base = next(base for base in kind.__mro__ if is_layer(base))
+    return getattr(nnx, COLLECTIONS[base]) if base in COLLECTIONS else jaxpar_layer(base) or nnx.Module
+
+
+def _is_super(node: ast.Call) -> bool:
+    return isinstance(node.func, ast.Name) and node.func.id == "super"
+
+
+def _super(ctx: Context, node: ast.Call, func: ast.Attribute) -> str:
+    name = "__call__" if func.attr == "forward" else func.attr
+    if name in vars(nn.Module) and name not in ("__init__", "__call__", "extra_repr", "__repr__"):
+        base = next((base for base in (ctx.kind or nn.Module).__mro__[1:] if name in vars(base)), object)
+        if is_torchs(base):
+            raise Hole(f"Flax's modules have another {name}")
+    arguments = arguments_of(ctx, node)
+    if func.attr == "__init__" and ctx.kind is not None:
+        base = next((base for base in ctx.kind.__mro__[1:] if "__init__" in vars(base)), object)
+        if takes_rngs_as_base(base):
+            arguments = f"{arguments}, rngs=rngs" if arguments else "rngs=rngs"
+    return f"super().{name}({arguments})"

@@ -1,0 +1,190 @@
+"""Names and attributes: of modules, arrays, files, torch and libraries."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import re
+import sys
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import rules
+from ..reading.runtime import Beyond, is_beyond, is_config, library_name, of_library, stand_in
+from ..reading.scope import (
+    UNKNOWN,
+    assignment,
+    defined_by_user,
+    has_definition,
+    import_of,
+    import_of_config,
+    is_layer,
+    is_torchs,
+    jaxpar_layer,
+    rule_name,
+)
+from .context import Context, variables_of
+from .expressions import expression, hole, text, translated
+from .fragment import NOT, Fragment, Hole
+from .pairs import FIELDS, chosen
+
+
+@expression(ast.Name)
+def name(ctx: Context, node: ast.Name) -> Fragment:
+    if node.id in ctx.unbound and ctx.site(node) is None:
+        return hole(ctx, node, "no line that ran assigns it")
+    value = ctx.scope.value(node)
+    return Fragment(node.id) if value is UNKNOWN else reference(ctx, node, value, node.id)
+
+
+@expression(ast.Attribute)
+def attribute(ctx: Context, node: ast.Attribute) -> Fragment:
+    if node.attr in FIELDS.values() and (field := chosen(ctx, node.value, node.attr)):
+        return field
+    site = ctx.site(node)
+    if site and site.kinds == {torch.device}:
+        return Fragment("None", value=None)
+    value = ctx.scope.value(node)
+    if value is not UNKNOWN:
+        return reference(ctx, node, value, None)
+    if node.attr == "training" and ctx.is_module(node.value):
+        mode = f"{text(ctx, node.value)}.deterministic"
+        return Fragment(f"not {mode}", NOT, negated=mode)
+    owner = ctx.site(node.value)
+    if owner and owner.kinds == {torch.device}:
+        raise Hole("JAX's devices are others")
+    if owner and owner.is_tensor and not _arrays_have(node.attr):
+        raise Hole(f"JAX's arrays have no {node.attr}")
+    if variable := _variable(ctx, node):
+        return variable
+    array = translated(ctx, node.value)
+    if node.attr == "dtype" and array.variable and isinstance(_root(node), ast.Name):
+        return Fragment(f"{array.variable}.dtype")
+    return Fragment(f"{array.grouped}.{node.attr}")
+
+
+def _arrays_have(name: str) -> bool:
+    """Return whether arrays have an attribute of tensors; methods have rules, others are the user's."""
+    own = getattr(torch.Tensor, name, None)
+    return not hasattr(torch.Tensor, name) or name in rules.ATTRIBUTES or callable(own)
+
+
+def _variable(ctx: Context, node: ast.Attribute) -> Fragment | None:
+    """Write a read of a module's parameter or buffer as its array: `self.weight[...]`."""
+    modules = [module for module in ctx.modules(node.value) if node.attr in variables_of(module)]
+    if not modules or isinstance(node.ctx, ast.Store) or _compared_with_none(ctx, node):
+        return None
+    layers = {_layer_with(type(module), node.attr) for module in modules}
+    layer = layers.pop()
+    counterpart = rules.leaves(layer).get(node.attr) if layer else f"{node.attr}[...]"
+    if layers or counterpart is None:
+        raise Hole("Flax has this tensor in another form")
+    leaf, _, transposed = counterpart.partition("[...]")
+    variable = f"{text(ctx, node.value, 'a')}.{leaf}"
+    return Fragment(f"{variable}[...]{transposed}", variable=variable, transposed=transposed)
+
+
+def _compared_with_none(ctx: Context, node: ast.AST) -> bool:
+    parent = ctx.source.parents.get(node)
+    return isinstance(parent, ast.Compare) and any(
+        isinstance(operand, ast.Constant) and operand.value is None for operand in parent.comparators
+    )
+
+
+def _layer_with(kind: type, name: str) -> str | None:
+    """Return the torch layer that a class is or derives from; None if the user's class adds the tensor."""
+    layers = [base for base in kind.__mro__ if is_layer(base) and base is not nn.Module]
+    of_torch = re.compile(rf"self\.{name}\b|['\"]{name}['\"]|\b{name}:")
+    recurrent = name.startswith(("weight_", "bias_"))  # torch computes `weight_ih_l0` from parts of the name
+    if not layers or not (recurrent or any(of_torch.search(inspect.getsource(layer)) for layer in layers)):
+        return None
+    return layers[0].__name__
+
+
+def reference(ctx: Context, node: ast.AST, value: Any, name: str | None) -> Fragment:
+    """Write a global name, or an attribute of one, whose `name` is None."""
+    if of_library(value) or stand_in(value):
+        written = _of_library(ctx, node, value)
+        if written:
+            return Fragment(written)
+    listed = rule_name(value)
+    if listed is None and isinstance(value, float | int) and name is None:
+        root = ctx.scope.value(_root(node))
+        listed = f"torch.{ctx.source.segment(node).partition('.')[2]}" if is_torchs(root) else None
+    if listed in rules.NAMES:
+        return Fragment(rules.NAMES[listed])
+    if is_layer(value):
+        if jaxpar_layer(value) is None:
+            raise Hole(f"jaxpar has no {value.__name__}")
+        return Fragment(f"nn.{value.__name__}")
+    if defined_by_user(value) and has_definition(value):
+        return Fragment(_users(ctx, node, value))
+    if isinstance(value, ModuleType) and value.__name__ in rules.MODULES:
+        return Fragment(rules.MODULES[value.__name__])
+    if is_torchs(value):
+        raise Hole("there is no rule for it")
+    return Fragment(_of_module(ctx, node) if name is None else _of_file(ctx, name))
+
+
+def _of_library(ctx: Context, node: ast.AST, value: Any) -> str | None:
+    """Write a reference to a library's runtime; None if it is ported like a user's code."""
+    if name := stand_in(value):
+        ctx.needs.stand_ins[name] = None
+        return name
+    if listed := rules.LIBRARY_NAMES.get(library_name(value)):
+        return listed
+    if is_config(value):
+        ctx.needs.imports[value.__name__] = import_of_config(value)
+        return value.__name__
+    if not is_beyond(value, ctx.watched):
+        return None
+    if ctx.in_annotation(node) or not ctx.ran(node):
+        raise Beyond(library_name(value))
+    raise Hole("it belongs to the runtime of its library")
+
+
+def left_out(ctx: Context, value: Any) -> bool:
+    """Return whether a value is a part of a library that did not run."""
+    return of_library(value) and is_beyond(value, ctx.watched)
+
+
+def _users(ctx: Context, node: ast.AST, value: Any) -> str:
+    """Write a user's class or function; a module that only annotates becomes `nnx.Module`."""
+    if inspect.isclass(value) and issubclass(value, nn.Module) and ctx.in_annotation(node):
+        functions = {id(function) for function in ctx.watched.functions.values()}
+        if not any(id(member) in functions for member in vars(value).values()):
+            return "nnx.Module"
+    ctx.needs.definitions.setdefault(id(value), value)
+    return value.__name__
+
+
+def _of_module(ctx: Context, node: ast.AST) -> str:
+    """Write an attribute of a module or class; a module's constant is copied into the file."""
+    assert isinstance(node, ast.Attribute)
+    owner = ctx.scope.value(node.value)
+    if isinstance(owner, ModuleType) and (constant := assignment(owner, node.attr)):
+        ctx.needs.constants[f"{constant[0].path}:{node.attr}"] = constant
+        return node.attr
+    return f"{text(ctx, node.value)}.{node.attr}"
+
+
+def _of_file(ctx: Context, name: str) -> str:
+    """Write a constant of the file, or a name that it imports."""
+    module = sys.modules.get(ctx.scope.globals.get("__name__", ""))
+    if module and (constant := assignment(module, name)):
+        ctx.needs.constants[f"{constant[0].path}:{name}"] = constant
+    elif line := import_of(ctx.source, name):
+        ctx.needs.imports[name] = line
+    elif not hasattr(builtins, name) and not name.startswith("__"):
+        raise Hole("it is not clear where this name comes from")
+    return name
+
+
+def _root(node: ast.AST) -> ast.AST:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node
