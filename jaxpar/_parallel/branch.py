@@ -17,23 +17,15 @@ from .lift import communicates, traced
 from .placement import Placement
 from .shards import crop
 
-Kind = tuple[Shape, ...]
-"""The shapes of one replica's pieces; replicas of one kind share a branch."""
+Kind = tuple[Shape, ...]  # the shapes of one replica's pieces; replicas of one kind share a branch
 
 
 class Local(NamedTuple):
-    """One replica's results.
+    """One replica's results."""
 
-    Attributes:
-      outputs: its own, of any shapes.
-      terms: its terms of sums over all replicas, of the same shapes on each; a replica without rows adds
-        zeros.
-      changes: shared values that it changed; only one replica's, the source's, are kept.
-    """
-
-    outputs: PyTree
-    terms: PyTree
-    changes: PyTree
+    outputs: PyTree  # of any shapes
+    terms: PyTree  # of sums over all replicas, of equal shapes; a replica without rows adds zeros
+    changes: PyTree  # to shared values; only the source replica's are kept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +37,7 @@ class Branch:
     kind: Kind
 
     def __call__(self, flat: list[jax.Array]) -> list[jax.Array]:
-        """Return its results for operands of which the last are the pieces, with their padding."""
+        """Return the results for operands of which the last are the pieces, with their padding."""
         # Cropped inside the branch, because a switch passes the same operands to all branches.
         first = len(flat) - len(self.kind)
         pieces = [crop(x, shape) for x, shape in zip(flat[first:], self.kind, strict=True)]

@@ -1,10 +1,4 @@
-"""Progress messages while a program is compiled: what is compiled, and for how long.
-
-torch runs its first step as fast as its second. Here the first one is traced and compiled, for minutes if the
-model is large and the machine busy, and again after every restart, without any output. So a compilation that
-takes more than two seconds reports itself on stderr: one counting line in a terminal, an occasional line in a
-log. Only process 0 reports.
-"""
+"""Progress messages on stderr while process 0 compiles a program, which may take minutes."""
 
 from __future__ import annotations
 
@@ -18,20 +12,17 @@ from typing import Any
 
 import jax
 
-VARIABLE = "JAXPAR_COMPILING"
-"""Environment variable: `off` silences the messages, `all` lets every process report."""
-QUIET = 2.0
-"""Seconds before the first message."""
-LONG = 10.0
-"""Seconds of compiling after which the cache is suggested."""
+VARIABLE = (
+    "JAXPAR_COMPILING"  # environment variable: `off` silences the messages, `all` lets every process report
+)
+QUIET = 2.0  # seconds before the first message
+LONG = 10.0  # seconds of compiling after which the cache is suggested
 
 
 class Compiling:
     """`with Compiling(describe):` around a call that may compile.
 
-    Args:
-      describe: returns a description of what is compiled; called only when a message is printed.
-      rank: this process's rank; the launcher's if left out.
+    `describe` is called only when a message is printed. `rank` is this process's; the launcher's if left out.
     """
 
     __slots__ = ("_describe", "_ended", "_outer", "_rank", "_reporter", "_start")
@@ -102,7 +93,6 @@ def _speaks(rank: int | None) -> bool:
 
 
 def _over() -> str:
-    """Escape code that overwrites the progress line."""
     return "\r\x1b[K" if sys.stderr.isatty() else ""
 
 

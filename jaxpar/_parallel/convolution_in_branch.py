@@ -1,11 +1,9 @@
 """Convolutions inside a branch, at their usual speed on CPU devices.
 
-XLA's CPU compiler brings convolutions into the layout of its fast kernel in a program's main computation
-only. In a branch, the gradients of a convolution keep the layout in which JAX writes them and run ten to
-thirty times slower (jaxlib 0.10). So for CPU devices the convolutions of a branch are replaced by a primitive
-that is the same function with the same derivatives, of any order, and is written in the fast layout.
-
-Delete this file and its one call when XLA canonicalises branches too.
+XLA's CPU compiler brings convolutions into the layout of its fast kernel only outside of branches. In a
+branch, the gradients of a convolution run ten to thirty times slower (jaxlib 0.10). So for CPU devices the
+convolutions of a branch are replaced by a primitive that is the same function with the same derivatives and
+is written in the fast layout. Delete this file and its one call when XLA canonicalises branches too.
 """
 
 from __future__ import annotations

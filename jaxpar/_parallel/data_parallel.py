@@ -1,9 +1,8 @@
 """DataParallel: scatter, replicate, parallel_apply and gather in one call.
 
-torch's `nn.DataParallel` does all four at every forward, and so does this. The class and the function share
-one implementation; the class only remembers its arguments. The differences that a user sees are in
-docs/semantics.md: parameters stay replicated between calls, inside `jax.jit` outputs stay sharded, and what
-torch drops or corrupts silently raises.
+As in torch's `nn.DataParallel`, at every forward. The differences that a user sees are in docs/semantics.md:
+parameters stay replicated between calls, inside `jax.jit` outputs stay sharded, and what torch drops or
+corrupts silently raises.
 """
 
 from __future__ import annotations
@@ -57,13 +56,10 @@ def data_parallel(
       module_kwargs: keyword arguments, split like the others.
       backend: `"shard_map"` or `"pmap"`; equal results.
 
-    Returns:
-      The module's outputs for the complete batch.
-
     Raises: as `scatter`, `replicate`, `parallel_apply` and `gather`.
 
     torch counterpart: `torch.nn.parallel.data_parallel`. Without devices torch raises; here the module is
-    simply called, as `DataParallel` does in both.
+    called, as `DataParallel` does in both.
     """
     placement = place(device_ids, output_device, dim, function="data_parallel")
     args = inputs if isinstance(inputs, tuple) else () if inputs is None else (inputs,)
@@ -78,7 +74,6 @@ def forward(
     backend: str,
     programs: Programs,
 ) -> PyTree:
-    """Scatter the arguments, replicate the module, apply it and gather the outputs."""
     if not placement.devices:
         return module(*args, **kwargs)
     _refuse_nesting()
@@ -109,15 +104,11 @@ def bundled(module: Module, objects: Sequence[Any], placement: Placement) -> Bun
 
 
 def _target(args: tuple, kwargs: dict[str, Any], placement: Placement) -> Any:
-    """Return where outputs go. A batch that is already spread over all the devices gives outputs that are,
-    too.
-
-    Otherwise a model with one wrapped block could not be called outside of jit after a training step inside:
-    by then the parameters of its other blocks are on all devices, and JAX refuses to mix them with an array
-    on one.
-    """
+    """Return where outputs go: to all devices, if the batch is already spread over them."""
     if is_staged():
         return None
+    # After a training step inside of jit, parameters are on all devices, and JAX refuses to mix them with an
+    # array on one, such as the outputs of a wrapped block.
     spread = set(placement.devices)
     for x in jax.tree.leaves((args, kwargs)):
         if is_real(x) and not x.is_deleted() and x.devices() == spread and len(spread) > 1:
@@ -149,17 +140,16 @@ class DataParallel(abc.ABC):
     Args:
       module: an `nnx.Module`, a `flax.linen.Module`, or a function of arrays.
       device_ids: devices in replica order, as ints, texts or `jax.Device`s; all if left out.
-      output_device: where outputs go outside of `jax.jit`; `device_ids[0]` if left out. It need not
-        be among the devices, and may be `"cpu"`.
+      output_device: where outputs go outside of `jax.jit`, any device; `device_ids[0]` if left out.
       dim: the batch dimension of all inputs and outputs.
       backend: `"shard_map"` or `"pmap"`; equal results.
 
     What is returned has `.module`, `.device_ids`, `.output_device`, `.dim`, and is itself
 
-    * an `nnx.Module` for an NNX module: `net(x)`, `nnx.jit`, `nnx.grad`, `nnx.Optimizer`,
-      `nnx.state`, `net.train()`, `net.eval()` and use as a submodule work as for any module;
-    * a Linen module for a Linen module: `net.init(rngs, x)`, `net.apply(variables, x, rngs=,
-      mutable=)` and use as a submodule;
+    * an `nnx.Module` for an NNX module: `nnx.jit`, `nnx.grad`, `nnx.Optimizer`, `nnx.state`, `net.train()`,
+      `net.eval()` and use as a submodule work as for any module;
+    * a Linen module for a Linen module: `net.init(rngs, x)`, `net.apply(variables, x, rngs=, mutable=)` and
+      use as a submodule;
     * a function for a function.
 
     With one CPU device and no accelerator, calls pass straight through and `device_ids` is `[]`.
@@ -168,8 +158,8 @@ class DataParallel(abc.ABC):
       DeviceError: unknown, duplicate or missing devices. ValueError: unknown backend.
 
     torch counterpart: `torch.nn.DataParallel` (docs/semantics.md section 1.1). Gradients of any function of
-    the outputs, by `jax.grad` or `nnx.grad`, are the sum over the replicas; statistics come back
-    from replica 0; random streams differ between replicas.
+    the outputs are the sum over the replicas; statistics come back from replica 0; random streams differ
+    between replicas.
     """
 
     module: Any
@@ -207,8 +197,6 @@ class DataParallel(abc.ABC):
 
 
 class _Remembers:
-    """torch's attributes, read from the placement."""
-
     placement: Placement
 
     @property
@@ -249,10 +237,8 @@ class _LinenDataParallel(_Remembers, linen.Module):
 
     @linen.nowrap
     def init_with_output(self, rngs: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """Return the outputs and the wrapped module's weights, one level deeper.
-
-        A Linen module draws by its path, so as a submodule of the wrapper it would draw different weights.
-        """
+        """Return the outputs and the wrapped module's weights, one level deeper."""
+        # A Linen module draws by its path, so as a submodule of the wrapper it would draw different weights.
         outputs, variables = self.module.init_with_output(rngs, *args, **kwargs)
         return outputs, _nested(variables)
 
@@ -262,8 +248,7 @@ class _LinenDataParallel(_Remembers, linen.Module):
 
     @linen.nowrap
     def apply(self, variables: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Apply the module to the wrapper's variables or the wrapped module's own; updates have the same
-        structure."""
+        """Apply the module to the wrapper's variables or the wrapped module's own."""
         if not _are_bare(variables):
             return super().apply(variables, *args, **kwargs)
         done = super().apply(_nested(variables), *args, **kwargs)
@@ -300,15 +285,11 @@ for _kind in (_NNXDataParallel, _LinenDataParallel, _FunctionDataParallel):
 
 
 def _settle(module: nnx.Module, placement: Placement) -> None:
-    """Move parameters to the devices now, unless they are tracers, shapes or misplaced, or the devices are a
-    topology's.
-
-    torch moves a module for a single device only (docs/semantics.md row 10). Here a module left on one device
-    could not be passed to `nnx.jit`, which requires all its arguments on the same devices. Errors are raised
-    at the first call, as in torch (#14).
-    """
+    """Move parameters to the devices now, unless they are tracers, shapes or misplaced."""
     if not placement.devices or placement.of_topology or is_staged():
         return
+    # torch moves a module for a single device only (docs/semantics.md row 10). Here a module on one device
+    # could not be passed to `nnx.jit`. Errors are raised at the first call, as in torch (row 14).
     try:
         replicate(module, placement)
     except JaxparError:

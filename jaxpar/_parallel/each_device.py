@@ -1,9 +1,4 @@
-"""each_device: one optimizer for parameters on several devices.
-
-torch's optimizers look at one parameter after the other, so it does not matter where these are.
-optax compiles parts of an update for the whole tree, which JAX refuses when leaves are on different
-devices. So the tree is taken apart by device and every part has an update of its own.
-"""
+"""each_device: one optimizer for parameters on several devices, each of which has an update of its own."""
 
 from __future__ import annotations
 
@@ -40,6 +35,7 @@ def each_device(tx: optax.GradientTransformation) -> optax.GradientTransformatio
     torch counterpart: any `torch.optim` optimizer over a model that is split over devices.
     """
 
+    # optax compiles parts of an update for the whole tree, which JAX refuses for leaves on different devices.
     def label(leaf: Any) -> str:
         return _devices.name(device_of(leaf)) if is_real(leaf) else "all"
 

@@ -1,11 +1,8 @@
 """gather: the replicas' outputs become one.
 
-torch copies the outputs of all replicas to one device, which then carries more than the others: its
-best-known weakness. Here that happens only outside of `jax.jit`. Inside, the result is one global array whose
-rows stay on the devices that made them, and no device holds every row.
-
-What torch loses silently raises here: outputs of different dtypes (torch casts to the first one's), dicts
-with different keys, text (torch returns garbage; docs/semantics.md rows 61, 62).
+torch copies the outputs of all replicas to one device, which then carries more than the others. Here that
+happens only outside of `jax.jit`; inside, rows stay on the devices that made them. What torch loses silently
+raises here: outputs of different dtypes, dicts with different keys, text (docs/semantics.md rows 61, 62).
 """
 
 from __future__ import annotations

@@ -61,11 +61,7 @@ def communicates(what: ClosedJaxpr | Jaxpr | JaxprEqn) -> bool:
 
 
 def traced(f: Callable[..., Any], args: Sequence[Any], k: int) -> ClosedJaxpr:
-    """Trace `f` as a program for one of k replicas that may have different numbers of rows.
-
-    Raises:
-      CollectiveError: it communicates other than by sums, or from a loop or a condition; or it depends on k.
-    """
+    """Trace `f` as a program for one of k replicas that may have different numbers of rows."""
     program = jax.make_jaxpr(f, axis_env=[(REPLICA, k)])(*args)
     if communicates(program):
         _check_sums(program.jaxpr)
@@ -106,14 +102,8 @@ def switch(
 ) -> list[jax.Array]:
     """`jax.lax.switch` of branches that may sum over the replicas.
 
-    Args:
-      choice: which branch this device takes.
-      branches: programs with the same operands and the same outputs, from `traced` if they sum.
-      k: the number of replicas.
-      idle: whether the last branch is for a device without rows, which adds zeros to every sum.
-
-    Raises:
-      CollectiveError: the branches do not sum the same.
+    All branches have the same operands and outputs, and come from `traced` if they sum. If `idle`, the last
+    one is for a device without rows, which adds zeros to every sum.
     """
     if not any(map(communicates, branches)):
         return jax.lax.switch(choice, [jaxpr_as_fun(branch) for branch in branches], *operands)
@@ -183,7 +173,6 @@ def _tangent(branch: ClosedJaxpr, moving: list[int], inputs: Sequence[Any], k: i
 
 
 def _without(n: int, program: ClosedJaxpr) -> ClosedJaxpr:
-    """The program without its first n outputs."""
     return rewritten(program, outvars=opened(program)[0].outvars[n:])
 
 

@@ -1,10 +1,8 @@
 """OnDevice: one part of a model on its own device.
 
-In torch a model whose layers are on different devices just moves its activations between them. In JAX a
-compiled program runs on one set of devices, so such a model is a chain of programs, one for each part.
-OnDevice is a link of that chain: it compiles its part once, runs it on its device, and leaves moving to the
-user: `jaxpar.to(x, device)` where torch has `x.cuda(i)`. Nothing waits: programs and transfers are dispatched
-and run as their inputs arrive.
+A compiled program runs on one set of devices, so a model whose layers are on different ones is a chain of
+programs. OnDevice is a link of that chain, which leaves moving to the user: `jaxpar.to(x, device)` where
+torch has `x.cuda(i)`. Nothing waits: programs and transfers are dispatched and run as their inputs arrive.
 """
 
 from __future__ import annotations

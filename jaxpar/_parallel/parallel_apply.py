@@ -1,7 +1,7 @@
 """parallel_apply: every replica runs on its own rows.
 
-torch starts a thread for each replica. Here all replicas are one compiled program (`program`), and the
-modules of a list are run one by one, each on its own device, without waiting for the one before.
+Where torch starts threads, all replicas are one compiled program (`program`); the modules of a list are run
+one by one, each on its own device, without waiting for the one before.
 """
 
 from __future__ import annotations
@@ -62,8 +62,7 @@ def parallel_apply(
       eagerly on its own device.
 
     Raises:
-      CountError: as many inputs, keyword arguments and devices as modules are needed. DeletedError: a donated
-        array.
+      CountError: not as many inputs, keyword arguments or devices as modules. DeletedError: a donated array.
       Whatever a module raises, with a note that names the replica and the device.
 
     torch counterpart: `torch.nn.parallel.parallel_apply` (docs/semantics.md section 1.4).
@@ -89,7 +88,6 @@ def parallel_apply(
 def apply_replicas(
     replicas: Replicas, inputs: Shards, kwargs: Shards | None, backend: str, programs: Programs
 ) -> Shards:
-    """`parallel_apply` without argument checks, for wrappers with their own programs."""
     split = replicas.split()
     program = programs(split.definition, _backend(backend), inputs.placement, _type.get())
 

@@ -1,8 +1,6 @@
 """Placement: which devices hold the replicas, which axis is split, where results go.
 
-torch's `DataParallel` keeps `device_ids`, `output_device` and `dim` as attributes and looks devices up again
-at every call. Here they are one frozen value, made once and passed explicitly; a current mesh or a stack of
-contexts does not exist.
+These are one frozen value, made once and passed explicitly, instead of a current mesh or a stack of contexts.
 """
 
 from __future__ import annotations
@@ -61,7 +59,7 @@ class Placement:
 
     @functools.cached_property
     def device_ids(self) -> list[Any]:
-        """The devices as positions in `jaxpar.devices()`; a device that is not among them, as text."""
+        """The devices as positions in `jaxpar.devices()`, or as text."""
         devices = _devices.devices()
         return [devices.index(d) if d in devices else _devices.name(d) for d in self.devices]
 
@@ -105,9 +103,8 @@ def place(
 ) -> Placement:
     """Return the placement that a user described. Defaults: all devices, results on the first one.
 
-    A host with one CPU device and no accelerator gives a placement without devices, whatever the ids are:
-    torch without a GPU does the same (docs/semantics.md row 2). This does not apply with `one_is_none=False`
-    or to devices of a topology.
+    A host with one CPU device and no accelerator gives a placement without devices, as torch without a GPU
+    does (docs/semantics.md row 2). This does not apply with `one_is_none=False` or to devices of a topology.
     """
     if isinstance(device_ids, Placement):
         if output_device is not None or dim != 0:
@@ -131,7 +128,6 @@ def place(
 
 
 def output(spec: DeviceLike | None, default: jax.Device) -> jax.Device:
-    """The device that `output_device` or a gather's target means."""
     if spec is None:
         return default
     if spec == -1:

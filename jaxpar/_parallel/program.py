@@ -1,7 +1,6 @@
 """program: a function on every replica's own rows, all replicas in one compiled program.
 
-torch starts a thread, or a process, for each replica. Here one program is compiled for all devices. When
-replicas have different numbers of rows, `padding` makes one program for all of them if it can. Otherwise
+When replicas have different numbers of rows, `padding` makes one program for all of them if it can. Otherwise
 there is one branch for each number that occurs, and every device takes its own. Either way padding has no
 effect, and BatchNorm, a loss inside of forward, or anything else that combines rows needs no mask
 (docs/semantics.md rows 15, 75). Replicas communicate after the branches have joined, on every device.
@@ -37,15 +36,10 @@ class Replica(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Differentiated:
-    """A replica that returns its own gradients among its terms.
+    """A replica that returns its own gradients among its terms."""
 
-    Attributes:
-      forward: a replica; its terms include the "objective", one number, which is only differentiated.
-      parameters: the leaves of the shared values that get gradients.
-    """
-
-    forward: Replica
-    parameters: tuple[int, ...]
+    forward: Replica  # its terms include the "objective", one number, which is only differentiated
+    parameters: tuple[int, ...]  # the leaves of the shared values that get gradients
 
     def __call__(
         self, shared: PyTree, replica_state: PyTree, index: jax.Array | None, args: tuple, kwargs: dict, /
@@ -76,10 +70,10 @@ def differentiated(
 
 
 class Finish(Protocol):
-    """`finish(i, shared, replica_state, local) -> (shared, replica_state)`, on every device, after the
-    branches.
+    """`finish(i, shared, replica_state, local) -> (shared, replica_state)`, on every device.
 
-    The only place where replicas communicate. The shared tree that it returns must be equal on all devices.
+    After the branches, and the only place where replicas communicate. The shared tree that it returns must be
+    equal on all devices.
     """
 
     def __call__(
@@ -88,19 +82,12 @@ class Finish(Protocol):
 
 
 class RunResult(NamedTuple):
-    """The results of all replicas.
+    """The results of all replicas."""
 
-    Attributes:
-      outputs: the replicas' outputs, every leaf stacked to [N, ...] and padded to the largest.
-      shapes: for every leaf, its true shape on each replica that got rows, in order.
-      shared: the shared tree that `finish` returned, equal on all devices.
-      replica_state: the state that `finish` returned for each device, stacked to [N, ...].
-    """
-
-    outputs: PyTree
-    shapes: tuple[tuple[Shape, ...], ...]
-    shared: PyTree
-    replica_state: PyTree
+    outputs: PyTree  # every leaf stacked to [N, ...] and padded to the largest
+    shapes: tuple[tuple[Shape, ...], ...]  # each leaf's true shapes on the replicas with rows
+    shared: PyTree  # the shared tree that `finish` returned, equal on all devices
+    replica_state: PyTree  # the state that `finish` returned for each device, stacked to [N, ...]
 
 
 @jax.tree_util.register_static
@@ -112,13 +99,7 @@ class _OutputShapes:
 
 
 class _Split:
-    """Which replica has which shapes of rows.
-
-    Attributes:
-      order: the different kinds. table: each replica's position in `order`; its length for one without rows.
-      k: the number of replicas with rows. uneven: whether replicas differ.
-      source: the replica whose changes are kept.
-    """
+    """Which replica has which shapes of rows."""
 
     def __init__(self, kinds: Sequence[Kind | None], source: int):
         # torch.chunk gives at most three kinds: full pieces, a shorter last one, and devices without rows.
@@ -180,17 +161,11 @@ def run(
     return RunResult(outputs, output_shapes.shapes, shared, replica_state)
 
 
-Flat = tuple[list[jax.Array], list[jax.Array]]
-"""A replica's results as a switch returns them: the padded outputs; terms and changes."""
+Flat = tuple[list[jax.Array], list[jax.Array]]  # a switch's results: the padded outputs; terms and changes
 
 
 class _Form:
-    """The form of results that all branches of a switch return, whatever their numbers of rows.
-
-    Args:
-      local: shapes of a replica's results, with the source's changes.
-      shapes: the true shapes of all replicas' outputs.
-    """
+    """The form of results that all branches of a switch return, whatever their numbers of rows."""
 
     def __init__(self, local: Local, shapes: tuple[tuple[Shape, ...], ...]):
         self.outputs, self._outputs_form = jax.tree.flatten(local.outputs)
@@ -203,7 +178,6 @@ class _Form:
         return [_pad(x, shape) for x, shape in zip(outputs, self._padded, strict=True)]
 
     def idle(self, flat: list[jax.Array]) -> Flat:
-        """The branch of a device without rows."""
         del flat
         rows = [zeros(shape, a.dtype) for shape, a in zip(self._padded, self.outputs, strict=True)]
         return rows, [zeros(a.shape, a.dtype) for a in self.others]
@@ -289,12 +263,7 @@ def _switched(
 
 @dataclasses.dataclass(frozen=True)
 class _United:
-    """All branches as one program.
-
-    Attributes:
-      branches: for a differentiated replica, those of its forward pass.
-      parameters: the parameters of a replica that is differentiated.
-    """
+    """All branches as one program; for a differentiated replica, the branches of its forward pass."""
 
     plan: Plan
     branches: list[Branch]
@@ -315,7 +284,6 @@ class _United:
         return differentiated(local, flat, [1 + i for i in self.parameters])
 
     def local(self, data: PyTree) -> Local:
-        """Return the shapes of its results."""
         return jax.eval_shape(self, jnp.int32(0), jax.tree.leaves(data))
 
 

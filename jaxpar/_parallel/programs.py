@@ -1,11 +1,8 @@
 """Programs: compiled programs, owned by the object that runs them.
 
-A compiled program holds the function that was traced, and everything that function closes over: a loss, its
-arrays, a complete data set. In a cache of the module it would stay alive for the life of the process. So
-every wrapper and every step has its own `Programs`, which are freed with it. The functions without such an
-object (`data_parallel`, `parallel_apply`) share one, which `jaxpar.clear_caches` empties.
-
-torch compiles nothing here; its counterpart is `torch.compiler.reset`.
+A compiled program holds everything that the traced function closes over: a loss, its arrays, a complete data
+set. In a cache of the module it would stay alive for the life of the process. So every wrapper and every step
+has its own `Programs`. The functions without such an object share one, which `jaxpar.clear_caches` empties.
 """
 
 from __future__ import annotations
@@ -16,8 +13,7 @@ from typing import Any
 
 import jax
 
-MOST = 256
-"""Programs per object. A user function that is a new object at every call adds one each time."""
+MOST = 256  # programs per object; a function that is new at every call adds one each time
 
 
 class Programs:
@@ -70,7 +66,7 @@ def clear_caches() -> None:
 
     The programs of a `DataParallel`, a `DistributedDataParallel`, a `TrainStep` or an `OnDevice` are freed
     with that object. The others belong to `data_parallel` and `parallel_apply`; JAX's caches also hold the
-    arrays that a function with an uneven batch closes over. Everything is compiled again when needed.
+    arrays that a function with an uneven batch closes over.
 
     torch counterpart: `torch.compiler.reset`.
     """

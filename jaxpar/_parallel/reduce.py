@@ -1,11 +1,8 @@
 """reduce: the replicas' trees become one tree, in one all-reduce.
 
-Everything here runs once on each replica, outside of every branch: a collective inside a branch that only
-some replicas take would wait for the others for ever. XLA fuses sums of one float type with the sum of the
-gradients. Integers would be a second all-reduce, so small ones (counters, generator keys) travel as floats,
-sixteen bits in each, which is exact.
-
-torch broadcasts the buffers of device 0 before the next forward; only their sum joins the gradients.
+Everything here runs once on each replica, outside of every branch. XLA fuses sums of one float type with the
+sum of the gradients. Integers would be a second all-reduce, so small ones (counters, generator keys) travel
+as floats, sixteen bits in each, which is exact.
 """
 
 from __future__ import annotations
@@ -18,17 +15,11 @@ from jax import lax
 
 from .._typing import REPLICA, PyTree
 
-_FEW = 1024
-"""In elements. Larger integer arrays are rare, and are sent as they are."""
+_FEW = 1024  # in elements; larger integer arrays are rare, and are sent as they are
 
 
 def from_replica_zero(tree: PyTree, index: jax.Array) -> PyTree:
-    """Return replica 0's values, on all replicas.
-
-    torch broadcasts the buffers of device 0 at every forward and discards the other replicas' changes to
-    theirs (docs/semantics.md row 39). A sum in which all but one term are zero gives the same and, unlike a
-    broadcast, joins the gradients' all-reduce.
-    """
+    """Return replica 0's values, on all replicas, as torch does (docs/semantics.md row 39)."""
     return from_replica(0, tree, index)
 
 
@@ -41,11 +32,7 @@ def from_replica(source: int, tree: PyTree, index: jax.Array) -> PyTree:
 def terms_of(
     source: int, tree: PyTree, index: jax.Array
 ) -> tuple[list[jax.Array], Callable[[Sequence[jax.Array]], PyTree]]:
-    """Return the terms to be summed, floats except for large integers, and a function from their sums to the
-    tree.
-
-    For callers that send the terms together with others.
-    """
+    """Return terms to be summed, floats except for large integers, and a function from sums to the tree."""
     leaves = jax.tree.leaves(tree)
     form = jax.tree.structure(tree)
     # where, not a product: another replica's NaN must not come through.

@@ -1,9 +1,7 @@
 """replicate: one copy of the module on every device.
 
-torch copies parameters and buffers to every device at each forward and reduces the gradients back
-through the copy. Here a global array that all devices hold takes the place of the copies; it is
-made once and stays (docs/semantics.md row 34), and gradients are summed at the border of the
-compiled program.
+A global array that all devices hold takes the place of torch's copies; it is made once and stays
+(docs/semantics.md row 34), and gradients are summed at the border of the compiled program.
 """
 
 from __future__ import annotations
@@ -62,7 +60,6 @@ class Replicas(Sequence):
         return view(self.module)
 
     def values(self, split: View) -> PyTree:
-        """The module's arrays on all devices."""
         values = split.values(self.placement)
         return jax.lax.stop_gradient(values) if self.detach else values
 

@@ -1,8 +1,4 @@
-"""same_program: whether two traces of a function gave the same program.
-
-JAX compares jaxprs by identity. Here they are compared equation by equation, up to the names of variables,
-which are new objects in every trace.
-"""
+"""same_program: whether two traces of a function gave the same program, up to the names of variables."""
 
 from __future__ import annotations
 
@@ -14,17 +10,14 @@ import numpy as np
 
 from .._upstream import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, inside, opened
 
-Names: TypeAlias = dict[Any, Any]
-"""Which variable of the one program is which of the other."""
+Names: TypeAlias = dict[Any, Any]  # which variable of the one program is which of the other
 
 
 def same_program(a: ClosedJaxpr, b: ClosedJaxpr) -> bool:
-    """Whether two programs compute the same."""
     return _equal(a, b, {})
 
 
 def equal_parameters(a: Any, b: Any) -> bool:
-    """Whether two equations' parameters are the same."""
     return _equal(a, b, {})
 
 

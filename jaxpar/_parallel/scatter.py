@@ -2,12 +2,9 @@
 
 torch.nn.parallel.scatter splits every tensor with `torch.chunk`: c = ceil(B / N) rows for each replica but
 the last one that gets any, so fewer replicas than devices may be used (docs/semantics.md row 15). Everything
-else is passed to all replicas by reference (row 19). Both hold here. On purpose, this differs:
-
-* siblings with different numbers of rows raise; torch drops the rows that have no partner (row 24);
-* numpy arrays are arrays (torch passes them by reference);
-* arguments and keyword arguments are split as one batch, so torch's padding of the shorter of the two lists,
-  and its slip (row 27), have no counterpart.
+else is passed to all replicas by reference (row 19). Both hold here. On purpose, siblings with different
+numbers of rows raise (row 24), numpy arrays are arrays, and arguments and keyword arguments are split as one
+batch (row 27).
 """
 
 from __future__ import annotations
@@ -185,8 +182,7 @@ _stack_jit = jax.jit(_stack, static_argnums=(1, 2, 3))
 
 
 def _send(x: Array, axis: int, c: int, placement: Placement) -> jax.Array:
-    """`_stack` and transfer; pieces of a host array go straight to their devices, never all through the first
-    one."""
+    """`_stack` and transfer; pieces of a host array go straight to their devices."""
     N = placement.N
     if not isinstance(x, np.ndarray):
         # Traced inputs are replicated, not split: vmap may add an axis in front of N.

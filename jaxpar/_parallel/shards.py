@@ -1,13 +1,9 @@
 """Shards: a batch (or an output) in pieces, one for each replica, as one sharded tree.
 
-torch passes Python lists of structures, one for each device, because it runs threads. In JAX one object
-represents that list: a global array with one shard on each device. Its shards must be equal, and
-`torch.chunk` gives 10 rows to 4 devices as 3, 3, 3, 1. So every piece is padded to the largest, and its true
-shape is stored next to it. The padding never leaves this file and `program`: code that reads a piece crops it
-to its shape first.
-
-Arrays are stacked: entry i of the leading axis is replica i's piece, whatever the batch dimension is. Pieces
-without axes and pieces of different shapes then need no rules of their own.
+A global array with one shard on each device represents torch's list. Its shards must be equal, so every piece
+is padded to the largest, and its true shape is stored next to it. The padding never leaves this file and
+`program`: code that reads a piece crops it to its shape first. Arrays are stacked: entry i of the leading
+axis is replica i's piece, whatever the batch dimension is, so pieces without axes need no rules of their own.
 """
 
 from __future__ import annotations
@@ -43,8 +39,7 @@ class Shards(Sequence):
       shapes: for every array leaf, the true shape of each of the k pieces.
       placement: the N devices and the batch dimension.
 
-    torch counterpart: the tuple or list that `scatter` and `parallel_apply` return (docs/semantics.md row
-    20).
+    torch counterpart: the list that `scatter` and `parallel_apply` return (docs/semantics.md row 20).
     """
 
     tree: PyTree
@@ -82,10 +77,7 @@ class Shards(Sequence):
 
 
 def separate(tree: PyTree) -> tuple[list[Any], tuple[Static | None, ...], TreeDef]:
-    """Return the array leaves, every other leaf at its position (None for an array), and the tree structure.
-
-    Shapes count as arrays.
-    """
+    """Return arrays and shapes, other leaves at their positions (None for an array), and the structure."""
     leaves, treedef = jax.tree.flatten(tree)
     arrays = [leaf for leaf in leaves if has_shape(leaf)]
     return arrays, tuple(None if has_shape(leaf) else Static(leaf) for leaf in leaves), treedef

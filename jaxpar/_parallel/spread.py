@@ -21,10 +21,7 @@ from .placement import Placement
 
 
 def spread(values: list, names: Sequence[str], placement: Placement) -> list:
-    """Return the same values, each on all devices of the placement.
-
-    Returns at once when they are spread already (docs/semantics.md row 34).
-    """
+    """Return the same values, each on all devices; at once if they are already (docs/semantics.md row 34)."""
     refuse_topology(placement.devices, "replicate")
     for value, name in zip(values, names, strict=True):
         for leaf in jax.tree.leaves(value):
@@ -35,10 +32,7 @@ def spread(values: list, names: Sequence[str], placement: Placement) -> list:
 
 
 def _spread_under_derivative(leaf: Any, placement: Placement) -> Any:
-    """Copy like torch's Broadcast: what flows back is summed, and returns to the value's original devices.
-
-    Without `src` it would stay on all devices, and the optimizer could not add it to a parameter on one.
-    """
+    """Copy like torch's Broadcast: what flows back is summed, and returns to the value's original devices."""
     underlying = concrete(leaf)
     if (
         not is_real(underlying)
@@ -46,6 +40,7 @@ def _spread_under_derivative(leaf: Any, placement: Placement) -> Any:
         or underlying.sharding.device_set == set(placement.devices)
     ):
         return leaf
+    # Without `src` a gradient would stay on all devices, and could not be added to a parameter on one.
     return jax.device_put(leaf, placement.replicated, src=underlying.sharding)
 
 

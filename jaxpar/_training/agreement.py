@@ -1,9 +1,8 @@
 """agreement: what all ranks must know before they run one program together.
 
-torch's ranks agree on nothing: each runs its own hooks, and a rank that makes a different number of calls
-waits for ever. Here the rows of all ranks go into one program, so every rank has to know the other ranks'
-shapes. How it learns them is a strategy: outside of join all ranks have the same shapes, and only new ones
-are compared; inside of join they may differ, and every step is announced.
+The rows of all ranks go into one program, so every rank has to know the other ranks' shapes. How it learns
+them is a strategy: outside of join they are the same, and only new ones are compared; inside of join they
+may differ, and every step is announced.
 """
 
 from __future__ import annotations
@@ -16,39 +15,28 @@ from .local_batch import LocalRows
 
 
 class Agreement(NamedTuple):
-    """One step, as all ranks know it.
+    """One step, as all ranks know it."""
 
-    Attributes:
-      kinds: the shapes of every replica's rows, None for a replica without.
-      divisor: what the sum of the gradients is divided by.
-      source: the replica whose buffers all get after the step; None leaves each process its own.
-      buffers_from: the rank whose buffers all take before the step; None where they are equal already.
-      keep: whether gradients stay on the replicas. A rank without rows learns it here.
-    """
-
-    kinds: tuple[Kind | None, ...]
-    divisor: int
-    source: int | None
-    buffers_from: int | None = None
-    keep: bool = False
+    kinds: tuple[Kind | None, ...]  # the shapes of every replica's rows, None for a replica without
+    divisor: int  # what the sum of the gradients is divided by
+    source: int | None  # the replica whose buffers all get after the step; None: each process keeps its own
+    buffers_from: int | None = None  # the rank whose buffers all take before the step; None: they are equal
+    keep: bool = False  # whether gradients stay on the replicas; a rank without rows learns it here
 
     @property
     def active(self) -> tuple[int, ...]:
-        """The replicas that have rows."""
         return tuple(i for i, kind in enumerate(self.kinds) if kind is not None)
 
 
 class Strategy(Protocol):
-    """How ranks agree on a step. `shares_buffers`: whether one replica's buffers are copied to all."""
+    """How ranks agree on a step."""
 
-    shares_buffers: bool
+    shares_buffers: bool  # whether one replica's buffers are copied to all
 
     def agree(self, rows: Any, metadata: StepMetadata | None, keep: bool) -> tuple[Agreement, Any] | None:
         """Return the agreement, and the rows with the shapes it requires; None when no rank has rows left.
 
-        Args:
-          metadata: this rank's step metadata besides its rows; None in a world of one process.
-          keep: whether gradients stay on the replicas, so that nothing is averaged.
+        `metadata` is this rank's step metadata besides its rows; None in a world of one process.
         """
 
 
@@ -71,7 +59,6 @@ class SameRows:
     def agree(
         self, rows: LocalRows, metadata: StepMetadata | None, keep: bool
     ) -> tuple[Agreement, LocalRows]:
-        """Raise DivergenceError where ranks differ."""
         if metadata is not None:
             compare(rows, metadata)
         kinds = rows.kinds * self.ranks

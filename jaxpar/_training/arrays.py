@@ -1,12 +1,9 @@
 """arrays: what a step reads and writes, taken out of the user's objects before it and put back afterwards.
 
-torch's parameters are mutated in place. A compiled program takes arrays and returns new ones, so they have to
-be carried: out of an NNX object and back, or, for Linen and for plain functions, out of the arguments and
-into the results. An NNX object is matched with its list of arrays once; a step then costs one identity
-comparison for each.
-
-In a group of several processes, the arrays that the user sees are on this process's devices only, and the
-program's on all of them. Both are cached, so that only arrays that were replaced since are assembled again.
+A compiled program takes arrays and returns new ones, so torch's parameters, which are mutated in place, have
+to be carried: out of an NNX object and back, or, for Linen and for plain functions, out of the arguments and
+into the results. In a group of several processes, the user sees arrays on this process's devices only, and
+the program sees them on all devices.
 """
 
 from __future__ import annotations
@@ -33,22 +30,14 @@ from .world import ALONE, World
 
 
 class Arrays(abc.ABC):
-    """A module's arrays, as a step reads and writes them.
+    """A module's arrays, as a step reads and writes them."""
 
-    Attributes:
-      definition: the module without its arrays. form: their tree structure.
-      names: the arrays' names, for errors.
-      parameters: which of them get gradients.
-      function: the function that the user calls.
-      groups: for several networks, each one's parameters, as positions in `parameters`.
-    """
-
-    function: str = "value_and_grad"
-    groups: tuple[tuple[int, ...], ...] = ()
-    definition: Definition
-    form: TreeDef
-    names: list[str]
-    parameters: tuple[int, ...]
+    function: str = "value_and_grad"  # the function that the user calls
+    groups: tuple[tuple[int, ...], ...] = ()  # for several networks, each one's positions in `parameters`
+    definition: Definition  # the module without its arrays
+    form: TreeDef  # the arrays' tree structure
+    names: list[str]  # for errors
+    parameters: tuple[int, ...]  # which of the arrays get gradients
     world: World
 
     @property
@@ -66,8 +55,7 @@ class Arrays(abc.ABC):
         return Static(function)
 
     @abc.abstractmethod
-    def read(self) -> list:
-        """The module's arrays on this process's devices."""
+    def read(self) -> list: ...
 
     def take(self) -> tuple[list, dict[str, Any]]:
         """Return the module's arrays and the step's extra state on all devices."""
@@ -82,7 +70,7 @@ class Arrays(abc.ABC):
         raise NotImplementedError("only a module that holds its arrays receives values in mid-step")
 
     def shapes(self, keep: bool) -> tuple[list, dict[str, Any]]:
-        """Return what `take` would return, as shapes with shardings. Arrays may be anywhere, or be shapes."""
+        """Return what `take` would return, as shapes with shardings, of arrays anywhere or of shapes."""
         return self._shapes(self.read()), {}
 
     def _shapes(self, tree: PyTree) -> PyTree:
@@ -103,15 +91,7 @@ class Arrays(abc.ABC):
 
 
 class ObjectArrays:
-    """The arrays of one NNX object, a module or an optimizer.
-
-    Args:
-      placement: where they belong; None leaves them where they are.
-      function: the name of the calling function, for errors.
-
-    Attributes:
-      clean: whether the arrays that were read last are those that were written last.
-    """
+    """The arrays of one NNX object, a module or an optimizer; `placement=None` leaves them where they are."""
 
     def __init__(
         self,
@@ -127,7 +107,6 @@ class ObjectArrays:
         self._written: list[Any] = []  # the same on all devices, as the program takes them
 
     def read(self) -> list:
-        """The arrays on this process's devices."""
         self.view = view = view_nnx(self.thing)
         if self.placement is not None:
             values = view.values(self.placement, self.function)
@@ -163,10 +142,8 @@ class ObjectArrays:
 class ModuleArrays(ObjectArrays, Arrays):
     """The arrays of an NNX module; the filter `wrt` selects the trained ones.
 
-    Args:
-      net: the object whose state gives gradients their structure; `module` is the same or its attribute
-        `module`.
-      structures: a cache of that structure: finding it walks through the complete module.
+    The state of `net`, which is `module` or holds it, gives gradients their structure. Finding it walks
+    through the complete module, so `structures` caches it.
     """
 
     def __init__(
@@ -184,7 +161,6 @@ class ModuleArrays(ObjectArrays, Arrays):
 
     @property
     def definition(self) -> NNXDefinition:  # type: ignore[override]
-        """The module as it was when its arrays were read."""
         return self.view.definition
 
     @property
@@ -217,7 +193,6 @@ class ModuleArrays(ObjectArrays, Arrays):
         return jax.tree.map(lambda x: shape_of(x, self._where(x)), tree)
 
     def _where(self, x: Any) -> Sharding | None:
-        """Return the sharding of an array of one process; None if the user did not place it."""
         if self.placement is not None:
             return self.placement.replicated
         return x.sharding if isinstance(x, jax.ShapeDtypeStruct) or is_committed(x) else None
@@ -226,7 +201,6 @@ class ModuleArrays(ObjectArrays, Arrays):
         self.view.commit(changes)
 
     def gradients(self, flat: list) -> PyTree:
-        """Return the list of gradients with the structure of `nnx.state(net, wrt)`."""
         _, form, order = self._structure()
         return jax.tree.unflatten(form, [flat[i] for i in order])
 
@@ -258,8 +232,7 @@ def order_of_gradients(net: nnx.Module, wrt: Any, split: NNXView, root: int) -> 
 
 
 class LinenArrays(Arrays):
-    """The arrays of a Linen module, which the user holds; gradients have the structure of
-    `variables["params"]`."""
+    """The arrays of a Linen module; gradients have the structure of `variables["params"]`."""
 
     def __init__(self, module: linen.Module, variables: PyTree, rngs: Any, mutable: Any, world: World):
         self._view, self.world = LinenView(module.bind(variables, rngs=rngs, mutable=mutable)), world

@@ -1,8 +1,4 @@
-"""batch_checks: validate batches before the step runs.
-
-Under torch a bad batch fails in the first operation that uses it. Here that is one compiled program, whose
-error would not name the leaf; and JAX would silently wrap some values.
-"""
+"""batch_checks: validate batches before the step, whose program would fail without naming the leaf."""
 
 from __future__ import annotations
 
@@ -16,22 +12,16 @@ from .._tree import LazyPaths, check_alive, check_leaves, has_shape, is_array
 from .._typing import TreeDef
 from ..errors import BatchError
 
-MANY = 3
-"""An epoch has two shapes: full batches and a shorter last one."""
+MANY = 3  # an epoch has two shapes: full batches and a shorter last one
 
 
 class Batches:
-    """Remember structures and shapes, to warn of one program for each of them."""
-
     def __init__(self) -> None:
         self._form: TreeDef | None = None
         self._shapes: set[Any] = set()
 
     def check(self, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """Return structure and shapes, for `remember` after the step.
-
-        Raises BatchError, LeafError, RangeError, DeletedError, before anything has happened.
-        """
+        """Return structure and shapes, for `remember` after the step."""
         leaves, form = jax.tree.flatten((args, kwargs))
         if self._form is not None and form != self._form:
             raise BatchError(
@@ -47,7 +37,6 @@ class Batches:
         return form, shapes
 
     def remember(self, form: TreeDef, shapes: tuple) -> None:
-        """Record a batch that succeeded."""
         self._form = form
         self._shapes.add(shapes)
 
@@ -61,10 +50,7 @@ class Batches:
 
 
 def without_torch(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    """Return the same arguments with torch's CPU tensors as arrays, which share their memory.
-
-    So a torch DataLoader can be used directly. Arguments without tensors are returned as they are.
-    """
+    """Return the same arguments with torch's CPU tensors as arrays, which share their memory."""
     if not any(map(_of_torch, jax.tree.leaves((args, kwargs)))):
         return args, kwargs
     return jax.tree.map(lambda leaf: np.asarray(leaf) if _of_torch(leaf) else leaf, (args, kwargs))
@@ -75,8 +61,7 @@ def _of_torch(leaf: Any) -> bool:
 
 
 def check_batch(args: tuple, kwargs: dict[str, Any], leaves: list, function: str) -> None:
-    """Raise LeafError, RangeError, DeletedError; reads the values of only those host arrays that JAX would
-    narrow."""
+    """Raise LeafError, RangeError, DeletedError; reads only host arrays that JAX would narrow."""
     names = LazyPaths(("batch", args), ("batch", kwargs))
     check_leaves(leaves, names, function)
     check_alive(leaves, names, function)

@@ -1,9 +1,4 @@
-"""call_arrays: a module's arrays, together with the arrays of the modules and streams among a call's
-arguments.
-
-One network alone is an NNX object like any other. Several networks, or objects among the arguments, are a
-bundle, in which every variable occurs once.
-"""
+"""call_arrays: a module's arrays, and the modules and streams among a call's arguments."""
 
 from __future__ import annotations
 
@@ -19,16 +14,14 @@ from .._typing import Static
 from .arrays import ModuleArrays
 from .world import World
 
-MOST = 4
-"""Bundles that are cached. They hold the objects of a call, which the caller may create anew each time."""
+MOST = 4  # cached bundles, which hold the objects of a call
 
 
 class CallArrays(ModuleArrays):
-    """Args:
-      net: the object that optimizers are made from: a module or a bundle. module: the same, or what it wraps.
+    """The arrays of `module` and of the objects among a call's arguments.
 
-    Attributes:
-      net: the same with the objects of the last call. objects: these objects.
+    `net`, the module or its wrapper, is what optimizers are made from; the attribute `net` includes the
+    objects of the last call.
     """
 
     def __init__(
@@ -45,11 +38,9 @@ class CallArrays(ModuleArrays):
         self._bundles: dict[tuple[int, ...], tuple[tuple[Any, ...], Bundle, Bundle]] = {}
 
     def loss_of(self, function: Callable[..., Any]) -> Static:
-        """Return a function of the networks and the arguments as a function of the bundle."""
         return Static(BundleFunction(function) if isinstance(self.thing, Bundle) else function)
 
     def bring(self, objects: tuple[Any, ...]) -> None:
-        """Set the objects among the arguments of the next calls."""
         if len(objects) == len(self.objects) and all(map(operator.is_, objects, self.objects)):
             return
         self.objects = objects

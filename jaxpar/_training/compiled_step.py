@@ -1,9 +1,8 @@
 """compiled_step: a loss, its gradients and what follows them, as one compiled program.
 
-There are two kinds. For DistributedDataParallel, the loss of each replica's own rows runs on every replica,
-and the replicas then combine their gradients. Otherwise the loss of the complete batch is a function of a
-module that may itself be spread over the devices, as DataParallel is. Both have the same inputs and outputs,
-so the surrounding code is shared.
+For DistributedDataParallel, the loss of each replica's own rows runs on every replica, and the replicas then
+combine their gradients. Otherwise the loss of the complete batch is a function of a module that may itself be
+spread over the devices, as DataParallel is. Both kinds have the same inputs and outputs.
 """
 
 from __future__ import annotations
@@ -42,51 +41,31 @@ class ReplicaState(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """The outputs of a step's program.
+    """The outputs of a step's program."""
 
-    Attributes:
-      loss: the mean over the replicas; while gradients are kept, each replica's, stacked to [N, ...].
-      aux: the auxiliary outputs of the loss function, on their replicas.
-      after: the mean gradients, or with an update the module's values afterwards; empty while gradients are
-        kept.
-      changes: buffers that the forward changed and no update has written, stacked where not shared.
-      extra: the step's other state, after an update.
-      replica_state: the new state of the replicas; None where nothing was trained.
-    """
-
-    loss: PyTree
-    aux: PyTree
-    after: PyTree
-    changes: PyTree
-    extra: dict[str, Any]
-    replica_state: ReplicaState | None
+    loss: PyTree  # the mean; while gradients are kept, each replica's, stacked to [N, ...]
+    aux: PyTree  # on the replicas
+    after: PyTree  # the mean gradients, or with an update the module's values; empty while gradients are kept
+    changes: PyTree  # of buffers, which no update has written; stacked where not shared
+    extra: dict[str, Any]  # the step's other state, after an update
+    replica_state: ReplicaState | None  # None where nothing was trained
 
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaPlan:
-    """A step on replicas, without its arrays: the key and the body of a program.
+    """A step on replicas, without its arrays: the key and the body of a program."""
 
-    Attributes:
-      loss: of one replica's rows.
-      kinds: for each of the N replicas the shapes of its rows, None for a replica without.
-      divisor: what the sum of the gradients is divided by.
-      source: the replica whose buffers all get; None leaves each process its own, as without a hook.
-      hook: how gradients are reduced; None leaves them on their replicas, to be accumulated.
-      update: the optimizer update that follows, if any.
-    """
-
-    loss: Loss
-    kinds: tuple[Kind | None, ...]
-    divisor: int
-    source: int | None
-    hook: CommHook | None
+    loss: Loss  # of one replica's rows
+    kinds: tuple[Kind | None, ...]  # the shapes of each replica's rows, None for one without
+    divisor: int  # what the sum of the gradients is divided by
+    source: int | None  # the replica whose buffers all get; None: each process keeps its own
+    hook: CommHook | None  # how gradients are reduced; None leaves them on their replicas
     placement: Placement
     backend: Backend
     update: Update | None = None
 
     @property
     def active(self) -> tuple[int, ...]:
-        """The replicas that have rows."""
         return tuple(i for i, kind in enumerate(self.kinds) if kind is not None)
 
     def __call__(
@@ -117,12 +96,7 @@ class ReplicaPlan:
 
 @dataclasses.dataclass(frozen=True)
 class BatchPlan:
-    """A step on a complete batch, without its arrays.
-
-    Attributes:
-      loss: of the batch. statics, form: the batch's static leaves and its tree structure.
-      update: the optimizer update that follows; None keeps the gradients, to be accumulated.
-    """
+    """A step on a complete batch, without its arrays; without an update the gradients accumulate."""
 
     loss: Loss
     statics: tuple[Static | None, ...]

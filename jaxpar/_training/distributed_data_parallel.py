@@ -1,8 +1,8 @@
 """DistributedDataParallel: a loss and a gradient on every replica, their mean on all of them.
 
-Where torch runs one process for each device, a replica here is a device of any process: one process with
-eight devices, eight with one each, or anything between gives the same numbers. On purpose it differs in this:
-`value_and_grad` returns the mean gradient, which torch leaves in `.grad`, because a JAX array has none.
+A replica is a device of any process: one process with eight devices, eight with one each, or anything between
+gives the same numbers. On purpose it differs in this: `value_and_grad` returns the mean gradient, which torch
+leaves in `.grad`, because a JAX array has none.
 """
 
 from __future__ import annotations
@@ -58,23 +58,20 @@ class DistributedDataParallel(abc.ABC):
     Args:
       module: an `nnx.Module`, a `flax.linen.Module`, or a function of parameters and inputs.
       device_ids: this process's devices; all that it has if left out. (torch allows one.)
-      output_device: taken and never used, as in torch.
       dim: the batch dimension.
-      process_group: whose processes train this module, see `jaxpar.distributed.new_group`; the default
-        group's if left out.
+      process_group: whose processes train this module; the default group's if left out.
       forward_sync_buffers: whether rank 0's buffers go to all before each forward. If not, every process
-        keeps its own.
+        keeps its own. `broadcast_buffers` is torch's older name.
       init_sync: whether parameters and buffers are compared and made equal to rank 0's now.
       comm_hook: how gradients are reduced, see `register_comm_hook`.
       backend: `"shard_map"` or `"pmap"`; equal results.
-      bucket_cap_mb, find_unused_parameters, gradient_as_bucket_view, static_graph: taken and not needed.
-        Buckets are XLA's business, and a parameter that no loss uses has gradient zero.
-      broadcast_buffers: torch's older name of `forward_sync_buffers`.
+      output_device, bucket_cap_mb, find_unused_parameters, gradient_as_bucket_view, static_graph: taken and
+        not needed. Buckets are XLA's business, and a parameter that no loss uses has gradient zero.
 
     Raises:
       ParametersError: nothing to train; or other ranks have other parameters.
-      DeviceError: unknown devices, or ranks with different numbers of them. GroupError: this process is not
-        in `process_group`.
+      DeviceError: unknown devices, or ranks with different numbers of them.
+      GroupError: this process is not in `process_group`.
 
     torch counterpart: `torch.nn.parallel.DistributedDataParallel` (docs/semantics.md section 2.1).
     """
@@ -141,8 +138,6 @@ def _buffers(forward_sync: bool | None, broadcast: bool | None) -> bool:
 
 
 class _Distributed:
-    """What the wrappers of all kinds of modules have."""
-
     module: Any
     world: World
     backend: str
@@ -163,7 +158,6 @@ class _Distributed:
 
     @property
     def replicas(self) -> int:
-        """N: the replicas of all processes."""
         return self.world.N
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
@@ -178,8 +172,8 @@ class _Distributed:
         >>> gradients is None
         True
 
-        There, `value_and_grad` returns this process's mean loss, and None for the gradients. The next call
-        outside returns the mean over the replicas of the sum over the calls, after one all-reduce.
+        Inside, the loss is this process's mean. The next call outside returns the mean over the replicas of
+        the sum over the calls, after one all-reduce.
 
         torch counterpart: `DistributedDataParallel.no_sync` (docs/semantics.md row D9).
         """
@@ -196,8 +190,7 @@ class _Distributed:
         Raises:
           RuntimeError: there is one already. TypeError: it is not a hook.
 
-        torch counterpart: `register_comm_hook(state, hook)` (docs/semantics.md row H1); the state is in the
-        hook here.
+        torch counterpart: `register_comm_hook(state, hook)` (docs/semantics.md row H1), without the state.
         """
         if not isinstance(hook, CommHook):
             raise TypeError(
@@ -221,7 +214,6 @@ class _Distributed:
     def _gradients(
         self, arrays: Arrays, loss_fn: Callable[..., Any], has_aux: bool, batch: tuple, kwargs: dict[str, Any]
     ) -> tuple[Any, PyTree, PyTree]:
-        """The loss (with aux), the gradients or None, and what the module changed."""
         if not arrays.parameters:
             raise ParametersError(NOTHING_TO_TRAIN)
         check_rows(batch, kwargs, "value_and_grad")
@@ -245,12 +237,11 @@ class _NNXDistributed(_Distributed, nnx.Module):
         arrays.commit(dict(enumerate(settle(arrays, world, init_sync))))
 
     def arrays(self, wrt: nnx.filterlib.Filter) -> ModuleArrays:
-        """Return the wrapped module's arrays; `wrt` selects the trained ones."""
         world, structures = self.world, self.engine_state.structures
         return ModuleArrays(self, self.module, wrt, world.local, world, structures, "DistributedDataParallel")
 
     def __call__(self, *inputs: PyTree, **kwargs: PyTree) -> PyTree:
-        """The module's outputs for this process's rows. No other process takes part, and no gradient flows.
+        """The module's outputs for this process's rows. No other process takes part.
 
         Raises:
           GradientError: when differentiated, with more than one replica.
@@ -271,8 +262,8 @@ class _NNXDistributed(_Distributed, nnx.Module):
         (8, 1)
 
         Args:
-          loss_fn: `loss_fn(module, *batch)` is evaluated on every replica's own rows; it returns one number,
-            or `(number, aux)` with `has_aux`.
+          loss_fn: `loss_fn(module, *batch)`, evaluated on every replica's own rows, returns one number, or
+            `(number, aux)` with `has_aux`.
           has_aux: aux is any tree of arrays [b, ...]; those of this process's replicas are concatenated.
           wrt: the NNX filter of what is trained.
 
@@ -280,8 +271,7 @@ class _NNXDistributed(_Distributed, nnx.Module):
           `f(*batch) -> (loss, gradients)`, with aux `((loss, aux), gradients)`. Gradients are an `nnx.State`
           with the structure of `nnx.state(net, wrt)`, for `optimizer.update(net, gradients)`.
 
-        Raises (when called): LossError; BatchError for an empty batch, of which torch's loss is NaN; and as
-        `scatter`.
+        Raises (when called): LossError; BatchError for an empty batch; and as `scatter`.
 
         torch counterpart: forward, loss and `loss.backward()` (docs/semantics.md rows D4, D5).
         """
@@ -313,8 +303,9 @@ class _NNXDistributed(_Distributed, nnx.Module):
           throw_on_early_termination: the first rank that has finished ends the training of all.
 
         Raises:
-          RuntimeError: on all ranks, with `throw_on_early_termination`. DistributedError: a rank had no batch
-            at all. DivergenceError: ranks differ in more than their numbers of rows.
+          RuntimeError: on all ranks, with `throw_on_early_termination`.
+          DistributedError: a rank had no batch at all.
+          DivergenceError: ranks differ in more than their numbers of rows.
 
         torch counterpart: `DistributedDataParallel.join` (docs/semantics.md section 2.3).
         """
@@ -327,7 +318,7 @@ class _LinenDistributed(_Distributed):
         self._remember(module, world, backend, state)
 
     def holding(self, module: nnx.Module) -> Any:
-        """Return the same wrapper of a module that holds its variables, which are made equal on all ranks."""
+        """Return the same wrapper of a module that holds its variables."""
         return _NNXDistributed(module, self.world, self.backend, self.engine_state, True)
 
     def init(self, rngs: Any, *args: PyTree, **kwargs: PyTree) -> PyTree:
@@ -348,10 +339,10 @@ class _LinenDistributed(_Distributed):
     def value_and_grad(
         self, loss_fn: Callable[..., Any], *, has_aux: bool = False, mutable: Any = False
     ) -> Callable[..., Any]:
-        """`f(variables, *batch, rngs=None) -> (loss, gradients)`, gradients as `variables["params"]`.
+        """Return `f(variables, *batch, rngs=None) -> (loss, gradients)`, gradients as `variables["params"]`.
 
-        `loss_fn(module, *batch)` is given the module with its variables. With `mutable`, the value comes
-        with the collections that changed: `((loss, updates), gradients)`, with aux `((loss, aux), updates)`.
+        `loss_fn(module, *batch)` is given the module with its variables. With `mutable`, the value comes with
+        the collections that changed: `((loss, updates), gradients)`, with aux `((loss, aux), updates)`.
         """
 
         def value_and_grad(variables: PyTree, *batch: PyTree, rngs: Any = None, **kwargs: PyTree) -> Any:
@@ -369,13 +360,12 @@ class _FunctionDistributed(_Distributed):
         self._remember(module, world, backend, state)
 
     def __call__(self, parameters: PyTree, *inputs: PyTree, **kwargs: PyTree) -> PyTree:
-        """The function's outputs for this process's rows."""
         return self._forward(Applied(self.module, parameters), inputs, kwargs)
 
     def value_and_grad(self, loss_fn: Callable[..., Any], *, has_aux: bool = False) -> Callable[..., Any]:
-        """`f(parameters, *batch) -> (loss, gradients)`; `loss_fn(f, *batch)` with `f(*inputs)` on these.
+        """Return `f(parameters, *batch) -> (loss, gradients)`; `loss_fn(f, *batch)` calls `f(*inputs)`.
 
-        Raises, when called first: DivergenceError, if ranks hold other parameters; make them equal with
+        The first call raises DivergenceError if ranks hold other parameters; make them equal with
         `jaxpar.distributed.broadcast(parameters)`.
         """
 

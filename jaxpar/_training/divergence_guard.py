@@ -1,9 +1,8 @@
 """divergence_guard: before a rank runs a new program, all ranks compare what they are about to run.
 
 torch checks nothing after construction: a rank with a different batch shape trains on, one that makes a
-different number of calls hangs, and one whose optimizer has a different learning rate trains different
-weights from then on. Here a rank that sees a combination for the first time compares it with the others, over
-the host; a rank that has seen it before only builds a cache key.
+different number of calls hangs, and one with a different learning rate trains different weights. Here a
+combination that is new to a rank is compared over the host; a known one only costs a cache key.
 """
 
 from __future__ import annotations
@@ -31,15 +30,13 @@ from .local_batch import LocalRows
 from .program_parts import program_parts
 from .update import Update
 
-Fingerprint = tuple[tuple[str, str], ...]
-"""More that must be the same on all ranks: pairs of a name and a value."""
+Fingerprint = tuple[tuple[str, str], ...]  # more that must be the same on all ranks: names and values
 
 _numbers = itertools.count(1)
 _wrappers: collections.Counter[str] = collections.Counter()
 
 
 def next_number(group: Group | None) -> int:
-    """Return the next wrapper's number within its group, the same on all ranks."""
     where = group.folder if group else ""
     _wrappers[where] += 1
     return _wrappers[where]
@@ -47,35 +44,21 @@ def next_number(group: Group | None) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class StepMetadata:
-    """Per-step metadata that must match on all ranks (besides batch shapes).
+    """Per-step metadata that must match on all ranks (besides batch shapes)."""
 
-    Attributes:
-      number, step: which wrapper, and which of its steps.
-      definition: the module. trained, names: which of its values are trained, and the values' names.
-      loss_fn: the user's loss function.
-      keep: whether gradients stay on the replicas.
-      fingerprint: of what follows the gradients.
-      group: the ranks that compare it.
-    """
-
-    number: int
-    step: int
-    definition: Definition
-    trained: tuple[int, ...]
-    names: list[str]
+    number: int  # of the wrapper
+    step: int  # of the wrapper's steps
+    definition: Definition  # of the module
+    trained: tuple[int, ...]  # which of its values are trained
+    names: list[str]  # the values' names
     loss_fn: Callable[..., Any]
-    keep: bool
-    fingerprint: Fingerprint = ()
-    group: Group | None = None
+    keep: bool  # whether gradients stay on the replicas
+    fingerprint: Fingerprint = ()  # of what follows the gradients
+    group: Group | None = None  # the ranks that compare it
 
 
 def compare(rows: LocalRows, metadata: StepMetadata) -> None:
-    """Return when all ranks have the same metadata, or this rank has compared it before.
-
-    Raises:
-      DivergenceError: ranks differ in the batch, the module, the loss function or the fingerprint; names both
-        sides.
-    """
+    """Return when all ranks have the same metadata, or this rank has compared it before."""
     book = ledger(f"DistributedDataParallel {metadata.number}", metadata.group)
     if book is None:
         return
@@ -108,16 +91,12 @@ def compare(rows: LocalRows, metadata: StepMetadata) -> None:
     book.check(metadata.step, key, parts)
 
 
+# Weak keys: the ledger must not keep programs alive.
 _programs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-"""Numbers of this process's programs. Weak keys: the ledger must not keep programs alive."""
 
 
 def compare_programs(metadata: StepMetadata, program: Any, arguments: tuple) -> None:
-    """Return when all ranks are about to run the same program, or this rank has run it before.
-
-    Raises:
-      DivergenceError: ranks have different programs; names the first difference.
-    """
+    """Return when all ranks are about to run the same program, or this rank has run it before."""
     book = ledger(f"the program of DistributedDataParallel {metadata.number}", metadata.group)
     if book is None:
         return
@@ -127,10 +106,7 @@ def compare_programs(metadata: StepMetadata, program: Any, arguments: tuple) -> 
 
 
 def fingerprint(update: Update, values: list, optimizer: list, names: Sequence[str]) -> Fingerprint:
-    """Return what ranks could do differently after they have the same gradients.
-
-    `names` are the names of the optimizer's values.
-    """
+    """Return what ranks could do differently after they have the same gradients."""
     state = [(name, x) for name, x in zip(names, optimizer, strict=True) if is_real(x)]
     # Numbers are compared by value, for the error to show; larger arrays by shape, which copies nothing.
     numbers = [(name, x) for name, x in state if x.size == 1 and not _is_key(x)]
@@ -146,10 +122,7 @@ def fingerprint(update: Update, values: list, optimizer: list, names: Sequence[s
 
 
 class OptimizerNumbers:
-    """Numbers that are set in an optimizer between steps, such as a rate: ranks must set the same.
-
-    They are compared at their first changes, and then whenever the number of changes is a power of two.
-    """
+    """Numbers that are set in an optimizer between steps, such as a rate: ranks must set the same."""
 
     FIRST = 8
 

@@ -1,10 +1,9 @@
 """engine: the one loop. Take the arrays, agree with the other ranks, run the program, put the arrays back.
 
 `value_and_grad`, `train_step`, `eval_step`, accumulation, `no_sync` and `join` all go through `Engine.turn`.
-They differ in what they bring: the arrays (a module's, or a module's and its optimizer's), the work (a loss
-on every replica, a loss of the whole batch, or outputs), and the strategy by which ranks agree on a step.
-
-torch spreads this loop over the user's script, the reducer's hooks in the backward pass and the optimizer.
+They differ in the arrays, in the work (a loss on every replica, a loss of the whole batch, or outputs), and
+in the strategy by which ranks agree on a step. torch spreads this loop over the user's script, the reducer's
+hooks in the backward pass and the optimizer.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Work(Protocol):
         """Return the compiled program and its batch argument."""
 
     def first_replica_state(self, trained: list) -> ReplicaState:
-        """Return the initial per-replica state; `trained` are this process's parameters."""
+        """Return the initial per-replica state for this process's parameters."""
 
     def replica_state_like(self, trained: list) -> ReplicaState:
         """Return what `first_replica_state` returns, as shapes with shardings."""
@@ -56,29 +55,17 @@ class Work(Protocol):
 
 
 class StepOutcome(NamedTuple):
-    """The results of a step for its caller.
+    """The results of a step for its caller."""
 
-    Attributes:
-      loss, aux: the mean over the replicas; this process's own while gradients are kept.
-      after: the mean gradients, a list, where there was no update.
-      committed: what `Arrays.put` returned for changed buffers.
-      report: on gradients that are not finite, if the update checked them.
-    """
-
-    loss: jax.Array
-    aux: PyTree
-    after: list
-    committed: PyTree
-    report: jax.Array | None
+    loss: jax.Array  # the mean over the replicas; this process's own while gradients are kept
+    aux: PyTree  # likewise
+    after: list  # the mean gradients, a list, where there was no update
+    committed: PyTree  # what `Arrays.put` returned for changed buffers
+    report: jax.Array | None  # on gradients that are not finite, if the update checked them
 
 
 class Engine:
-    """The loop for one module and one computation.
-
-    Args:
-      loss_fn, fingerprint: what ranks compare, in addition to their rows and the module.
-      call: the name of a step for users.
-    """
+    """The loop for one module and one computation. `call` is the name of a step for users."""
 
     def __init__(
         self,
@@ -95,8 +82,7 @@ class Engine:
         self._numbers = OptimizerNumbers()
 
     def step(self, args: tuple, kwargs: dict[str, Any], keep: bool = False) -> StepOutcome:
-        """Run a step on this rank's batch. `keep` leaves gradients on their replicas for the next step to add
-        to."""
+        """Run a step on this rank's batch. `keep` leaves gradients on the replicas for the next step."""
         batch = self.work.bring(args, kwargs)
         if self.state.joining:
             self.state.engine = self
@@ -109,8 +95,7 @@ class Engine:
     ) -> jax.stages.Traced:
         """The program of a step, for shapes: nothing is sent, run, changed or compared with other ranks.
 
-        Args:
-          keep: as for `step`. adds: whether the replicas hold gradients of earlier calls, to be added to.
+        `adds`: the replicas hold gradients of earlier calls.
         """
         values, extra = self.arrays.shapes(keep)
         agreement = self.state.usual.agree(self.work.shapes(args, kwargs), None, keep)
@@ -151,8 +136,7 @@ class Engine:
         return self._put(done, agreed, batch)
 
     def drop(self) -> None:
-        """Zero the gradients that `keep` left on this process's replicas: they take part with zeros from now
-        on."""
+        """Zero the gradients that `keep` left on this process's replicas."""
         replica_state, world = self.state.replica_state, self.world
         if replica_state is not None and replica_state.gradients:
             # Zeros rather than none: all ranks run one program, and other ranks may hold gradients.
@@ -160,7 +144,6 @@ class Engine:
             self.state.replace(replica_state._replace(gradients=zeros))
 
     def _describe(self) -> str:
-        """Return a description of the compilation, for stderr."""
         placement = getattr(self.arrays, "placement", None)
         n = max(self.world.N, 1 if placement is None else placement.N)
         return f"{self.arrays.function} ({place_of(self._loss_fn)}) for {n} device{'s' * (n > 1)}"
@@ -181,11 +164,10 @@ class Engine:
         return self.work.first_replica_state(self.world.local_shared(trained))
 
     def _metadata(self, keep: bool) -> StepMetadata:
-        """Return the metadata that must be the same on all ranks, in addition to the rows."""
         state, arrays = self.state, self.arrays
         # Assigned at a step, which all ranks make, and not when a wrapper is copied, which one rank may do
         # alone.
-        state.number = state.number or next_number(self.world.group)  # at a step, which all ranks make
+        state.number = state.number or next_number(self.world.group)
         return StepMetadata(
             state.number,
             state.steps,

@@ -1,7 +1,6 @@
 """eval_step: a function of a module in evaluation mode, compiled once.
 
-torch writes `net.eval()` and `torch.no_grad()` before a loop and `net.train()` after it. Here the mode is a
-part of the program, so the module's own mode is never touched.
+The mode is a part of the program, so the module's own mode is never touched, as torch's `net.eval()` does.
 """
 
 from __future__ import annotations
@@ -54,11 +53,10 @@ def eval_step(
     (4, 2)
 
     Args:
-      net: as for `train_step`; for a Linen module `evaluate(state, *batch)` takes its TrainState, or its
-        variables. Its own mode, statistics and random streams stay as they are.
+      net: as for `train_step`; its mode, statistics and streams stay as they are. For a Linen module
+        `evaluate(state, *batch)` takes its TrainState, or its variables.
       function: `function(net, *batch)`, any tree of arrays; the module's outputs if left out. The batch may
-        hold modules, which are in evaluation mode and stay as they are, and `nnx.Rngs`, whose streams advance
-        as in any call.
+        hold modules, which are evaluated and stay as they are, and `nnx.Rngs`, whose streams advance.
       precision: as for `train_step`; outputs stay in the computing type.
 
     Returns:
@@ -66,8 +64,8 @@ def eval_step(
       process's rows. Results stay on the device.
 
     Raises (when called):
-      LeafError, RangeError, DeletedError: as `train_step`. BatchError: the batch is empty, and the result
-        holds a NaN, as the mean of no rows is. Only for an empty batch, the call waits for the result.
+      LeafError, RangeError, DeletedError: as `train_step`.
+      BatchError: the batch is empty, and the result, for which this waits, holds a NaN.
 
     torch counterpart: `net.eval()` and `torch.no_grad()`.
     """
@@ -105,7 +103,6 @@ def eval_step(
 def _of_linen(
     net: Any, function: Callable[..., Any] | None, precision: Precision | None
 ) -> Callable[..., Any]:
-    """Return `evaluate(variables, *batch)`, which also takes a TrainState."""
     latest: list[Any] = []
 
     def evaluate(state: Any, *batch: PyTree, **kwargs: PyTree) -> PyTree:
@@ -130,7 +127,6 @@ class EvaluationArrays(CallArrays):
 
 
 def _check_numbers(outputs: PyTree, empty_array: str) -> None:
-    """Raise BatchError for a NaN: for an empty batch rows and sums are right, but a mean is not a number."""
     for leaf, name in zip(jax.tree.leaves(outputs), paths(outputs, "result"), strict=True):
         if is_real(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact) and jnp.isnan(leaf).any():
             raise BatchError(
@@ -144,7 +140,7 @@ def _call(net: Callable[..., PyTree], *batch: PyTree, **kwargs: PyTree) -> PyTre
 
 
 class OutputWork(WholeBatch):
-    """A function of the module and the complete batch. Nothing is kept, and nothing changes."""
+    """A function of the module and the complete batch, without gradients."""
 
     def __init__(
         self, function: Callable[..., Any], precision: Precision | None, placement: Placement | None

@@ -1,7 +1,7 @@
 """initial_sync: all ranks hold the same parameters when training begins.
 
-torch compares their number and shapes, but not their dtypes, and on a difference only some ranks raise and
-the others hang (docs/semantics.md row D2). Here every rank raises, and names both sides.
+torch does not compare dtypes, and on a difference only some ranks raise and the others hang
+(docs/semantics.md row D2). Here every rank raises, and names both sides.
 """
 
 from __future__ import annotations
@@ -24,12 +24,7 @@ NOTHING_TO_TRAIN = (
 
 
 def settle(arrays: Arrays, world: World, init_sync: bool) -> list:
-    """Return the module's values as rank 0 has them (docs/semantics.md row D3); an empty list for a topology.
-
-    Raises:
-      ParametersError: nothing to train; or ranks have different names, shapes or dtypes.
-      DivergenceError: ranks have different versions, devices or configurations.
-    """
+    """Return the module's values as rank 0 has them (docs/semantics.md row D3); nothing for a topology."""
     if not arrays.parameters:
         raise ParametersError(NOTHING_TO_TRAIN)
     if world.local.of_topology:

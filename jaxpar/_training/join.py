@@ -1,11 +1,8 @@
 """join: ranks with different numbers of batches train together until the last one has finished.
 
 As in torch, a rank without batches keeps taking part, with zeros. Every step is announced over the host
-first, so that all ranks run one program for the rows of all; the announcement carries the numbers of rows,
-which may differ between ranks inside of join.
-
-`Announced` is the strategy by which ranks agree on a step, and `Join` the context that a user enters: it sets
-the engine's strategy, and at the end runs steps without rows.
+first, with the numbers of rows, so that all ranks run one program for the rows of all. At the end `Join` runs
+steps without rows.
 """
 
 from __future__ import annotations
@@ -28,18 +25,7 @@ _WHAT = "DistributedDataParallel.join"
 
 
 class Announced:
-    """The strategy inside of join: every rank announces its rows to the others, or that it has none.
-
-    Args:
-      divides_by_all: whether gradients are divided by all replicas, or only by those that have rows.
-      throws: whether the first rank without rows ends the training on all ranks.
-      shares_buffers: whether all ranks take the buffers of one before each step.
-
-    Attributes:
-      rows: this rank's rows in its last step.
-      last: the highest rank that had rows in the last step.
-      keeps_gradients: whether the last step left its gradients on the replicas.
-    """
+    """The strategy inside of join: every rank announces its rows to the others, or that it has none."""
 
     def __init__(
         self, world: World, timeout: float, divides_by_all: bool, throws: bool, shares_buffers: bool
@@ -53,7 +39,6 @@ class Announced:
     def agree(
         self, rows: LocalRows, metadata: StepMetadata | None, keep: bool
     ) -> tuple[Agreement, LocalRows] | None:
-        """Raise as `DistributedDataParallel.join`."""
         del metadata  # the announcement replaces it
         if rows.sizes:
             self.rows = rows

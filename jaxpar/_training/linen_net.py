@@ -1,11 +1,8 @@
 """linen_net: a Linen module with its variables, and a TrainState, as the NNX objects that a step trains.
 
-A Linen module's arrays are held by its user, usually in a `flax.training.train_state.TrainState`. A step
-needs objects that hold their arrays. So the variables go into an NNX module that applies the Linen one, and
-the other fields of the state into an optimizer whose update is the state's own `apply_gradients`. Reading
-`TrainStep.state` combines both again.
-
-torch counterpart: none; its modules hold their parameters.
+A step needs objects that hold their arrays. So a Linen module's variables go into an NNX module that applies
+it, and the other fields of its `flax.training.train_state.TrainState` into an optimizer whose update is the
+state's own `apply_gradients`. Reading `TrainStep.state` combines both again.
 """
 
 from __future__ import annotations
@@ -61,10 +58,8 @@ def _name(pair: tuple[Any, Any]) -> str:
 class LinenNet(nnx.Module):
     """A Linen module that holds its variables: `net(x, train=True)` is `module.apply`.
 
-    Collections other than the parameters are mutable.
-
-    Args:
-      variables: as returned by the module's `init`, or one level deeper, as for `DataParallel(module)`.
+    Collections other than the parameters are mutable. `variables` are as the module's `init` returns them, or
+    one level deeper, as for `DataParallel(module)`.
     """
 
     def __init__(self, module: linen.Module, variables: Mapping[str, PyTree]):
@@ -82,7 +77,6 @@ class LinenNet(nnx.Module):
         return form == self.fields.form
 
     def take(self, variables: Mapping[str, PyTree]) -> None:
-        """Replace the values."""
         self.fields.write(self, dict(variables))
 
     def __call__(self, *args: PyTree, rngs: Any = None, **kwargs: PyTree) -> PyTree:
@@ -114,7 +108,6 @@ class LinenOptimizer(nnx.Optimizer):
         self.fields = _Fields(self, bare_state, lambda name: nnx.OptState)
 
     def state(self, net: Any) -> Any:
-        """The TrainState, with the variables of `net`."""
         variables = linen_net_of(net).variables
         return self.fields.read(self).replace(**variables)
 
@@ -129,12 +122,10 @@ class LinenOptimizer(nnx.Optimizer):
 
 
 def linen_net_of(net: Any) -> LinenNet:
-    """Return the LinenNet, unwrapped."""
     return net if isinstance(net, LinenNet) else net.module
 
 
 def is_linen(net: Any) -> bool:
-    """Whether net is a Linen module, or a wrapper of one."""
     return isinstance(net, linen.Module) or (
         isinstance(net, DistributedDataParallel) and isinstance(net.module, linen.Module)
     )
@@ -151,10 +142,7 @@ def collections_of(state: Any) -> dict[str, PyTree]:
 
 
 def from_linen(net: Any, state: Any) -> tuple[Any, LinenOptimizer]:
-    """Return the module with its variables, wrapped as before, and its optimizer.
-
-    Raises TypeError: not a TrainState.
-    """
+    """Return the module with its variables, wrapped as before, and its optimizer."""
     if not all(hasattr(state, name) for name in (PARAMS, "opt_state", "apply_gradients", "replace")):
         raise TypeError(
             f"train_step: a Linen module comes with a flax.training.train_state.TrainState, not "
@@ -166,8 +154,7 @@ def from_linen(net: Any, state: Any) -> tuple[Any, LinenOptimizer]:
 
 
 def wrapped(net: Any, variables: Mapping[str, PyTree]) -> Any:
-    """Return a Linen module, or a wrapper of one, as an NNX module that holds the variables, wrapped the same
-    way."""
+    """Return a Linen module as an NNX module that holds the variables, wrapped the same way."""
     if isinstance(net, DistributedDataParallel):
         return net.holding(LinenNet(net.module, variables))  # type: ignore[attr-defined]
     if isinstance(net, DataParallel):

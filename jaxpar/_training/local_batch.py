@@ -1,7 +1,7 @@
 """local_batch: a process's own batch becomes its part of the batch of all replicas.
 
-As in torch every rank loads its own rows, as a DistributedSampler assigned them. They are split over the
-devices of the process like DataParallel's batches, and stay there.
+As in torch every rank loads its own rows. They are split over the devices of the process like DataParallel's
+batches, and stay there.
 """
 
 from __future__ import annotations
@@ -24,17 +24,11 @@ from .world import World
 
 @dataclasses.dataclass(frozen=True)
 class LocalRows:
-    """One process's rows.
+    """One process's rows, on its K devices."""
 
-    Attributes:
-      batch: (args, kwargs) with arrays [K, *piece] on the process's K devices.
-      sizes: how many rows each replica has, for the replicas with rows.
-      kinds: the shapes of each of the K replicas' pieces, None for one without rows.
-    """
-
-    batch: tuple[tuple, dict]
-    sizes: tuple[int, ...]
-    kinds: tuple[Kind | None, ...]
+    batch: tuple[tuple, dict]  # args and kwargs, with arrays [K, *piece]
+    sizes: tuple[int, ...]  # of the replicas with rows
+    kinds: tuple[Kind | None, ...]  # the shapes of each of the K replicas' pieces, None for one without rows
 
     def describe(self) -> dict[str, str]:
         """Return what must be equal on all ranks, by name."""
@@ -55,15 +49,11 @@ class LocalRows:
         return dataclasses.replace(self, batch=combine(wide, statics, form))
 
     def empty(self) -> LocalRows:
-        """Return the same structure without rows."""
         return LocalRows(self.batch, (), (None,) * len(self.kinds))
 
 
 def take(args: tuple, kwargs: dict[str, Any], world: World) -> LocalRows:
-    """Cuts a batch over the devices of this process.
-
-    Raises: as `scatter`.
-    """
+    """Cut a batch over the devices of this process. Raises as `scatter`."""
     shards = cut((args, kwargs), world.local, LazyPaths(("batch", args), ("batch", kwargs)))
     used: list[Kind | None] = [tuple(shapes[i] for shapes in shards.shapes) for i in range(len(shards))]
     return LocalRows(shards.tree, shards.sizes, tuple(used + [None] * (world.local.N - len(shards))))

@@ -1,8 +1,6 @@
 """loss: a function of a module and a batch, its value and the gradient of the module's parameters.
 
-Used for a complete batch (`train_step` of a DataParallel) and for one replica's rows
-(DistributedDataParallel). torch runs forward, loss and backward one after the other; here they are traced
-into one program.
+For a complete batch (`train_step` of a DataParallel) and for one replica's rows (DistributedDataParallel).
 """
 
 from __future__ import annotations
@@ -46,25 +44,16 @@ class Forward(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """A loss function and its module. Hashable: part of a program's key.
+    """A loss function and its module. Hashable: part of a program's key."""
 
-    Attributes:
-      definition: the module without its values. form: the structure of its values.
-      parameters: which of the values' leaves get gradients.
-      function: `function(module, *args, **kwargs)`, the loss or with `has_aux` (loss, aux).
-      precision: the computing type; None keeps the values' types.
-      on_replicas: the module is a DataParallel, whose replicas cast the parameters.
-      groups: for several networks, each one's parameters.
-    """
-
-    definition: Definition
-    form: TreeDef
-    parameters: tuple[int, ...]
-    function: Static
+    definition: Definition  # the module without its values
+    form: TreeDef  # the structure of its values
+    parameters: tuple[int, ...]  # the values' leaves that get gradients
+    function: Static  # `function(module, *args, **kwargs)`, the loss or with `has_aux` (loss, aux)
     has_aux: bool = False
-    precision: Precision | None = None
-    on_replicas: bool = False
-    groups: tuple[tuple[int, ...], ...] = ()
+    precision: Precision | None = None  # the computing type; None keeps the values' types
+    on_replicas: bool = False  # the module is a DataParallel, whose replicas cast the parameters
+    groups: tuple[tuple[int, ...], ...] = ()  # for several networks, each one's parameters
 
     def __hash__(self) -> int:
         return self._hash
@@ -82,11 +71,7 @@ class Loss:
         kwargs: dict[str, Any],
         scale: jax.Array | None = None,
     ) -> Value:
-        """Return the loss of one batch, and the gradients of `scale` times the loss.
-
-        Raises:
-          LossError: the function returned something other than one real number.
-        """
+        """Return the loss of one batch, and the gradients of `scale` times the loss."""
 
         def scaled(parameters: list[jax.Array]) -> tuple[jax.Array, Forward]:
             full = list(values)
@@ -107,7 +92,7 @@ class Loss:
         kwargs: dict[str, Any],
         scale: jax.Array | None = None,
     ) -> Forward:
-        """Return the loss of one batch, to be differentiated. Raises LossError, as a call does."""
+        """Return the loss of one batch, to be differentiated."""
         args, kwargs = self._cast((args, kwargs))
         loss, aux, changes = self._run(values, replica, args, kwargs)
         objective = loss

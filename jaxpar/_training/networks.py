@@ -1,7 +1,7 @@
 """networks: one or several networks, all wrapped the same way, and the objects among a step's arguments.
 
-In torch any module may meet any other; a wrong device fails in the operation that uses both. Here one program
-runs all of them, so they must agree on its devices first.
+In torch a wrong device fails in the operation that uses both. Here one program runs all of them, so they must
+agree on its devices first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from .work import placement_of
 
 
 def as_one(nets: Any) -> Any:
-    """Return a module as it is; several as a bundle."""
     return Bundle(nets) if isinstance(nets, (tuple, list)) else nets
 
 
@@ -34,7 +33,6 @@ def as_nnx(net: Any, optimizer: Any) -> tuple[Any, Any]:
 
 
 def check_nets(net: Any, optimizer: Any) -> None:
-    """Raise TypeError or ValueError: not modules and optimizers, not as many, or not wrapped the same way."""
     several = isinstance(net, (tuple, list))
     nets, optimizers = (x if isinstance(x, (tuple, list)) else [x] for x in (net, optimizer))
     for module in nets:
@@ -53,13 +51,11 @@ def check_nets(net: Any, optimizer: Any) -> None:
 
 
 def check_alike(nets: Sequence[Any], function: str) -> None:
-    """Raise ValueError: networks are wrapped in different ways."""
     for other in nets[1:]:
         _check_pair(nets[0], other, f"{function}: nets")
 
 
 def check_objects(nets: Sequence[Any], objects: Sequence[Any], function: str) -> None:
-    """Raise TypeError or ValueError: an object among the arguments cannot be used with these networks."""
     for obj in objects:
         if isinstance(obj, nnx.Optimizer):
             raise TypeError(
@@ -96,17 +92,13 @@ def _described(net: Any) -> str:
 
 
 def unwrapped(thing: Any) -> Any:
-    """Return the module that a replica gets: what a DistributedDataParallel wraps."""
     if isinstance(thing, Bundle):
         return Bundle([unwrapped(net) for net in nets_of(thing)])
     return thing.module if isinstance(thing, DistributedDataParallel) else thing
 
 
 def state_of(nets: Sequence[Any]) -> EngineState:
-    """Return the state of one wrapper; for several, a state with their common hook and sharing of buffers.
-
-    Raises ValueError: the wrappers differ in these.
-    """
+    """Return the state of one wrapper; for several, a state with their common hook and sharing of buffers."""
     states = [net.engine_state for net in nets]
     if len(states) == 1:
         return states[0]
@@ -120,7 +112,6 @@ def state_of(nets: Sequence[Any]) -> EngineState:
 
 
 def refuse_context(nets: Sequence[Any]) -> None:
-    """Raise RuntimeError: one of several networks is inside of `no_sync()` or `join()`."""
     for net in nets if len(nets) > 1 else ():
         state = net.engine_state if isinstance(net, DistributedDataParallel) else None
         if state is not None and (state.joining or not state.synchronises):

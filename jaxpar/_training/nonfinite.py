@@ -1,7 +1,7 @@
 """nonfinite: which gradient is infinite or not a number, and how the host learns about it.
 
-torch's GradScaler checks every step and waits for the answer. Here the check is part of the program, and its
-answer, a report of two numbers, is read some steps later, when reading does not block.
+torch's GradScaler waits for the answer in every step. Here the check is part of the program, and its answer,
+a report of two numbers, is read some steps later, when reading does not block.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-NONE = -1
-"""Replaces a parameter's number: all gradients were finite so far."""
-WIDTH = 1024
-"""The table's largest width."""
+NONE = -1  # replaces a parameter's number: all gradients were finite so far
+WIDTH = 1024  # of the table, at most
 
 
 def first_bad(gradients: list) -> jax.Array:
@@ -58,10 +56,8 @@ def _zeros(n: int, zero: jax.Array, dtype: jnp.dtype) -> jax.Array:
 
 # ------------------------------------------------------------------------------------- on the host
 
-PAUSE = 0.02
-"""Seconds between two checks. Reading takes as long as a tenth of a short step."""
-LAG = 8
-"""In updates: how old a report is when it is read, where several processes have to read the same one."""
+PAUSE = 0.02  # seconds between two checks; reading takes as long as a tenth of a short step
+LAG = 8  # updates before a report is read, where several processes have to read the same one
 
 
 class Reports:

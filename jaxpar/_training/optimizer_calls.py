@@ -1,7 +1,7 @@
 """optimizer_calls: which optimizer updates which network, and with which of the gradients.
 
-torch's optimizer holds its parameters, and finds their gradients on them. Here a step has one list of
-gradients, for everything that any of its optimizers trains, and each optimizer picks its own.
+torch's optimizer finds gradients on its parameters. Here a step has one list of gradients, for everything
+that any of its optimizers trains, and each optimizer picks its own.
 """
 
 from __future__ import annotations
@@ -17,26 +17,17 @@ from .arrays import order_of_gradients
 
 
 class OptimizerCall(NamedTuple):
-    """One optimizer's update of one network.
+    """One optimizer's update of one network."""
 
-    Attributes:
-      form: the structure in which the optimizer takes gradients. order: the index in the step's gradients of
-        each leaf.
-    """
-
-    form: TreeDef
-    order: tuple[int, ...]
+    form: TreeDef  # the structure in which the optimizer takes gradients
+    order: tuple[int, ...]  # each leaf's index in the step's gradients
 
     def __call__(self, net: nnx.Module, optimizer: nnx.Optimizer, gradients: list) -> None:
         optimizer.update(net, self.form.unflatten([gradients[i] for i in self.order]))
 
 
 def optimizer_calls(net: Any, optimizer: Any, split: NNXView) -> tuple[tuple[int, ...], list[OptimizerCall]]:
-    """Return which of the values in `split` are trained, and a call for each network.
-
-    Args:
-      net, optimizer: one of each, or bundles of equal length. split: the view of `net`, or of what it wraps.
-    """
+    """Return which values in `split`, the view of `net` or of what it wraps, are trained, and the calls."""
     pairs = list(zip(nets_of(net), nets_of(optimizer), strict=True))
     trained = [_trained(*pair, split) for pair in pairs]
     parameters = tuple(sorted(set().union(*trained)))

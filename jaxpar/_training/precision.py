@@ -1,7 +1,6 @@
 """Precision: in which type a step computes, while parameters stay in theirs.
 
-torch's autocast chooses a type for every operation. Here parameters and batch are cast once, at the edge
-of the step or, as under torch, on each replica, and the layers compute in what they get; statistics of
+torch's autocast chooses a type for every operation. Here parameters and batch are cast once; statistics of
 BatchNorm, sums of gradients and the optimizer see float32.
 """
 
@@ -56,7 +55,7 @@ class Precision:
             object.__setattr__(self, "loss_scale", 65536.0)
 
     def cast(self, tree: PyTree) -> PyTree:
-        """Return the tree with floating arrays in the computing type; everything else as it is."""
+        """Return the tree with floating arrays in the computing type."""
         return jax.tree.map(self._cast, tree)
 
     def _cast(self, x: PyTree) -> PyTree:

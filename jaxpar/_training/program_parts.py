@@ -1,8 +1,7 @@
 """program_parts: a description of a compiled step, in names and digests that ranks can compare.
 
-A rank with a different loss, activation, constant or random implementation compiles a different program.
-torch does not check: such a rank trains on, and all ranks have wrong weights. The program itself is compared,
-as it goes to the compiler, so nothing that is computed is left out.
+A rank with a different loss, activation, constant or random implementation compiles a different program,
+which torch would not notice. The program is compared as it goes to the compiler, so nothing is left out.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ import numpy as np
 
 from .._upstream import Jaxpr, Literal, inside, opened
 
-NUMBERS = 40
-"""How many numbers are written out; more are digested."""
+NUMBERS = 40  # how many are written out; more are digested
 
 
 def program_parts(traced: jax.stages.Traced) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """replica_groups: which replicas sum together, in a layer that synchronises over a process group.
 
-torch's SyncBatchNorm calls collectives of its own group, whichever ranks train. Here all replicas run one
-program, so all ranks must know all groups; each knows only its own. They exchange them when the module is
+All replicas run one program, so all ranks must know all groups. They exchange them when the module is
 wrapped, and the layer then holds what is the same on all of them.
 """
 
@@ -22,12 +21,7 @@ _WHAT = "DistributedDataParallel: process groups"
 
 
 def settle_groups(module: nnx.Module, world: World) -> None:
-    """Replace every layer's process group by ReplicaGroups, or by None for all replicas.
-
-    Raises:
-      GroupError: a group with ranks that do not train this module. DivergenceError: ranks that do not agree
-        on the members of a group, or on which layers have one.
-    """
+    """Replace every layer's process group by ReplicaGroups, or by None for all replicas."""
     if world.local.of_topology:
         return
     layers = {

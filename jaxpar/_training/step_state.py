@@ -1,8 +1,7 @@
 """step_state: save and restore the state of a training step that is not in its net or optimizer.
 
-torch leaves most of it to the script: the scaler has a `state_dict`, accumulated gradients are lost, and a
-hook's state is saved only by scripts that remember to. A run that is killed in the middle of an accumulation
-and goes on without them silently trains different weights.
+torch leaves most of it to the script, and one that resumes in the middle of an accumulation without it
+silently trains different weights.
 """
 
 from __future__ import annotations
@@ -50,12 +49,7 @@ def counts(state: dict[str, Any], accumulate: int) -> tuple[int, int]:
 
 
 def restore(engine: Engine, arrays: TrainingArrays, state: dict[str, Any]) -> None:
-    """Put a saved state back.
-
-    Raises:
-      CheckpointError: it does not fit the module, the precision, the hook or the number of replicas. Nothing
-        has changed then.
-    """
+    """Put a saved state back. After a CheckpointError nothing has changed."""
     current, stored = set(arrays.extra), set(state["step"])
     if current != stored:
         raise CheckpointError(

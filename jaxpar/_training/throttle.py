@@ -1,9 +1,8 @@
 """throttle: how far Python runs ahead of virtual devices.
 
-An accelerator works through its queue while Python prepares the next steps. Virtual devices have no queue of
-their own: every step that was started holds threads, and where there are more devices than cores these
-compete with the threads of earlier steps. With a core for each device nothing is gained, and sometimes lost;
-since JAX 0.12 nothing is gained with fewer cores either (`benchmarks/train_step/ahead.py`).
+An accelerator works through its queue while Python prepares the next steps. Virtual devices have none: where
+there are more devices than cores, a step that was started competes with the threads of earlier steps. Since
+JAX 0.12 waiting gains nothing (`benchmarks/train_step/ahead.py`).
 """
 
 from __future__ import annotations

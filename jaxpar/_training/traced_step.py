@@ -1,8 +1,6 @@
 """traced_step: the program of `train_step` for shapes, so that a compiler can report its costs.
 
-Module and optimizer may come from `nnx.eval_shape`: nothing runs, nothing is sent, and no array is made. It
-is `TrainStep.lower` without a wrapper around the module, and optionally stops at the gradients. JAX's
-counterpart is `jax.jit(f).trace`; torch has to run a step.
+It is `TrainStep.lower` without a wrapper around the module, and optionally stops at the gradients.
 """
 
 from __future__ import annotations
@@ -39,15 +37,13 @@ def trace_step(
     has_aux: bool = False,
     update: bool = True,
 ) -> jax.stages.Traced:
-    """Trace a step with `on_nonfinite="ignore"`; it returns a `StepResult`.
+    """Trace a step with `on_nonfinite="ignore"`; it returns a `StepResult`. No array is made.
 
-    Args:
-      net, optimizer, loss_fn, has_aux: as for `train_step`. A DataParallel has the loss of the complete
-        batch; a plain module has each replica's own, as under DistributedDataParallel.
-      batch: the rows of all devices. Arrays may be shapes; anything else is passed as it is.
-      placement: the devices, all of which hold net and optimizer.
-      update: False stops at the gradients, which are then the result's `replica_state.gradients`. An update
-        donates its state, as the step does on an accelerator.
+    Net and optimizer, which may come from `nnx.eval_shape`, are on all devices of the placement. A
+    DataParallel has the loss of the complete batch; a plain module has each replica's own, as in
+    DistributedDataParallel. `batch` has the rows of all devices. `update=False` stops at the gradients, which
+    are then the result's `replica_state.gradients`; an update donates its state, as the step does on an
+    accelerator.
     """
     make_update = functools.partial(update_of, accumulate=1, on_nonfinite="ignore", precision=None)
     objective = Objective(loss_fn, has_aux, make_update=make_update if update else None)

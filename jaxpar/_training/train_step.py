@@ -1,9 +1,7 @@
 """train_step: forward, loss, backward and optimizer as one compiled program that gives its memory back.
 
-torch runs these one after the other. A JAX step is fast when it is one program whose old state is donated to
-the next, and when nobody waits for its results. `train_step` is that program for a plain module, a
-DataParallel (the loss of gathered outputs) and a DistributedDataParallel (the loss of each replica). The
-module and the optimizer stay the user's: after every step they hold its results.
+A JAX step is fast when it is one program whose old state is donated to the next, and when nothing waits for
+its results. The module and the optimizer stay the user's: after every step they hold its results.
 """
 
 from __future__ import annotations
@@ -63,17 +61,15 @@ def train_step(
     (True, 3)
 
     Args:
-      net: an NNX module: plain, a DataParallel, or a DistributedDataParallel. It holds the results after
-        every step, and may be read, changed, saved and evaluated between two of them. Or several such
+      net: an NNX or a Linen module: plain, a DataParallel, or a DistributedDataParallel. It holds the results
+        after every step, and may be read, changed, saved and evaluated between two of them. Or several such
         modules, `(a, b)`, all wrapped alike; a loss function is then given `(a, b)`.
-        A Linen module, or its wrapper, is one too.
       optimizer: made from `net`; what its `wrt` lets through is trained. One per module. For
         Linen, the `TrainState`, whose arrays the step takes over; `step.state` is the next one.
       loss_fn: `loss_fn(net, *batch)`, one number; for several modules also a tuple with one for each, which
-        trains that module alone. A DistributedDataParallel evaluates it on every replica's
-        own rows with the module that it wraps. The batch is whatever the step is called with: arrays, and
-        also modules, `nnx.Rngs` and metrics, which it uses and does not train. As in torch their statistics,
-        counters and streams move on.
+        trains that module alone. A DistributedDataParallel evaluates it on every replica's own rows with the
+        module that it wraps. The batch may also hold modules, `nnx.Rngs` and metrics, which the step uses and
+        does not train. As in torch their statistics, counters and streams move on.
       accumulate: an update after every so many calls, with the mean of their gradients.
       has_aux: the loss function returns `(loss, aux)`, and so does the step.
       precision: the computing type, if not the parameters' type.
@@ -86,8 +82,8 @@ def train_step(
       and the optimizer held before are donated, so use what they hold now.
 
     Raises:
-      OptimizerError: `optimizer` was made for another module. ValueError, TypeError: bad arguments, and
-        modules that are wrapped in different ways.
+      OptimizerError: `optimizer` was made for another module.
+      ValueError, TypeError: bad arguments, and modules that are wrapped in different ways.
       When called: LossError, BatchError, NonFiniteError, and as `scatter`; net and optimizer are then as
       they were before the step.
 
@@ -115,9 +111,7 @@ class TrainStep:
     >>> step(jnp.ones((8, 3))).shape, step.calls
     ((), 1)
 
-    Attributes:
-      net, optimizer: what it trains.
-      calls: how often it was called; updates: how often the optimizer moved.
+    Attributes: `net` and `optimizer`; the numbers of `calls` and of the optimizer's `updates`.
     """
 
     def __init__(
@@ -150,7 +144,7 @@ class TrainStep:
         self._throttle = Throttle()
 
     def __call__(self, *batch: PyTree, **kwargs: PyTree) -> Any:
-        """Trains on one batch; the loss, or `(loss, aux)`."""
+        """Train on one batch; return the loss, or `(loss, aux)`."""
         refuse_topology(self._devices, "train_step")
         batch, kwargs = without_torch(*self._bring(batch, kwargs))
         signature = self._batches.check(batch, kwargs)
@@ -180,8 +174,7 @@ class TrainStep:
         True
 
         Args:
-          batch: arrays, of which only the shapes are read, or `jax.ShapeDtypeStruct`s: the rows of this
-            process, as for a call. Anything else is passed as it is.
+          batch: as for a call, but only shapes are read, so arrays may be `jax.ShapeDtypeStruct`s.
 
         Returns:
           JAX's `Lowered`; its `compile()` gives `as_text`, `memory_analysis` and `cost_analysis`. With
@@ -203,7 +196,7 @@ class TrainStep:
     def state(self) -> Any:
         """The TrainState of a Linen module; a tuple for several. The next step donates its arrays.
 
-        Raises AttributeError: for an NNX module, which holds its own state.
+        Raises AttributeError for an NNX module, which holds its own state.
         """
         pairs = zip(self._nets, nets_of(as_one(self.optimizer)), strict=True)
         states = tuple(its.state(net) if isinstance(its, LinenOptimizer) else None for net, its in pairs)
@@ -214,12 +207,11 @@ class TrainStep:
         return states if isinstance(self.net, tuple) else states[0]
 
     def check(self) -> None:
-        """Waits for the last step, and raises NonFiniteError if a gradient was not finite since the last
-        time. All processes must call it: calling it on one rank would deadlock the rest."""
+        """Wait for the last step; raise NonFiniteError for any gradient so far. All processes must call it."""
         self._raise_if_reported(wait=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state not held by net or optimizer, for a checkpoint.
+        """Return the state not held by net or optimizer, for a checkpoint. All processes must call it.
 
         >>> import jax, jax.numpy as jnp, jaxpar, optax
         >>> from flax import nnx
@@ -233,13 +225,9 @@ class TrainStep:
         Returns:
           `calls` and `updates`; `step`, the loss scale and its count of good steps, or the number of updates
           that were looked at; `gradients`, those that `accumulate` keeps; `hook`, the leaves of the
-          communication hook's state. Arrays are NumPy's; what every replica keeps for itself has shape [N,
-          ...].
+          communication hook's state. Arrays are NumPy's; what every replica keeps has shape [N, ...].
 
-        All processes must call it, and get the same.
-
-        torch counterpart: `GradScaler.state_dict` and `PowerSGDState.__getstate__`; the gradients of a torch
-        script that accumulates are lost.
+        torch counterpart: `GradScaler.state_dict` and `PowerSGDState.__getstate__`.
         """
         return {"calls": self.calls, "updates": self.updates} | saved(self._engine, self._arrays)
 
@@ -254,9 +242,8 @@ class TrainStep:
         >>> step.load_state_dict(step.state_dict())
 
         Raises:
-          CheckpointError: it belongs to a different step (a different `accumulate` in the middle of an
-            accumulation, a different precision, hook, module or number of replicas). Nothing has changed
-            then.
+          CheckpointError: it belongs to a different step (accumulation, precision, hook, module or number of
+            replicas). Nothing has changed then.
         """
         calls, updates = counts(state_dict, self._accumulate)
         restore(self._engine, self._arrays, state_dict)
@@ -264,7 +251,6 @@ class TrainStep:
         self._reports.clear()
 
     def _bring(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        """Return the batch without its modules and streams, which go with the networks."""
         args, kwargs, objects = set_aside(args, kwargs)
         if objects:
             check_objects(self._nets, objects, "train_step")
@@ -301,14 +287,12 @@ class TrainStep:
 
 
 def _placement(net: nnx.Module) -> Placement | None:
-    """Where this process's arrays go; None leaves a plain module's in place."""
     return net.world.local if isinstance(net, DistributedDataParallel) else placement_of(net)
 
 
 def _engine(
     nets: Sequence[nnx.Module], net: Any, optimizer: Any, objective: Objective, loss_fn: Callable[..., Any]
 ) -> tuple[Engine, TrainingArrays]:
-    """Return the loop for this kind of module, and its arrays."""
     programs = Programs(compiled)
     work: Work
     placement = _placement(nets[0])

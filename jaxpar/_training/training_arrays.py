@@ -18,13 +18,7 @@ from .world import World
 
 
 class TrainingArrays(CallArrays):
-    """The arrays of networks and their optimizers, and in `extra` the step's own, for instance a loss scale.
-
-    Args:
-      net: what the optimizers were made from. module: the loss function's argument, the same or what it
-        wraps.
-      optimizer: one network's optimizer; for a bundle, a bundle of as many.
-    """
+    """The arrays of networks and their optimizers, and in `extra` the step's own, such as a loss scale."""
 
     def __init__(
         self,
@@ -63,7 +57,6 @@ class TrainingArrays(CallArrays):
         return self._structures[key]
 
     def reset(self, extra: dict[str, Any]) -> None:
-        """Replace some of the step's own state."""
         placed = extra
         if self.placement is not None and not self.placement.of_topology:
             placed = jax.device_put(extra, self.placement.replicated)

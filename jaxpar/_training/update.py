@@ -24,21 +24,14 @@ from .training_arrays import TrainingArrays
 
 
 class UpdateStrategy(NamedTuple):
-    """How an update is computed.
+    """How an update is computed."""
 
-    Attributes:
-      branches: skip an update by not computing it, rather than by selecting the old values.
-      donates: the old state gives its buffers to the next.
-      first_bad: finds the first gradient that is not finite.
-    """
-
-    branches: bool
-    donates: bool
-    first_bad: Callable[[list], jax.Array]
+    branches: bool  # skip an update by not computing it, rather than by selecting the old values
+    donates: bool  # the old state gives its buffers to the next
+    first_bad: Callable[[list], jax.Array]  # finds the first gradient that is not finite
 
 
 def strategy_for(platform: str, nbytes: int) -> UpdateStrategy:
-    """Return the strategy for parameters of `nbytes` bytes."""
     # A selection between results reads what it would overwrite, so XLA's CPU compiler copies donated state
     # first; an accelerator's does not, and with a branch its host would have to wait until it knows which one
     # to launch.
@@ -54,24 +47,15 @@ def strategy_for(platform: str, nbytes: int) -> UpdateStrategy:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Update:
-    """An optimizer update, traced into a step. One for each TrainStep, compared by identity.
+    """An optimizer update, traced into a step. One for each TrainStep, compared by identity."""
 
-    Attributes:
-      net, optimizer: definitions, one of each or bundles. parameters: which of the net's values are trained.
-      calls: each optimizer's update with the list of gradients.
-      accumulate: gradients are the sum over this many calls.
-      on_nonfinite: "raise" and "skip" leave everything as it was, "ignore" does not check.
-      precision: whether the gradients are scaled.
-      strategy: how it is computed on these devices.
-    """
-
-    net: NNXDefinition
-    optimizer: NNXDefinition
-    parameters: tuple[int, ...]
-    calls: list[OptimizerCall]
-    accumulate: int
-    on_nonfinite: str
-    precision: Precision | None
+    net: NNXDefinition  # of one network or a bundle
+    optimizer: NNXDefinition  # likewise
+    parameters: tuple[int, ...]  # which of the net's values are trained
+    calls: list[OptimizerCall]  # each optimizer's
+    accumulate: int  # gradients are the sum over this many calls
+    on_nonfinite: str  # "raise" and "skip" leave everything as it was, "ignore" does not check
+    precision: Precision | None  # which may scale the gradients
     strategy: UpdateStrategy
 
     def name(self, i: int) -> str:
@@ -79,7 +63,6 @@ class Update:
         return ".".join(map(str, self.net.paths[self.parameters[i]])).removeprefix("net.")
 
     def start(self) -> dict[str, Any]:
-        """Return the initial state besides net and optimizer."""
         if self.precision is not None and self.precision.loss_scale is not None:
             # An overflow only shows that the scale is too large, so it is not reported as trouble.
             return {"scale": jnp.float32(self.precision.loss_scale), "good": jnp.int32(0)}
@@ -147,7 +130,6 @@ class Update:
 
 
 def _as(tree: PyTree, types: PyTree) -> PyTree:
-    """Cast the tree to the types."""
     return jax.tree.map(lambda x, like: x if x.dtype == like.dtype else x.astype(like.dtype), tree, types)
 
 
@@ -176,10 +158,7 @@ def _platform(values: list, placement: Placement | None) -> str:
 
 
 def _refuse_integers(net: NNXView, optimizer: nnx.Optimizer) -> None:
-    """Raise OptimizerError for a selected parameter without a gradient, for which the optimizer has a state.
-
-    torch.nn.Parameter raises for an integer when it is made; an nnx.Param holds anything.
-    """
+    """Raise OptimizerError for a selected parameter without a gradient."""
     selects = nnx.filterlib.to_predicate(optimizer.wrt)
     trained = net.parameters(optimizer.wrt)
     for i, (path, leaf) in enumerate(zip(net.definition.paths, net.leaves, strict=True)):

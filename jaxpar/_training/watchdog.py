@@ -1,12 +1,9 @@
 """Heartbeats: a training process reports each step, and a supervisor watches.
 
 A rank that hangs looks healthy to JAX, whose heartbeats come from a separate thread, and to torchrun, which
-waits for exit codes. The difference is that steps no longer happen. So every training function calls `beat()`
-once per step. Under `jaxpar launch` a beat is stored in a file that the supervisor has mapped as well.
-Without a supervisor, `JAXPAR_STEP_TIMEOUT=S` makes the process watch itself: it prints its stack and exits
-when S seconds pass between two beats.
-
-torch's counterpart is the watchdog of NCCL, which sees collectives only.
+waits for exit codes. So every training function calls `beat()` once per step, and under `jaxpar launch` a
+beat is stored in a file that the supervisor has mapped as well. Without a supervisor,
+`JAXPAR_STEP_TIMEOUT=S` makes the process watch itself.
 """
 
 from __future__ import annotations
@@ -18,8 +15,7 @@ from pathlib import Path
 
 STEP_TIMEOUT = "JAXPAR_STEP_TIMEOUT"
 BEAT_FILE = "JAXPAR_BEAT_FILE"
-LIFELINE = "JAXPAR_LIFELINE"
-"""The descriptor of a pipe whose other end the supervisor holds open for as long as it lives."""
+LIFELINE = "JAXPAR_LIFELINE"  # the descriptor of a pipe that a living supervisor holds open
 
 
 class Marks:
@@ -60,8 +56,7 @@ def beat(step: int | None = None) -> None:
     >>> jaxpar.beat(step=1)
 
     `jaxpar.train_step` and `jaxpar.DistributedDataParallel` do it by themselves; a loop that uses neither
-    calls it once per step, and during anything else that takes long. It costs less than a microsecond under
-    `jaxpar launch`, and nothing measurable without.
+    calls it once per step, and during anything else that takes long.
 
     Args:
       step: the number of the step, if it counts on from the last checkpoint: so the supervisor can
@@ -86,10 +81,7 @@ def beat(step: int | None = None) -> None:
 
 
 def reached(step: int) -> None:
-    """Report that this step is safe: its checkpoint was written, or restored.
-
-    This does not count as a beat: the next thing may be a compilation, which takes as long as it takes.
-    """
+    """Report that this step's checkpoint was written, or restored. This does not count as a beat."""
     if not _process.looked:
         _look()
     if _process.marks is not None:

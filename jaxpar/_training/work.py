@@ -1,7 +1,7 @@
 """work: what a step computes, a loss on every replica or one of the complete batch.
 
-torch has the same two. DistributedDataParallel's loss is each rank's own, and the gradients are averaged;
-DataParallel's is computed from gathered outputs, so it is one number for the complete batch.
+As in torch, DistributedDataParallel's loss is each rank's own, and the gradients are averaged; DataParallel's
+is computed from gathered outputs, so it is one number for the complete batch.
 """
 
 from __future__ import annotations
@@ -41,16 +41,11 @@ from .world import World
 class Objective:
     """A loss function and what follows its gradients, for a module as it is now.
 
-    Args:
-      make_update: makes the update of the arrays; None stops at the gradients.
-      on_replicas: the module is a DataParallel over several devices.
-
-    Attributes:
-      loss, update: for the arrays that were prepared last.
+    `make_update=None` stops at the gradients. `on_replicas`: the module is a DataParallel on several devices.
     """
 
-    loss: Loss
-    update: Update | None
+    loss: Loss  # for the arrays that were prepared last
+    update: Update | None  # likewise
 
     def __init__(
         self,
@@ -93,8 +88,7 @@ class Objective:
         return ("values", "extra")
 
 
-MOST = 16
-"""Cached definitions of one module: training and evaluation, different arguments."""
+MOST = 16  # cached definitions of one module: training and evaluation, different arguments
 
 
 def _all_parameters(definition: Definition, trained: tuple[int, ...]) -> bool:
@@ -232,7 +226,6 @@ class WholeBatch:
         return Whole([shape_of(x, self._where(x)) for x in arrays], statics, form)
 
     def _where(self, x: Any) -> Sharding | None:
-        """Return the sharding of one array, as `data.sending` has it."""
         if self.placement is not None:
             return over_devices(x, self.placement)
         return x.sharding if isinstance(x, jax.ShapeDtypeStruct) or is_committed(x) else None

@@ -1,9 +1,8 @@
 """World: the replicas of all processes, seen from one of them.
 
-To the user everything stays in the process, as with torch: parameters, batches, losses and gradients are
-arrays on this process's devices, so that an operation of one rank alone cannot make a different rank wait.
-Only the compiled step sees arrays over the devices of all processes. They share the same buffers: nothing is
-copied on the way in or out.
+To the user everything stays in the process, as with torch, so that an operation of one rank alone cannot make
+a different rank wait. Only the compiled step sees arrays over the devices of all processes. They share the
+same buffers: nothing is copied on the way in or out.
 """
 
 from __future__ import annotations
@@ -24,19 +23,13 @@ from ..errors import DeviceError
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """The devices of this process and of all processes, in the order of ranks.
+    """The devices of this process and of all processes, in the order of ranks."""
 
-    Attributes:
-      local: this process's replicas. everywhere: all N of them.
-      rank, size: which process this is, of how many.
-      group: the group of these processes; None for a process alone.
-    """
-
-    local: Placement
-    everywhere: Placement
-    rank: int
-    size: int
-    group: Group | None = None
+    local: Placement  # this process's replicas
+    everywhere: Placement  # all N of them
+    rank: int  # of this process
+    size: int  # the number of processes
+    group: Group | None = None  # of these processes; None for a process alone
 
     @property
     def N(self) -> int:
@@ -62,7 +55,7 @@ class World:
         return self._through(tree, self.local, False)
 
     def local_stacked(self, tree: PyTree) -> PyTree:
-        """The inverse of `stacked`: this process's entries."""
+        """The inverse of `stacked`."""
         return self._through(tree, self.local, True)
 
     def _through(self, tree: PyTree, placement: Placement, stacked: bool) -> PyTree:
@@ -96,11 +89,7 @@ once."""
 def make_world(
     device_ids: Iterable[DeviceLike] | Placement | None, dim: int, group: Group | None = None
 ) -> World:
-    """Return the world of a process group, the default one if left out, or of this process alone.
-
-    Raises:
-      DeviceError: ranks with different numbers of devices.
-    """
+    """Return the world of a process group, the default one if left out, or of this process alone."""
     local = place(device_ids, None, dim, function="DistributedDataParallel", one_is_none=False)
     group = group or current()
     if group is None or group.size == 1 or local.of_topology:

@@ -1,7 +1,4 @@
-"""Backends: run a function once on every device.
-
-A backend is a function with this signature and nothing more; adding one is a file and a row here.
-"""
+"""Backends: run a function once on every device. Adding one is a file and a row here."""
 
 from __future__ import annotations
 
@@ -13,11 +10,6 @@ BACKENDS: dict[str, Backend] = {"shard_map": _shard_map, "pmap": _pmap}
 
 
 def backend(name: str) -> Backend:
-    """Return the backend of that name.
-
-    Raises:
-      ValueError: the name is unknown.
-    """
     if name not in BACKENDS:
         raise ValueError(f"backend={name!r} is unknown; there are {', '.join(map(repr, BACKENDS))}.")
     return BACKENDS[name]

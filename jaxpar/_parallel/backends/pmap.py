@@ -1,7 +1,4 @@
-"""pmap, the old calling convention. Since JAX 0.8 it is a wrapper around shard_map.
-
-Kept for code that names pmap. Delete this file and its row in the table when `jax.pmap` goes.
-"""
+"""pmap, a wrapper around shard_map since JAX 0.8. Delete this file and its row when `jax.pmap` goes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """Modules: an NNX module, a bound Linen module or a plain function, in one form.
 
-A `View` splits a module into a `definition`, which is part of the program, and `values`, its arrays. Running
-the definition gives outputs and the values that changed.
-
 A parameter is an `nnx.Param` (Linen: the collections that are not mutable). Everything else is what torch
 calls a buffer: all replicas start with the same value, and replica 0's new value comes back
 (docs/semantics.md row 39). Attributes that a forward rebinds are lost, as in torch (row 37), and so are
@@ -29,26 +26,18 @@ Module = Callable[..., Any]
 
 
 class View(Protocol):
-    """A module, split into code and arrays."""
+    """A module, split into the code that is compiled and the arrays."""
 
     @property
-    def definition(self) -> Definition:
-        """The part that is compiled."""
+    def definition(self) -> Definition: ...
 
-    def values(self, placement: Placement) -> PyTree:
-        """The arrays, on every device of the placement."""
+    def values(self, placement: Placement) -> PyTree: ...
 
-    def commit(self, changes: Changes) -> None:
-        """Write changed values back into the module."""
+    def commit(self, changes: Changes) -> None: ...
 
 
 def view(module: Module) -> View:
-    """Return the view of a module; for NNX, the cached one if the module has not changed since.
-
-    Raises:
-      UninitializedError: a Linen module without variables.
-      TypeError: something that cannot be called, or a function that hides an NNX module.
-    """
+    """Return the view of a module; for NNX, the cached one if the module has not changed since."""
     if isinstance(module, nnx.Module):
         return view_nnx(module)
     if isinstance(module, linen.Module):

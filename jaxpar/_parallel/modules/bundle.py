@@ -1,11 +1,8 @@
-"""Bundles: several NNX objects as one module.
+"""Bundles: several NNX objects as one module, which shared variables stay shared in.
 
-A compiled call or step has one module, whose variables are data. Networks that are trained together have
-variables as well, and so have modules, streams (`nnx.Rngs`) and metrics among the arguments of a call.
-Bundled, they are one module for the code that splits, sends, runs and writes back, and shared variables stay
-shared. Passed as arguments, JAX would treat them as trees of arrays and split them into rows.
-
-torch has nothing like it: a tensor is data wherever it is used, and a generator belongs to the process.
+A compiled call or step has one module, whose variables are data. Networks that are trained together, and
+modules, streams (`nnx.Rngs`) and metrics among a call's arguments, have variables as well. Passed as
+arguments, JAX would treat them as trees of arrays and split them into rows. torch has nothing like it.
 """
 
 from __future__ import annotations
@@ -30,12 +27,7 @@ class ArgumentMarker:
 
 
 class Bundle(nnx.Module):
-    """One module that substitutes for several, or for one and the objects among a call's arguments.
-
-    Args:
-      net: a module, a function, or a sequence of modules.
-      objects: the objects among the arguments, which are replaced by `ArgumentMarker`s.
-    """
+    """One module that substitutes for several, or for one and the objects among a call's arguments."""
 
     def __init__(self, net: Any, objects: Sequence[Any] = ()):
         self.several = isinstance(net, (tuple, list))
@@ -76,7 +68,6 @@ class BundleFunction:
 
 
 def nets_of(module: Any) -> tuple[Any, ...]:
-    """Return the bundle's networks, or a 1-tuple of a plain network."""
     return module.nets if isinstance(module, Bundle) else (module,)
 
 

@@ -1,8 +1,7 @@
 """Functions that hold arrays which an eager derivative watches: `lambda x: x @ w` under `jax.grad`.
 
 JAX would pass `w` to the program from the device that holds it, and refuse to mix it with rows on several. So
-the arrays that a derivative watches are data here, like a module's parameters: they go to all devices, and
-their gradients are summed and return to the original device.
+these arrays are data here, like a module's parameters.
 """
 
 from __future__ import annotations
@@ -60,8 +59,7 @@ class ClosureView(FunctionView):
 
 
 def watched_cells(function: object) -> Cells:
-    """Return the cells of a function's closure, by number, that hold only arrays, at least one of them
-    watched."""
+    """Return the closure's cells, by number, that hold only arrays, at least one of them watched."""
     if not isinstance(function, types.FunctionType) or is_staged():
         return {}
     contents: Cells = {}

@@ -80,8 +80,6 @@ class Applied:
 
 
 class AppliedView(FunctionView):
-    """A function with parameters: these are data, and only the function is compiled."""
-
     def __init__(self, applied: Applied):
         super().__init__(applied.function)
         self.definition = ParametersDefinition(Static(applied.function))  # type: ignore[assignment]
@@ -97,7 +95,6 @@ class AppliedView(FunctionView):
 
 
 def refuse_hidden_module(value: object) -> None:
-    """Raise TypeError for a function that holds an NNX module."""
     # jit would take the module's arrays for constants: they would never be updated, and never be averaged.
     hidden = next((content for content in _contents(value) if isinstance(content, nnx.Module)), None)
     if hidden is not None:

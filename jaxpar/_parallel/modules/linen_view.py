@@ -1,8 +1,4 @@
-"""Linen modules that hold their variables: bound by hand, or a submodule while its parent runs.
-
-A Linen module is a description; its arrays and random streams are in its scope, from which they are read here
-and into which changed ones are written.
-"""
+"""Linen modules that hold their variables: bound by hand, or a submodule while its parent runs."""
 
 from __future__ import annotations
 
@@ -51,8 +47,6 @@ class LinenDefinition(Definition):
 
 
 class LinenView:
-    """A bound Linen module: `module.bind(variables)`, or a submodule while its parent runs."""
-
     def __init__(self, module: linen.Module):
         if module.scope is None:
             raise UninitializedError(
@@ -68,8 +62,6 @@ class LinenView:
         self.definition = LinenDefinition(Static(inner), Static(self.scope.mutable))
 
     def _next_rng(self, name: str) -> Any:
-        """Return the module's stream; `commit` counts, so the next call in the same apply gets a different
-        one."""
         calls, stream = self.scope.rng_counters[name], self.scope.rngs[name]
         return stream.create(stream, calls) if calls else stream
 

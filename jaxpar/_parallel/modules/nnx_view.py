@@ -1,8 +1,7 @@
 """NNX modules: split once, watched for changes, split again only after a change.
 
-`nnx.split` and `nnx.merge` walk through the complete module in Python, 40 us for each variable. A step of a
-small net takes a millisecond, so a module is split once, and a comparison of its attribute dicts shows
-whether anything has changed.
+`nnx.split` and `nnx.merge` take 40 us for each variable, and a step of a small net a millisecond. A
+comparison of the module's attribute dicts shows whether anything has changed.
 """
 
 from __future__ import annotations
@@ -51,7 +50,6 @@ class NNXDefinition(Definition):
         )
 
     def merge(self, values: Sequence[Any]) -> nnx.Module:
-        """Return the object with these values."""
         state = nnx.from_flat_state(zip(self.paths, values, strict=True))
         return nnx.merge(self.graphdef.value, state)
 
@@ -101,7 +99,6 @@ class NNXView:
         self._placement: Placement | None = None
 
     def current_values(self) -> list:
-        """Return the values as they are now."""
         pairs = zip(self.leaves, self.are_variables, strict=True)
         return [leaf.get_raw_value() if is_variable else leaf for leaf, is_variable in pairs]
 
@@ -140,8 +137,7 @@ class NNXView:
         self._placed = list(values)  # commit writes into it
 
     def commit(self, changes: dict[int, PyTree]) -> None:
-        """Set values that changed. Bare arrays are left out: like torch's plain attributes they are not
-        state."""
+        """Set values that changed. Like torch's plain attributes, bare arrays are not state and left out."""
         try:
             for i, value in changes.items():
                 if not self.are_variables[i]:
@@ -217,7 +213,6 @@ def _snapshots(module: nnx.Module) -> list[_Snapshot]:
 
 
 def _leaves(module: nnx.Module) -> list[Any]:
-    """The module's own Variables (and bare arrays) in the order of its flat state."""
     return [leaf for _, leaf in nnx.to_flat_state(nnx.state(module, graph=True))]
 
 

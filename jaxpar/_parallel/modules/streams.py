@@ -6,8 +6,7 @@ import jax
 
 
 def fold(key: jax.Array, replica: jax.Array) -> jax.Array:
-    """Return the stream of one replica. torch gives every device its own generator (docs/semantics.md row
-    57)."""
+    """Return the stream of one replica, as torch's devices have their own (docs/semantics.md row 57)."""
     typed = jax.numpy.issubdtype(key.dtype, jax.dtypes.prng_key)
     batch = key.ndim if typed else key.ndim - 1
     fold_in = jax.random.fold_in

@@ -1,16 +1,10 @@
 """padding: replicas with unequal numbers of rows as one program, in which no row of padding has any effect.
 
 10 rows on 4 devices are 3, 3, 3 and 1. A branch for each number of rows is always right, but expensive: each
-branch is compiled, and each keeps what its backward pass needs. Most modules need none. Their program for 1
-row is their program for 3 with other sizes, and treats every row by itself, except where it sums over rows.
-There the padding is masked.
-
-`analysis` proves that, equation by equation, from the programs for all numbers of rows that occur; `rules`
-has the effect of each primitive on an axis of rows, `rows` describes such an axis, and `derivatives` makes
-programs of functions' own derivative rules. `evaluation` runs the program for the most rows with the masks
-applied. A module for which the proof fails is not padded.
-
-torch has no counterpart: its replicas run their own programs.
+branch is compiled, and each keeps what its backward pass needs. The program of most modules for 1 row is
+their program for 3 with other sizes, and treats every row by itself, except where it sums over rows. There
+the padding is masked. `analysis` proves that, equation by equation; a module for which the proof fails is not
+padded. torch has no counterpart: its replicas run their own programs.
 """
 
 from .analysis import Plan as Plan

@@ -1,7 +1,7 @@
 """analysis: from the programs for all numbers of rows to the one that runs, if it exists.
 
-The programs are walked side by side. They must be the same but for the lengths of axes and for numbers, such
-as the 3 that a mean divides by. The rules of `rules` must explain every difference in length.
+The programs must be the same but for the lengths of axes and for numbers, such as the 3 that a mean divides
+by. The rules of `rules` must explain every difference in length.
 """
 
 from __future__ import annotations
@@ -32,47 +32,32 @@ from .rows import DependentError, Rows, axis_of, unified
 from .rules import SHAPES, Mask, rule_of
 
 Where = Sequence[Rows | None]
-Table = tuple[Any, ...]
-"""The values of one number of the program, one for each number of rows."""
+Table = tuple[Any, ...]  # the values of one number of the program, one for each number of rows
 
 
 @dataclasses.dataclass(frozen=True)
 class EquationPlan:
-    """Changes to one equation of the program.
+    """Changes to one equation of the program."""
 
-    Attributes:
-      masks: operands whose padding is overwritten before the equation runs.
-      tables: operands whose number depends on the number of rows.
-      inner, derivative: the program that it calls, and the program of its own derivative rule.
-    """
-
-    masks: tuple[Mask, ...] = ()
-    tables: tuple[tuple[int, Table], ...] = ()
-    inner: Plan | None = None
-    derivative: Plan | None = None
+    masks: tuple[Mask, ...] = ()  # operands whose padding is overwritten before the equation runs
+    tables: tuple[tuple[int, Table], ...] = ()  # operands whose number depends on the number of rows
+    inner: Plan | None = None  # the program that it calls
+    derivative: Plan | None = None  # the program of its own derivative rule
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The program for the most rows, and the changes to its equations.
-
-    Attributes:
-      sizes: the numbers of rows, one for each program, the largest first.
-      consts: for each constant of the program, one for each number of rows.
-      steps: the changed equations, by number.
-      operand_rows, result_rows: where operands and results have rows.
-    """
+    """The program for the most rows, and the changes to its equations."""
 
     program: ClosedJaxpr | Jaxpr
-    sizes: tuple[int, ...]
-    consts: tuple[Table, ...]
-    steps: dict[int, EquationPlan]
-    operand_rows: tuple[Rows | None, ...]
-    result_rows: tuple[Rows | None, ...]
+    sizes: tuple[int, ...]  # the numbers of rows, one for each program, the largest first
+    consts: tuple[Table, ...]  # for each constant of the program
+    steps: dict[int, EquationPlan]  # the changed equations, by number
+    operand_rows: tuple[Rows | None, ...]  # where operands have rows
+    result_rows: tuple[Rows | None, ...]  # where results have rows
 
     @property
     def plain(self) -> bool:
-        """Whether the program runs unchanged."""
         return not self.steps and all(_alike(table) for table in self.consts)
 
     def rewritten(self, f: Callable[[Any], Any]) -> Plan:
@@ -226,7 +211,6 @@ class _Walk:
     def _calling(
         self, eqns: Sequence[JaxprEqn], where: Where, tables: tuple[tuple[int, Table], ...]
     ) -> tuple[EquationPlan, Where]:
-        """An equation that runs other programs."""
         first, name = eqns[0], eqns[0].primitive.name
         if has_own_jvp(first):
             return self._with_jvp(eqns, where, tables)
@@ -300,7 +284,6 @@ class _Walk:
     def _with_jvp(
         self, eqns: Sequence[JaxprEqn], where: Where, tables: tuple[tuple[int, Table], ...]
     ) -> tuple[EquationPlan, Where]:
-        """Check a function with its own JVP rule, and the rule."""
         inner = self.program([_called(e) for e in eqns], where)
         moving = [rows for rows, v in zip(where, eqns[0].invars, strict=True) if moves(v.aval)]
         derivative = self._rule(eqns, tangents, [*where, *moving])
@@ -358,7 +341,6 @@ def _array(value: Any) -> Any:
 
 
 def _inside(value: Any) -> Iterator[ClosedJaxpr | Jaxpr]:
-    """Yield the programs in a parameter."""
     program = inside(value)
     if program is not None:
         yield program

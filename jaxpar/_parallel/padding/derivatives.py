@@ -1,7 +1,4 @@
-"""derivatives: the programs of functions that have their own rules for derivatives.
-
-Such a function may treat every row by itself, and its rule may not, so the rule is made a program as well.
-"""
+"""derivatives: the programs of functions' own derivative rules, which may not treat every row by itself."""
 
 from __future__ import annotations
 

@@ -12,8 +12,7 @@ from .rows import DependentError, Rows, axis_of
 class Environment:
     """The variables of all programs: which correspond to each other, and where they have rows.
 
-    Variables are paired in the order in which the programs bind them. Each trace makes new variables, so
-    a pair is the only evidence that two operands are the same value.
+    Each trace makes new variables, so a pair is the only evidence that two operands are the same value.
     """
 
     def __init__(self, sizes: tuple[int, ...], programs: int):

@@ -15,10 +15,7 @@ from .rows import masked, repeated
 
 
 class Padded:
-    """A plan as a function of operands of the largest size.
-
-    Row operands may hold arbitrary padding; results have zeros in their padding.
-    """
+    """A plan as a function of operands of the largest size, with any padding; results have zeros there."""
 
     def __init__(self, plan: Plan):
         self.plan = plan
@@ -78,7 +75,6 @@ def _groups(plan: Plan) -> Iterator[tuple[EquationPlan | None, list[JaxprEqn]]]:
 def _run(
     plan: Plan, step: EquationPlan, eqn: JaxprEqn, choice: jax.Array, n: jax.Array, operands: list[Any]
 ) -> Sequence[Any]:
-    """Run one equation with its changes."""
     for i, table in step.tables:
         operands[i] = _chosen(table, eqn.invars[i], choice)
     for i, rows, neutral in step.masks:
@@ -91,7 +87,6 @@ def _run(
 
 
 def _with_rule(inner: Plan, derivative: Plan) -> Any:
-    """Return a function with its own derivative rule."""
     m = len(inner.result_rows)
 
     @jax.custom_jvp
@@ -115,7 +110,6 @@ def _with_rule(inner: Plan, derivative: Plan) -> Any:
 
 
 def _chosen(table: Table, variable: Any, choice: jax.Array) -> Any:
-    """Return the number in this replica's program."""
     # One array that all programs share, such as a closed-over weight, is not copied once per number of rows.
     if all(value is table[0] for value in table):
         return table[0]

@@ -22,24 +22,16 @@ class DependentError(Exception):
 
 
 class Rows(NamedTuple):
-    """The axis of rows of an array [..., outer * b * inner, ...].
-
-    Attributes:
-      constant: all entries of the axis are equal, so that they fit any order of rows.
-    """
+    """The axis of rows of an array [..., outer * b * inner, ...]."""
 
     axis: int
     outer: int = 1
     inner: int = 1
-    constant: bool = False
+    constant: bool = False  # all entries of the axis are equal, so that they fit any order of rows
 
 
 def axis_of(shapes: Sequence[Shape], sizes: Sequence[int]) -> tuple[int, int] | None:
-    """Return the axis that differs between programs for these numbers of rows, and its elements per row.
-
-    Raises:
-      DependentError: several axes differ, or the lengths are not multiples of the numbers of rows.
-    """
+    """Return the axis that differs between programs for these numbers of rows, and its elements per row."""
     if len({len(shape) for shape in shapes}) != 1:
         raise DependentError("axes")
     differ = [i for i, lengths in enumerate(zip(*shapes, strict=True)) if len(set(lengths)) > 1]
@@ -54,11 +46,7 @@ def axis_of(shapes: Sequence[Shape], sizes: Sequence[int]) -> tuple[int, int] | 
 
 
 def unified(operand_rows: Sequence[Rows | None]) -> Rows | None:
-    """Return the common order of rows of operands of one shape.
-
-    Raises:
-      DependentError: their orders differ.
-    """
+    """Return the common order of rows of operands of one shape."""
     present = [rows for rows in operand_rows if rows is not None]
     ordered = {rows for rows in present if not rows.constant}
     if len({rows.axis for rows in present}) > 1 or len(ordered) > 1:
@@ -67,11 +55,7 @@ def unified(operand_rows: Sequence[Rows | None]) -> Rows | None:
 
 
 def reshaped(rows: Rows, old: Shape, new: Shape, axis: int) -> Rows:
-    """Return the rows of the same elements in a new shape, whose axis of rows is `axis`.
-
-    Raises:
-      DependentError: rows are split up.
-    """
+    """Return the rows of the same elements in a new shape, whose axis of rows is `axis`."""
     outer = math.prod(old[: rows.axis]) * rows.outer
     inner = rows.inner * math.prod(old[rows.axis + 1 :])
     before, after = math.prod(new[:axis]), math.prod(new[axis + 1 :])

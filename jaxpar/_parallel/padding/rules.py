@@ -63,12 +63,10 @@ SHAPES = {
     "random_bits": ("shape",),
     "reshape": ("new_sizes",),
     "slice": ("limit_indices",),
-}
-"""Parameters that are lengths of axes, and therefore differ with the number of rows."""
+}  # parameters that are lengths of axes, and therefore differ with the number of rows
 
 
 def rule_of(name: str) -> RowRule | None:
-    """Return the rule of a primitive."""
     return _elementwise if name in ELEMENTWISE else RULES.get(name)
 
 
@@ -149,8 +147,7 @@ def _highest(dtype: Any) -> Any:
 
 
 def _along_other_axes(*names: str) -> RowRule:
-    """Return a rule for primitives that run along the axes in these parameters, none of which may hold the
-    rows."""
+    """Return a rule for primitives that run along the axes in these parameters, but not along rows."""
 
     def rule(eqn: JaxprEqn, where: Where, result_rows: Rows | None) -> RowEffect:
         rows = unified(where)
