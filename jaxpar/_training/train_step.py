@@ -207,7 +207,7 @@ class TrainStep:
         return states if isinstance(self.net, tuple) else states[0]
 
     def check(self) -> None:
-        """Wait for the last step; raise NonFiniteError for any gradient so far. All processes must call it."""
+        """Wait for the last step; raise NonFiniteError for a gradient so far. All processes must call it."""
         self._raise_if_reported(wait=True)
 
     def state_dict(self) -> dict[str, Any]:

@@ -15,9 +15,9 @@ def run(body: Body, placement: Placement, shared: PyTree, rows: list[jax.Array])
         results, shared = body(jax.lax.axis_index(REPLICA), shared, [x[0] for x in rows])
         return jax.tree.map(lambda x: x[None], results), shared
 
-    # check_vma is off. With it on, the gradient of a replica's own loss by a replicated parameter arrives already
-    # summed, so the mean of gradients that users write silently becomes a sum, and Flax's recurrent layers do
-    # not trace. With it off, gradients are summed once, at the program's border.
+    # check_vma is off. With it on, the gradient of a replica's own loss by a replicated parameter arrives
+    # already summed, so the mean of gradients that users write silently becomes a sum, and Flax's recurrent
+    # layers do not trace. With it off, gradients are summed once, at the program's border.
     return jax.shard_map(
         program,
         mesh=placement.mesh,
