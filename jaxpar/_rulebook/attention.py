@@ -66,7 +66,6 @@ def _packed_kernel(H: int) -> Part:
 
 
 def _differ(shapes: Shapes) -> bool:
-    """Return whether query, key and value widths differ, in which case torch has separate weights."""
     return len({shapes[leaf][0] for leaf in KERNELS}) > 1
 
 

@@ -14,10 +14,7 @@ def convolution(layer: Layer, shapes: Shapes | None) -> Rule:
 
 
 def transposed(layer: Layer, shapes: Shapes | None) -> Rule:
-    """Return the rule of a transposed convolution: (I, O/groups, *k) to (*k, O/groups, I).
-
-    Flax's kernel is flipped in all spatial axes unless the layer has transpose_kernel=True.
-    """
+    """(I, O/groups, *k) to (*k, O/groups, I); flipped in all axes *k unless transpose_kernel=True."""
     n = _axes(layer)
     parts = (kernel() if getattr(layer, "transpose_kernel", True) else flipped(n), same("bias"))
     return Rule(f"ConvTranspose{n}d", parts, "last", also=(f"LazyConvTranspose{n}d",))

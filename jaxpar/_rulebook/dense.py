@@ -38,10 +38,7 @@ DROPOUT = Rule("Dropout")
 
 
 def general(layer: Layer, shapes: Shapes | None) -> Rule | None:
-    """Return the rule of LinearGeneral or DenseGeneral: a Linear with features split over several axes.
-
-    Linen's layer does not store its input features; for several input axes they are read from `shapes`.
-    """
+    """Linen's layer does not store its input features; several input axes are read from `shapes`."""
     # Batch dimensions give each batch entry a kernel of its own, which no layer of torch has.
     if getattr(layer, "batch_axis", None) or getattr(layer, "batch_dims", None):
         return None

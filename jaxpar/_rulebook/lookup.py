@@ -33,7 +33,6 @@ def rule_for(layer: Layer, shapes: Shapes | None = None) -> Rule | None:
 
 
 def _key(kind: type) -> str:
-    """Return the class's key in `ROWS`, such as "nnx.Linear"."""
     # By package rather than by class: importing jaxpar.nn here would be circular, and Flax's layers move
     # between modules.
     package = next((p for p in _FAMILIES if f"{kind.__module__}.".startswith(p + ".")), None)
@@ -44,13 +43,11 @@ def _key(kind: type) -> str:
 
 
 def _one_direction(layer: Layer, shapes: Shapes | None) -> Rule | None:
-    """Return the rule of an RNN: torch's stack with one layer and one direction."""
     cell = rule_for(layer.cell)
     return cell and cell.at_depth(0).inside("cell")
 
 
 def _both_directions(layer: Layer, shapes: Shapes | None) -> Rule | None:
-    """Return the rule of nnx.Bidirectional: torch's stack with one layer and two directions."""
     cells = [rule_for(getattr(half, "cell", None)) for half in (layer.forward_rnn, layer.backward_rnn)]
     if None in cells:
         return None

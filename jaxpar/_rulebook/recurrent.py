@@ -54,10 +54,7 @@ def merged_gates(flax: tuple[str, ...]) -> Part:
 def _bias_without_hn() -> Part:
     """Convert nnx.GRUCell's biases: sums for r and z, and b_in for n; the cell lacks a b_hn.
 
-    The gradient of b_hn converts back to 0, the gradient of a constant.
-
-    Raises:
-      MatchError: torch's b_hn is not zero (raised by the conversion).
+    MatchError for a b_hn that is not zero; its gradient converts back to 0, the gradient of a constant.
     """
 
     def forth(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -103,7 +100,7 @@ def _gru_biases() -> Part:
 
 
 def lstm_by_gates(f: str) -> Rule:
-    """Return the rule of an LSTM cell with one Dense per gate; `f` is the forget gate's name."""
+    """One Dense per gate; `f` is the forget gate's name."""
     return Rule(
         "LSTMCell",
         (
@@ -115,7 +112,6 @@ def lstm_by_gates(f: str) -> Rule:
 
 
 def dense(kind: str, i: str, h: str, bias: Part) -> Rule:
-    """Return the rule of a cell with one Dense for all input gates and one for all state gates."""
     return Rule(kind, (kernel("weight_ih", f"{i}.kernel"), kernel("weight_hh", f"{h}.kernel"), bias))
 
 
@@ -132,7 +128,7 @@ LINEN_GRU = Rule(
 
 
 def simple(layer: Layer, shapes: Shapes | None) -> Rule | None:
-    """Return the rule of h' = f(W_ih x + W_hh h + b); None for residual=True, which torch lacks."""
+    """h' = f(W_ih x + W_hh h + b); None for residual=True, which torch lacks."""
     if getattr(layer, "residual", False):
         return None
     i, h = ("dense_i", "dense_h") if hasattr(layer, "dense_i") else ("i", "h")
@@ -140,17 +136,12 @@ def simple(layer: Layer, shapes: Shapes | None) -> Rule | None:
 
 
 def _jaxpar_cell(kind: str, end: str = "") -> Rule:
-    """Return the rule of a jaxpar.nn cell: torch's tensors under torch's names, matrices transposed.
-
-    `end` is the suffix of one layer and direction of a stack, "_l0_reverse".
-    """
+    """Torch's tensors and names, matrices transposed; `end` is one of a stack's suffixes, "_l0_reverse"."""
     weights = (kernel(f"{name}{end}", f"{name}{end}") for name in ("weight_ih", "weight_hh", "weight_hr"))
     return Rule(kind, (*weights, *(same(f"{name}{end}") for name in BOTH)))
 
 
 def _jaxpar_stack(kind: str) -> Callable[[Layer, Shapes | None], Rule]:
-    """Return the row of jaxpar.nn's RNN, LSTM or GRU, with all layers and directions."""
-
     def row(layer: Layer, shapes: Shapes | None) -> Rule:
         directions = ("", "_reverse") if layer.bidirectional else ("",)
         ends = [f"_l{k}{end}" for k in range(layer.num_layers) for end in directions]

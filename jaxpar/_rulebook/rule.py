@@ -24,15 +24,9 @@ def always(shapes: Shapes) -> bool:
 class Part:
     """The smallest unit of conversion: torch names and the Flax leaves that they convert to.
 
-    Attributes:
-      torch: names inside the torch layer, `("weight",)`.
-      flax: leaf paths inside the Flax layer, `("kernel",)`.
-      to_flax: converts torch arrays, one argument each, to a tuple of Flax leaves.
-      to_torch: the inverse of `to_flax`.
-      gradient_to_flax: replaces `to_flax` for gradients that convert differently from values.
-      gradient_to_torch: replaces `to_torch` for such gradients.
-      when: whether Flax leaves of given shapes convert back in this form; it selects between parts that
-        have the same leaves and different torch names.
+    `to_flax` takes torch's arrays as arguments and returns a tuple of leaves; `to_torch` is its inverse.
+    `gradient_to_flax` and `gradient_to_torch` replace them for gradients that convert differently.
+    `when` selects, by the leaves' shapes, between parts with the same leaves and different torch names.
     """
 
     torch: tuple[str, ...]
@@ -45,7 +39,6 @@ class Part:
 
     @property
     def plain(self) -> bool:
-        """Whether the Flax leaf is torch's array under a different name."""
         return self.to_flax is _through
 
     def forth(self, arrays: Iterable[np.ndarray], gradient: bool = False) -> Arrays:
@@ -63,8 +56,7 @@ class Rule:
 
     Attributes:
       torch: torch's class, "Linear", "Conv2d".
-      parts: the conversions. A part whose names or leaves are missing is skipped, so one row covers layers
-        with and without a bias.
+      parts: the conversions; one whose names or leaves are missing is skipped, such as a bias.
       channels: "last" if the layer's data is (N, C, *S) in torch and (N, *S, C) in Flax; else None.
       also: other torch classes with the same tensor names.
       surplus: torch names without a Flax leaf, and the values that they get in a conversion to torch.
@@ -85,11 +77,9 @@ class Rule:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """All torch classes that the row applies to."""
         return (self.torch, *self.also)
 
     def parts_of_torch(self, names: Iterable[str]) -> tuple[Part, ...]:
-        """Return the parts whose torch names are all in `names`."""
         # A part with some names missing is skipped, which makes biases optional.
         available = set(names)
         return tuple(part for part in self.parts if available.issuperset(part.torch))
@@ -107,7 +97,6 @@ class Rule:
         return converted
 
     def to_torch(self, leaves: Mapping[str, np.ndarray], gradient: bool = False) -> dict[str, np.ndarray]:
-        """Convert Flax leaves to torch arrays, without `surplus`."""
         converted: dict[str, np.ndarray] = {}
         for part in self.parts_of_flax({name: leaf.shape for name, leaf in leaves.items()}):
             arrays = part.back((leaves[name] for name in part.flax), gradient)
@@ -115,7 +104,6 @@ class Rule:
         return converted
 
     def torch_shapes(self, shapes: Shapes) -> dict[str, Shape]:
-        """Return the shapes of the torch arrays that Flax leaves of these shapes convert to."""
         return {name: array.shape for name, array in self.to_torch(_empty(shapes)).items()}
 
     def inside(self, path: str) -> Rule:
@@ -139,7 +127,6 @@ class Rule:
 
 
 def _empty(shapes: Shapes) -> dict[str, np.ndarray]:
-    """Return boolean arrays of these shapes that share one byte each."""
     return {name: np.broadcast_to(np.zeros((), np.bool_), shape) for name, shape in shapes.items()}
 
 

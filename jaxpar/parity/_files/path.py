@@ -12,11 +12,7 @@ from ...errors import FileError
 
 
 def checked_path(name: str) -> str:
-    """Return the path of a regular, non-empty file.
-
-    Raises:
-      FileError: the path is missing, a folder, a device, a pipe, empty or not readable.
-    """
+    """Return the path of a regular, non-empty file; FileError for anything else."""
     try:
         status = os.stat(name)
     except (OSError, ValueError) as error:

@@ -36,12 +36,10 @@ TYPES: dict[str, np.dtype] = {
     "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
 }
 NAMES = {dtype: name for name, dtype in TYPES.items()}
-LONGEST_HEADER = 100_000_000
-"""The library's own limit."""
+LONGEST_HEADER = 100_000_000  # The library's own limit
 
 
 def read(path: str) -> dict[str, np.ndarray]:
-    """Read the arrays by name. Raises FileError for any invalid file."""
     header, start = _header(path)
     _library_agrees(path)
     data = np.memmap(path, np.uint8, "r", start) if os.path.getsize(path) > start else np.zeros(0, np.uint8)

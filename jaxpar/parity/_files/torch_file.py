@@ -18,7 +18,6 @@ from .._tensors import tensor_from
 
 
 def read(path: str) -> Any:
-    """Load the file's object. Raises FileError for any invalid file."""
     torch = _torch(path)
     _check_archive(path)
     try:
@@ -68,7 +67,7 @@ def _torch(path: str) -> Any:
 
 
 def _check_archive(path: str) -> None:
-    """Check an archive's declared sizes. torch writes uncompressed zips; older files are bare pickles."""
+    """torch writes uncompressed zips; older files are bare pickles."""
     with open(path, "rb") as file:
         start = file.read(4)
     if not start.startswith(b"PK\x03\x04"):
@@ -106,7 +105,6 @@ def _tensors(content: Any, torch: Any, path: str = "") -> Iterator[tuple[str, An
 
 
 def _refused(error: Exception) -> str:
-    """Return the class or function that torch refused to call, as part of a sentence."""
     match = re.search(r"GLOBAL (\S+)", str(error))
     return f", {match[1]} for one" if match else ""
 

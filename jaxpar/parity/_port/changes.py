@@ -18,8 +18,7 @@ from torch import nn
 from ...errors import PortError
 
 NUMBERS = bool | int | float | str | torch.Size
-MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
-"""The attributes of every module, which hold its tensors."""
+MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))  # The attributes of every module, which hold its tensors
 Location = str
 
 
@@ -47,7 +46,6 @@ def hidden_changes(
 def require_no_other_state(
     make: Callable[[], nn.Module], inputs: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> None:
-    """Raise a PortError that names the changes that `hidden_changes` detects."""
     if changes := hidden_changes(make, inputs, kwargs):
         raise PortError(f"a call changes {', '.join(changes)}, where no comparison looks")
 
@@ -57,7 +55,6 @@ def _copy(arguments: Any) -> Any:
 
 
 def _untracked(module: nn.Module) -> dict[Location, Any]:
-    """Return a module's tensors and numbers that are not part of its state."""
     # Without keep_vars, state_dict detaches its tensors, and their ids match nothing.
     state = {id(x) for x in module.state_dict(keep_vars=True).values()}
     tensors: dict[Location, Any] = {}
@@ -70,22 +67,17 @@ def _untracked(module: nn.Module) -> dict[Location, Any]:
 
 
 def _tensors(prefix: Location, value: Any) -> dict[Location, Any]:
-    """Return the tensors and numbers in lists, tuples and dicts."""
     leaves = tree_flatten_with_path(value)[0]
     return {f"{prefix}{keystr(path)}": x for path, x in leaves if isinstance(x, torch.Tensor | NUMBERS)}
 
 
 def _with_versions(tensors: Mapping[Location, Any]) -> dict[Location, tuple[Any, int]]:
-    """Pair each tensor with the number of writes to it."""
     # A number has no counter: it cannot be written to, only replaced.
     return {name: (x, getattr(x, "_version", 0)) for name, x in tensors.items()}
 
 
 def _differs(was: tuple[Any, int] | None, now: tuple[Any, int] | None) -> bool:
-    """Return whether a tensor was written to or, where it was replaced, whether its values differ.
-
-    weight_norm computes its weight anew at each call, so a new object alone is not a change.
-    """
+    """weight_norm computes its weight anew at each call, so a new object alone is not a change."""
     if was is None or now is None:
         return True  # it was not there, or is no longer
     if was[0] is now[0]:

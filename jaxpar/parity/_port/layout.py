@@ -26,7 +26,6 @@ from .translating.needs import Needs
 
 
 def is_image(x: Any) -> bool:
-    """Return whether an array or tensor holds floats and has four axes."""
     if isinstance(x, torch.Tensor):
         return x.ndim == AXES and x.is_floating_point()
     return isinstance(x, np.ndarray) and x.ndim == AXES and x.dtype.kind == "f"
@@ -56,11 +55,6 @@ def images_last(
     inputs: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Layout:
-    """Choose the layout: channels last everywhere if each line can be written for that.
-
-    Raises:
-      Inexpressible: no input is an image, or the inputs cannot even be transposed.
-    """
     if not any(map(is_image, named_leaves(inputs).values())):
         raise Inexpressible("channels_last: no input has four axes")
     try:
@@ -82,11 +76,7 @@ def images_last(
 
 
 def turned(net: torch.nn.Module, inputs: Sequence[Any]) -> Mapping[ast.stmt, tuple[str, ...]]:
-    """Return the definition of a module's `forward`, and the names of its arguments that are images.
-
-    Raises:
-      Inexpressible: the class does not define `forward`, or an image is not an argument on its own.
-    """
+    """Return the definition of a module's `forward`, and the names of its arguments that are images."""
     forward = inspect.unwrap(type(net).forward)
     has_forward = isinstance(forward, FunctionType) and defined_by_user(type(net))
     # The transpose is written into the class, so it would also run in a submodule of the same class.

@@ -195,7 +195,6 @@ def port(
 
 
 def _unproven(failure: str, proofs: Sequence[Comparison]) -> str:
-    """Return the header of an unproven file; empty if the proof succeeded."""
     if failure or not proofs:
         return f"Not proven: {failure}"
     if proofs[-1].same:
@@ -206,7 +205,6 @@ def _unproven(failure: str, proofs: Sequence[Comparison]) -> str:
 def _read(
     module: nn.Module | Make, inputs: Sequence[Any], kwargs: Any, channels_last: bool
 ) -> tuple[Make, Written, str, Build, Layout]:
-    """Return the torch constructor, the written file, the build expression and function, the layout."""
     try:
         make = maker_of(module) if isinstance(module, nn.Module) else module
         net, calls = record_constructions(lambda: _seeded(make))

@@ -29,13 +29,11 @@ FAR = 1e-3
 """The largest step of SGD, as the norm over all weights. The gradients of deep nets can start in the
 thousands, and if a step changes the weights a lot, the next one amplifies every rounding error tenfold."""
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-FEW = 8
-"""The number of values per channel below which a difference may come from BatchNorm."""
+FEW = 8  # The number of values per channel below which a difference may come from BatchNorm
 _numbers = itertools.count()
 
 
 def imported(path: Path) -> ModuleType:
-    """Import a Python file as a new module of a unique name."""
     name = f"_jaxpar_port_{next(_numbers)}_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -49,10 +47,9 @@ def imported(path: Path) -> ModuleType:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let torch compute with one thread.
+    """Let torch compute with one thread, in the whole process.
 
-    With several, they wait for each other over a few numbers at a time, on the processors that JAX compiles
-    on. The setting is the whole process's.
+    Several wait for each other over a few numbers at a time, on the processors that JAX compiles on.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -127,10 +124,7 @@ def too_small(
 
 
 def perturbed(make: Callable[[], torch.nn.Module]) -> torch.nn.Module:
-    """Make the torch module with perturbed weights: an unused scale would go unnoticed at its initial 1.
-
-    torch's generator is restored, so that the caller draws the same numbers as without this.
-    """
+    """Perturb the weights, because an unused scale would go unnoticed at its initial 1."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         module = make()
@@ -173,7 +167,6 @@ def larger_inputs(
 
 
 def longer(x: Any, axis: int, by: int = 1) -> Any:
-    """Append the first entries of an axis to its end once more."""
     if not isinstance(x, torch.Tensor) or x.ndim <= axis:
         return x
     return torch.cat([x, x.narrow(axis, 0, min(by, x.shape[axis]))], axis)
@@ -186,6 +179,5 @@ def _larger(x: Any) -> Any:
 
 
 def largest(comparisons: Sequence[Comparison]) -> float:
-    """Return the largest relative difference of all compared arrays that are not noise."""
     rows = [row for comparison in comparisons for row in comparison.rows if row.outcome is not Outcome.NOISE]
     return max((float(np.nan_to_num(row.difference.relative, nan=np.inf)) for row in rows), default=0.0)

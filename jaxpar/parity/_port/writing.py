@@ -67,7 +67,7 @@ class StandIn:
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """The text of a definition or constant; `needs` are the files of the definitions it refers to."""
+    """`needs` are the files of the definitions it refers to."""
 
     source: Source
     node: ast.stmt
@@ -76,8 +76,6 @@ class Piece:
 
 
 class Writer:
-    """Writes classes and functions of the user with everything that they refer to."""
-
     def __init__(self, watched: Watched):
         self.watched, self.needs = watched, Needs()
         self.pieces: dict[Any, Piece] = {}
@@ -169,7 +167,6 @@ class Writer:
         return "\n\n\n" if isinstance(piece.node, Function | ast.ClassDef) else "\n"
 
     def _unproven(self, pieces: list[Piece]) -> str:
-        """Return the file docstring's paragraph about lines that did not run."""
         statements: list[tuple[Source, ast.stmt]] = []
         for piece in pieces:
             if piece.source is not stand_in_source():
@@ -221,12 +218,10 @@ def _is_standard(line: str) -> bool:
 
 
 def _order(line: str) -> tuple[bool, str]:
-    """Sort `import a` before `from a import b`."""
     return line.startswith("from"), line.split()[1]
 
 
 def with_docstring(text: str, remark: str) -> str:
-    """Append a paragraph to the docstring of a file."""
     docstring = ast.parse(text).body[0]
     assert isinstance(docstring, ast.Expr)
     lines = text.splitlines(keepends=True)[docstring.end_lineno or 1 :]

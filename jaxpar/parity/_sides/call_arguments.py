@@ -23,7 +23,7 @@ AsArray = Callable[[Any, str], Any]
 
 @dataclass(frozen=True)
 class ArraySlot:
-    """The position of an array in a form, by the array's name in `Call.arrays`."""
+    """The position of an array in a form."""
 
     name: str
 
@@ -60,8 +60,6 @@ Form = ArraySlot | PassedObject | Container
 
 @dataclass(frozen=True)
 class Arguments:
-    """The forms of a call's arguments, by position and by keyword."""
-
     args: Container = Container(tuple, ())
     kwargs: Container = Container(dict, ())
 
@@ -78,9 +76,7 @@ class Arguments:
 class Call:
     """The arguments of one call, as a pytree whose leaves are the arrays.
 
-    Attributes:
-      arrays: arrays by name: `0`, `1['mask']`, `pixel_values`.
-      form: the structure of all arguments, with an `ArraySlot` for each array.
+    `arrays` are named `0`, `1['mask']`, `pixel_values`; `form` has an `ArraySlot` for each.
     """
 
     arrays: Mapping[str, Any] = field(default_factory=dict)
@@ -92,12 +88,7 @@ class Call:
     ) -> Call:
         """Create a call from one argument, a sequence of positional ones, or a dict of keyword arguments.
 
-        Args:
-          kwargs: additional keyword arguments, which may be arbitrary objects.
-          as_array: converts arrays; `to_array` by default.
-
-        Raises:
-          TypeError: an object in `inputs` is neither an array nor plain, or a keyword is not a string.
+        `kwargs` may hold arbitrary objects. TypeError if `inputs` does, or if a keyword is not a string.
         """
         reader = _Reader(as_array or to_array)
         named = dict(inputs) if isinstance(inputs, Mapping) else {}
@@ -123,20 +114,16 @@ class Call:
         return _filled(self.form.kwargs, self.arrays)
 
     def map(self, function: Callable[[Any], Any]) -> Call:
-        """Return the call with `function` applied to every array."""
         return Call({name: function(x) for name, x in self.arrays.items()}, self.form)
 
     def map_objects(self, function: Callable[[Any], Any]) -> Call:
-        """Return the call with `function` applied to every object that is not an array."""
         args, kwargs = (_map_objects(form, function) for form in (self.form.args, self.form.kwargs))
         return Call(self.arrays, Arguments(args, kwargs))
 
     def with_arrays(self, arrays: Mapping[str, Any]) -> Call:
-        """Return the call with some arrays replaced by name."""
         return Call({**self.arrays, **arrays}, self.form)
 
     def with_kwargs(self, other: Call) -> Call:
-        """Return the call with `other`'s keyword arguments added; they take precedence."""
         # Names of positional arrays start with a digit, which a keyword cannot.
         arrays = {**self.arrays, **{k: x for k, x in other.arrays.items() if not k[:1].isdigit()}}
         both = {**self.form.by_keyword(), **other.form.by_keyword()}
@@ -164,11 +151,6 @@ def _args(inputs: Any) -> tuple:
 
 
 def to_array(x: Any, name: str) -> np.ndarray:
-    """Convert to a NumPy array.
-
-    Raises:
-      TypeError: the element type is not numeric.
-    """
     array = array_of(x) if is_tensor(x) else np.asarray(x)
     if array.dtype.kind not in "biufcV":
         raise TypeError(f"parity.compare: {name} is {type(x).__name__}, not an array of numbers.")
@@ -186,8 +168,6 @@ def is_array(x: Any) -> bool:
 
 
 class _Reader:
-    """Splits arguments into forms, and collects the arrays in `arrays`."""
-
     def __init__(self, as_array: AsArray):
         self.as_array, self.arrays = as_array, dict[str, Any]()
         self.any_object = False
@@ -263,11 +243,7 @@ def form_to_json(form: Arguments) -> list[Any]:
 
 
 def form_from_json(data: Any) -> Arguments:
-    """Return the form that `form_to_json` wrote.
-
-    Raises:
-      ValueError: `data` was not written by `form_to_json`.
-    """
+    """Return the form that `form_to_json` wrote; ValueError for other data."""
     try:
         args, kwargs = map(_from_json, data)
         return Arguments(args, kwargs)

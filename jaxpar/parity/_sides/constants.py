@@ -1,8 +1,7 @@
 """Constants: tensors that were rounded to float32 before a run, which float64 arithmetic cannot undo.
 
-Examples are a table made in `__init__`, a buffer from a checkpoint, and an array that a function closes over.
-The effect of their rounding is measured by rounding once more: `Constants` collects them, and perturbs each
-by up to half a unit in the last place of its type.
+Examples are a table made in `__init__` and a buffer from a checkpoint. The effect of their rounding is
+measured by perturbing each by up to half a unit in the last place of its type.
 """
 
 from __future__ import annotations
@@ -25,14 +24,9 @@ OURS = ("jaxpar", "jax", "jaxlib", "flax", "optax", "torch")
 class Constants:
     """The constants of one side, by name, while it runs.
 
-    Args:
-      seed: seeds the perturbations; None applies none.
-      only: names of the constants to perturb; all by default.
-      instead: replacement values by name.
-
-    Attributes:
-      originals: the unperturbed values by name.
-      exact: float64 arrays of the model, which may be the unrounded form of the other side's constants.
+    `only` names the constants to perturb (all by default), `instead` holds replacement values. `originals`
+    are the unperturbed values, `exact` the model's float64 arrays: perhaps the other side's constants
+    unrounded.
     """
 
     seed: int | None = None
@@ -42,12 +36,7 @@ class Constants:
     exact: list[np.ndarray] = dataclasses.field(default_factory=list)
 
     def __call__(self, values: np.ndarray, name: str | None = None) -> np.ndarray:
-        """Return a constant in float64 (complex128), perturbed or replaced as this run requires.
-
-        Args:
-          values: the constant in its own, narrower type.
-          name: the constant's name; by default the line of the user's code that uses the constant.
-        """
+        """Return a constant in float64 (complex128); its default name is the line of the user's code."""
         wide = widened(values)
         if values.dtype.kind == "c" or _is_exact(values):
             return wide
@@ -62,7 +51,6 @@ class Constants:
         return wide * (1 + half * random.uniform(-1, 1, wide.shape))
 
     def note(self, values: np.ndarray) -> None:
-        """Record a float64 array, which is never perturbed."""
         if values.dtype == np.float64 and values.ndim and not _is_exact(values):
             self.exact.append(values)
 
@@ -74,7 +62,6 @@ def _is_exact(values: np.ndarray) -> bool:
 
 
 def _line() -> str:
-    """Return the file and line of the innermost frame outside jaxpar and the frameworks."""
     frame = sys._getframe(2)
     while frame.f_back is not None:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]

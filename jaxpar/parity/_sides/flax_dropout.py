@@ -33,10 +33,7 @@ MASKED = "_masked_by_torch"
 class Injection:
     """A handler that multiplies by the next of torch's masks where an active Dropout or attention is called.
 
-    Args:
-      masks: torch's masks, in the order of the calls.
-      otherwise: a handler to call for every layer in addition.
-      last: whether the Flax model's inputs have their channels last.
+    `last`: the Flax model's inputs have their channels last.
     """
 
     def __init__(self, masks: Sequence[jax.Array], otherwise: Handler | None = None, last: bool = True):
@@ -70,8 +67,6 @@ class Injection:
     def _attention(
         self, path: str, layer: FlaxModule, attention_fn: Callable[..., jax.Array]
     ) -> Callable[..., Any]:
-        """Wrap the layer's attention function so that torch's mask multiplies the attention weights."""
-
         @functools.wraps(attention_fn)
         def attention(query: jax.Array, key: jax.Array, value: jax.Array, *args: Any, **kwargs: Any) -> Any:
             # The function's own dropout is disabled; the mask is applied to the weights instead.
@@ -104,7 +99,6 @@ class Injection:
         return jnp.abs(factor * p - 1) < SAME_CHANCE
 
     def normal(self, path: str, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
-        """Return torch's noise in place of a stream's."""
         return self._next(path, jax.ShapeDtypeStruct(shape, dtype)).astype(dtype)
 
     def _next(self, path: str, x: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
@@ -138,7 +132,6 @@ def is_active_dropout(layer: FlaxModule, kwargs: Mapping[str, Any], args: tuple 
 
 
 def _drops_inside(layer: FlaxModule, kwargs: Mapping[str, Any]) -> bool:
-    """Return whether a call of Flax's attention draws a mask for the attention weights."""
     if not isinstance(layer, (nnx.MultiHeadAttention, linen.MultiHeadDotProductAttention)):
         return False
     return layer.dropout_rate > 0 and not _is_deterministic(layer, kwargs)
@@ -150,7 +143,6 @@ def _is_deterministic(layer: FlaxModule, kwargs: Mapping[str, Any]) -> bool:
 
 
 def rate_of(layer: FlaxModule) -> float:
-    """Return the dropout probability, which Flax's layers call `rate`, and jaxpar.nn's and torch's `p`."""
     return getattr(layer, "rate", getattr(layer, "p", 0.0))
 
 

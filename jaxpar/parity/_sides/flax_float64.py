@@ -56,11 +56,6 @@ DIGITS = 6
 
 
 def in_float64(function: Callable[..., R], constants: Constants | None = None) -> Callable[..., R]:
-    """Transform `function` to compute in float64 wherever it would use a narrower floating type.
-
-    Args:
-      constants: converts arrays that were rounded before the call.
-    """
     constants = constants or Constants()
 
     def wide(*args: Any) -> R:
@@ -173,14 +168,11 @@ class _Widening:
 
 
 class _Body:
-    """The equations of one program."""
-
     def __init__(self, programs: _Widening):
         self.programs, self.changed = programs, False
         self.instead: dict[Var, Atom] = {}
 
     def wide(self, x: Atom) -> Atom:
-        """Return the float64 replacement of a variable or a literal."""
         if isinstance(x, Literal):
             return self._literal(x)
         if x not in self.instead:
@@ -214,7 +206,6 @@ class _Body:
         yield equation.replace(invars=inputs, outvars=outputs, params=params)
 
     def _in_its_own_types(self, equation: JaxprEqn, inputs: list[Atom]) -> Iterator[JaxprEqn]:
-        """Yield the unchanged equation between casts to and from its original types."""
         arguments = list(equation.invars)
         for i, (narrow, wide) in enumerate(zip(equation.invars, inputs, strict=True)):
             if isinstance(narrow, Var):
@@ -245,7 +236,6 @@ class _Body:
 
 
 def _converted(like: JaxprEqn, x: Atom, to: Var) -> JaxprEqn:
-    """Return an equation that casts `x` to the type of `to`."""
     dtype = _dtype(to)
     pattern = jax.make_jaxpr(lambda x: jax.lax.convert_element_type(x, dtype))(
         jax.ShapeDtypeStruct((), _dtype(x))
@@ -263,7 +253,6 @@ def _written(value: Any) -> Any:
 
 
 def _line(equation: JaxprEqn | None) -> str:
-    """Return the file and line of the user's code that an equation comes from."""
     traceback = equation.source_info.traceback if equation else None
     frames: Sequence[Any] = traceback.frames if traceback else ()
     for frame in frames:
@@ -279,7 +268,6 @@ def _programs_in(value: Any) -> bool:
 
 
 def _wide_param(value: Any) -> Any:
-    """Widen an operation's parameter: element types, and algorithms for matrix products in a given type."""
     if isinstance(value, (jax.lax.DotAlgorithm, jax.lax.DotAlgorithmPreset)):
         return jax.lax.Precision.HIGHEST
     if isinstance(value, (np.dtype, type)):
@@ -291,7 +279,6 @@ def _wide_param(value: Any) -> Any:
 
 
 def _dtype(x: Any) -> Any:
-    """Return the element type of an array, tracer or array variable; None for anything else."""
     aval = getattr(x, "aval", x)
     if isinstance(aval, (jax.core.ShapedArray, np.ndarray, np.generic, jax.Array)):
         return aval.dtype

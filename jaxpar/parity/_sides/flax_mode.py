@@ -22,8 +22,7 @@ IN_TRAINING = ("train", "training", "is_training")
 IN_EVALUATION = ("deterministic", "use_running_average")
 """Names of flags that are true in training, and names of flags that are true in evaluation."""
 
-DROPOUT = "rngs['dropout']"
-"""Name in `Call.arrays` of the dropout key that a Linen module takes."""
+DROPOUT = "rngs['dropout']"  # Name in `Call.arrays` of the dropout key that a Linen module takes
 
 RNGS, MUTABLE, METHOD, CAPTURE = "rngs", "mutable", "method", "capture_intermediates"
 """Arguments of `linen.Module.apply` rather than of the module's own method."""
@@ -47,7 +46,6 @@ def flags(module: FlaxModule, call: Call, training: bool) -> dict[str, bool]:
 
 
 def _stream(module: FlaxModule, call: Call, training: bool) -> dict[str, Any]:
-    """Return a dropout key for a Linen module in training, in place of the caller's."""
     # Drawn values must not matter, because torch draws different ones.
     rngs = call.kwargs.get(RNGS, {})
     if not training or not isinstance(module, linen.Module) or not isinstance(rngs, dict):
@@ -56,7 +54,6 @@ def _stream(module: FlaxModule, call: Call, training: bool) -> dict[str, Any]:
 
 
 def of_init(module: FlaxModule, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keyword arguments of a call that `init` accepts too."""
     return _without(module, kwargs, (RNGS, MUTABLE, CAPTURE))
 
 

@@ -33,12 +33,7 @@ Trees = tuple[PyTree, PyTree]
 
 
 class FlaxNet(abc.ABC):
-    """A copy of a model in one element type.
-
-    Attributes:
-      parameters, extra_state: the leaves that are differentiated, and all others.
-      notes: a sentence for each change that was necessary in the copy.
-    """
+    """A copy of a model in one element type; `notes` has a sentence for each change that this required."""
 
     parameters: PyTree
     extra_state: PyTree
@@ -95,7 +90,7 @@ class FlaxNet(abc.ABC):
 
 
 def flax_net(module: FlaxModule, variables: Variables | None, task: Task, dtype: str | None) -> FlaxNet:
-    """Create a FlaxNet from an nnx.Module, or a Linen module and variables; None keeps the element types."""
+    """None as the element type keeps the model's own."""
     in_dtype = None if dtype is None else jnp.dtype(dtype)
     if isinstance(module, nnx.Module):
         return _NNXNet(module, task, in_dtype)
@@ -107,8 +102,6 @@ def flax_net(module: FlaxModule, variables: Variables | None, task: Task, dtype:
 
 
 def cast(tree: PyTree, dtype: np.dtype) -> PyTree:
-    """Cast floating leaves to `dtype` and complex ones to its complex type; leave all others unchanged."""
-
     def leaf(x: jax.Array) -> jax.Array:
         leaf_dtype = jnp.result_type(x)
         if jnp.issubdtype(leaf_dtype, jnp.complexfloating):

@@ -27,12 +27,7 @@ R = TypeVar("R")
 class FlaxSide:
     """A copy of the model with floating leaves in `dtype` ("float64", "bfloat16"; OWN keeps their types).
 
-    float64 needs x64 enabled wherever the methods are called.
-
-    Args:
-      factors: the default loss's factors in Flax's layout, if already computed.
-      ignored: paths of leaves that keep their values and are not compared.
-      constants: converts arrays that were rounded before the run; for float64 only.
+    float64 needs x64 wherever the methods are called. `factors` are the default loss's, in Flax's layout.
     """
 
     def __init__(
@@ -80,7 +75,6 @@ class FlaxSide:
         self.opt_state = cast(state, np.dtype(np.float64)) if self.constants else state
 
     def restarted(self) -> FlaxSide:
-        """Return a copy in its initial state that shares the compiled step."""
         side = copy.copy(self)
         side._start()
         return side
@@ -96,13 +90,7 @@ class FlaxSide:
     def step(
         self, batch: Batch, masks: tuple[np.ndarray, ...] = (), keep: bool = True, reseeded: bool = False
     ) -> Observation:
-        """Run forward pass, backward pass and, if the task has an optimizer, an update.
-
-        Args:
-          masks: torch's dropout factors, in the order of the calls.
-          keep: whether to store the new parameters and state; otherwise this object is unchanged.
-          reseeded: whether to use different random keys.
-        """
+        """Take a training step; without `keep`, this object is unchanged."""
         with self._settings(), noting_layout(self.task.layout, batch.flax_call):
             call, extra_state = self.call(batch), self.extra_state
             if reseeded:
@@ -130,7 +118,6 @@ class FlaxSide:
         return self._shown(self.net.named_extra_state(self.extra_state))
 
     def load(self, weights: Named, state: Named) -> None:
-        """Replace weights and state by the leaves' paths."""
         self.parameters, self.extra_state = self.net.filled(
             self.parameters, self.extra_state, {**weights, **state}
         )
@@ -185,7 +172,6 @@ class FlaxSide:
         return sum(terms, jnp.zeros((), jnp.float32 if self.dtype == OWN else jnp.dtype(self.dtype)))
 
     def loss_factors(self, batch: Batch, masks: tuple[np.ndarray, ...]) -> Arrays:
-        """Return the default loss's factor for each output, drawn for the shapes in torch's layout."""
         if self.factors is not None:
             return {name: self.array(x) for name, x in self.factors.items()}
         call = self.call(batch)
@@ -204,11 +190,9 @@ class FlaxSide:
         return real_parts(self.leaves(self.net.apply(*arguments)[0]))
 
     def draws(self, batch: Batch) -> bool:
-        """Return whether the model has random streams to draw from."""
         return self.net.draws(self.extra_state, batch.flax_call)
 
     def call(self, batch: Batch) -> Call:
-        """Return Flax's call, cast to this copy's element type."""
         return batch.flax_call.map(self.array)
 
     def _arrays(self, arrays: tuple[np.ndarray, ...]) -> tuple[jax.Array, ...]:
@@ -218,7 +202,6 @@ class FlaxSide:
         return jnp.asarray(x) if self.dtype == OWN else cast(jnp.asarray(x), jnp.dtype(self.dtype))
 
     def _settings(self) -> AbstractContextManager[None]:
-        """Return the context in which the model is traced and run."""
         return as_it_runs() if self.dtype == OWN else nullcontext()
 
 

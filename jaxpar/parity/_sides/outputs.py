@@ -19,22 +19,15 @@ from ...errors import LeafError
 IsArray = Callable[[Any], bool]
 NUMBERS = (type(None), bool, int, float, complex, str, bytes)
 """Types of plain Python values, which are not compared."""
-DEEP = 4
-"""Depth to which an unknown object's attributes are searched for arrays."""
+DEEP = 4  # Depth to which an unknown object's attributes are searched for arrays
 
 
 @dataclasses.dataclass(frozen=True)
 class Outputs:
-    """A model's output arrays by name.
-
-    Attributes:
-      arrays: the arrays to compare.
-      sole: the path of a single array in the outputs, "" for a bare array; None for several arrays.
-      left_out: names of arrays that were not chosen.
-    """
+    """A model's output arrays by name; `left_out` are the names that were not chosen."""
 
     arrays: dict[str, Any]
-    sole: str | None = None
+    sole: str | None = None  # path of a single array, "" for a bare one
     left_out: tuple[str, ...] = ()
 
 
@@ -47,15 +40,9 @@ class Returned:
 
 
 def outputs_of(side: str, tree: Any, is_array: IsArray, chosen: Mapping[str, str] | None = None) -> Outputs:
-    """Return all arrays in a model's outputs, or the chosen ones.
+    """Return all arrays in a model's outputs, or the chosen ones under their new names.
 
-    Args:
-      side: the model's name in errors.
-      chosen: new names by name in `tree`; a name includes everything nested under it. None chooses all.
-
-    Raises:
-      LeafError: an object that is not a container holds arrays.
-      ValueError: a chosen name does not exist.
+    Raises LeafError if an object that is not a container holds arrays.
     """
     arrays = named(tree, is_array)
     if chosen is not None:
@@ -88,7 +75,6 @@ def _chosen(side: str, available: dict[str, Any], chosen: Mapping[str, str]) -> 
 
 
 def _below(arrays: Mapping[str, Any], name: str) -> list[str]:
-    """Return the names that equal `name` or are nested under it."""
     return [path for path in arrays if path == name or (name and path.startswith(f"{name}["))]
 
 
@@ -121,7 +107,6 @@ def _walk(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _children(node: Any) -> list[tuple[Any, Any]] | None:
-    """Return a container's (key, child) pairs; None if `node` is not a container."""
     if isinstance(node, Mapping):  # first: a ModelOutput is a dataclass too, with None fields
         return list(node.items())
     if isinstance(node, tuple) and hasattr(node, "_fields"):
@@ -146,7 +131,7 @@ def _key(path: tuple[Any, ...]) -> Any:
 
 
 def _hidden(value: Any, is_array: IsArray, depth: int, visited: set[int]) -> str | None:
-    """Return the path of an array inside an object; None if the object holds no arrays."""
+    """Return the path of an array inside an object, if any."""
     if is_array(value):
         return ""
     if not depth or id(value) in visited or isinstance(value, (*NUMBERS, type)) or callable(value):

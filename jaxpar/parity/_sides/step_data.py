@@ -20,17 +20,14 @@ import numpy as np
 from ..._typing import Shape
 from .call_arguments import Call
 
-OWN = "own"
-"""Used in place of an element type: every array keeps its own type."""
+OWN = "own"  # Used in place of an element type: every array keeps its own type
 
-Named = dict[str, np.ndarray]
-"""Arrays by name: a leaf's path, or a path in the outputs."""
+Named = dict[str, np.ndarray]  # Arrays by name: a leaf's path, or a path in the outputs
 
 Loss = tuple[Callable[..., Any], Callable[..., Any]]
 """(torch loss, JAX loss), both called with (outputs, *targets)."""
 
-Optimizer = tuple[Callable[..., Any], Any]
-"""(parameters -> torch optimizer, optax transformation)."""
+Optimizer = tuple[Callable[..., Any], Any]  # (parameters -> torch optimizer, optax transformation)
 
 
 Move = Callable[[np.ndarray], np.ndarray]
@@ -109,7 +106,6 @@ IMAGES = 4
 
 @contextmanager
 def noting_layout(layout: Layout, call: Call) -> Iterator[None]:
-    """Add a hint to errors of a Flax model that was called with images in torch's layout."""
     try:
         yield
     except Exception as error:
@@ -140,13 +136,10 @@ class Task:
 
 @dataclass(frozen=True)
 class Batch:
-    """The data of one step.
+    """The data of one step; the calls are in their framework's layout, `targets` in torch's.
 
-    Attributes:
-      torch_call, flax_call: the two models' arguments, each in its framework's layout.
-      targets: the loss's targets, in torch's layout.
-      common: for each floating array of torch's call that Flax's call has too, by name: the name in Flax's
-        call, and the permutation to Flax's layout.
+    `common` has, for each floating array of torch's call that Flax's call has too, the name in Flax's call
+    and the permutation to Flax's layout.
     """
 
     torch_call: Call = field(default_factory=Call)
@@ -182,11 +175,7 @@ def real_parts(outputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def factors(shapes: Mapping[str, Shape], seed: int) -> dict[str, np.ndarray]:
-    """Return the projection's float64 factors, equal on both sides and scaled so that the loss is near 1.
-
-    Args:
-      shapes: shapes of `real_parts` by name, in torch's layout.
-    """
+    """Return the projection's float64 factors, equal on both sides and scaled so that the loss is near 1."""
     # A separate stream: inputs drawn from RandomState(seed) would equal the factors, and the input gradient
     # of a normalization projected on its input is pure rounding.
     random = np.random.RandomState([seed % 2**32, *b"projection"])
@@ -197,5 +186,4 @@ def factors(shapes: Mapping[str, Shape], seed: int) -> dict[str, np.ndarray]:
 
 
 def in_type_of(dtype: str, projection: np.ndarray) -> np.ndarray:
-    """Return the factors as a side of this type uses them: in float32 if arrays keep their own types."""
     return projection.astype(np.float32) if dtype == OWN else projection

@@ -54,7 +54,6 @@ class Capture(TorchFunctionMode):
         return function(*args, **kwargs)
 
     def _seen_inside(self, function: Callable[..., T]) -> Callable[..., T]:
-        """Return the function with different globals, in which its calls of dropout are captured."""
         # A mode is disabled inside the function that it handles, and patching torch.nn.functional during the
         # call would affect every other thread.
         attention = functional.scaled_dot_product_attention
@@ -82,7 +81,6 @@ class Capture(TorchFunctionMode):
     def _bernoulli(
         self, function: Callable[..., Any], input: torch.Tensor, p: Any = None, **kwargs: Any
     ) -> torch.Tensor:
-        """Capture zeros and ones that a model draws for its own dropout, as dropout factors."""
         options = {} if p is None else {"p": p}
         in_place = function is torch.Tensor.bernoulli_
         chance = torch.as_tensor((0.5 if in_place else input) if p is None else p)
@@ -126,7 +124,6 @@ class Capture(TorchFunctionMode):
 
 
 def refuse_unwatchable(module: torch.nn.Module, replicas: int) -> None:
-    """Raise NotImplementedError for layers in training mode whose random numbers cannot be captured."""
     for path, layer in module.named_modules():
         kind = type(layer).__name__
         recurrent = isinstance(layer, torch.nn.RNNBase) and layer.dropout > 0 and layer.num_layers > 1

@@ -28,8 +28,7 @@ WIDE = {
     torch.bfloat16: torch.float64,
     torch.complex64: torch.complex128,
 }
-BITS = {torch.ops.aten.view.dtype}
-"""Operations on the bits of a type."""
+BITS = {torch.ops.aten.view.dtype}  # Operations on the bits of a type
 DEFAULT = {"rand", "randn", "normal", "zeros", "ones", "empty", "eye", "linspace", "logspace"}
 """Operations that create tensors of torch's default type."""
 EXACT: dict[Any, Callable] = {
@@ -41,11 +40,6 @@ FROM_NUMBERS = {torch.tensor, torch.as_tensor, torch.asarray}
 
 @contextmanager
 def in_float64(constants: Constants | None = None) -> Iterator[None]:
-    """Make every operation of this thread return float64 instead of narrower floating types.
-
-    Args:
-      constants: converts tensors that were rounded before.
-    """
     with _Numbers(), _Operations(constants or Constants()):
         yield
 
@@ -68,12 +62,7 @@ def rounded(tensor: torch.Tensor, dtype: str) -> torch.Tensor:
 
 
 def widen(module: torch.nn.Module, constants: Constants, linked: Collection[str]) -> None:
-    """Convert all floating tensors of a module to float64, including plain attributes.
-
-    Args:
-      constants: converts tensors that are not in `linked`.
-      linked: names of the tensors that the Flax module has too.
-    """
+    """Convert all floating tensors of a module; `linked` names the tensors that the Flax module has too."""
     named: dict[str, torch.Tensor] = {**dict(module.named_buffers()), **dict(module.named_parameters())}
     named |= {f"{path}.{name}".lstrip("."): x for path, name, x in _attributes(module)}
     narrow = {name: x for name, x in named.items() if name not in linked and x.dtype in WIDE}
@@ -91,7 +80,6 @@ def widen(module: torch.nn.Module, constants: Constants, linked: Collection[str]
 
 
 def _attributes(module: torch.nn.Module) -> list[tuple[str, str, torch.Tensor]]:
-    """Return (layer path, attribute name, tensor) for each plain tensor attribute."""
     return [
         (path, name, x)
         for path, layer in module.named_modules()
@@ -101,7 +89,6 @@ def _attributes(module: torch.nn.Module) -> list[tuple[str, str, torch.Tensor]]:
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor in float64 (complex128) if its type is narrower, else unchanged."""
     return tensor.to(WIDE.get(tensor.dtype, tensor.dtype))
 
 
@@ -188,7 +175,6 @@ def _narrowed(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.
 
 
 def _in_default_type(operation: Any, args: tuple, kwargs: dict) -> bool:
-    """Return whether an operation creates a tensor of torch's default type from no other tensor."""
     # These get dtype=float64 up front rather than a second run: random numbers must not be drawn twice, and
     # -1e308 overflows float32.
     name = operation._schema.name.removeprefix("aten::")
@@ -198,7 +184,6 @@ def _in_default_type(operation: Any, args: tuple, kwargs: dict) -> bool:
 
 
 def _again(operation: Any, args: tuple, kwargs: dict, result: PyTree) -> PyTree:
-    """Repeat an operation in float64 whose result has torch's default type."""
     if (
         any(argument.name == "dtype" for argument in operation._schema.arguments)
         and kwargs.get("dtype") is None

@@ -30,12 +30,7 @@ TO = {"float32": "float", "bfloat16": "bfloat16", "float16": "half"}
 class TorchSide:
     """A CPU copy of `module` with floating tensors in `dtype` ("float64", "bfloat16"; OWN keeps their types).
 
-    Args:
-      constants: converts tensors that were rounded before the run; for float64 only.
-
-    Attributes:
-      returned: describes the structure of the last outputs.
-      rounding: the seed of random rounding errors, or None; see `Rounding`.
+    `returned` describes the structure of the last outputs; `rounding` is the seed for `Rounding`, or None.
     """
 
     def __init__(
@@ -64,12 +59,7 @@ class TorchSide:
     def step(
         self, batch: Batch, observe: AbstractContextManager | None = None, forward_only: bool = False
     ) -> Observation:
-        """Run forward pass, backward pass and, if the task has an optimizer, an update.
-
-        Args:
-          observe: a context that is entered around the forward pass and the loss.
-          forward_only: skip backward pass and update; gradients are zero then.
-        """
+        """Take a training step; `observe` is entered around forward pass and loss."""
         # None, not zeros: optimizers skip parameters without a gradient, including their weight decay.
         self.module.zero_grad(set_to_none=True)
         with self._wrapped() as net, seeded(self.task.seed + self.steps), self._wide(), Capture() as dropout:
@@ -99,7 +89,6 @@ class TorchSide:
         )
 
     def leaves(self, outputs: PyTree) -> dict[str, torch.Tensor]:
-        """Return the compared outputs by name."""
         # Both sides use torch's names, so here each name maps to itself.
         chosen = None if self.task.outputs is None else {name: name for name in self.task.outputs}
         compared = outputs_of("the torch module", outputs, is_tensor, chosen)
@@ -107,15 +96,12 @@ class TorchSide:
         return compared.arrays
 
     def weights(self) -> Named:
-        """Return the parameters with Flax's names and layout."""
         return self.links.parameters(self._arrays())
 
     def state(self) -> Named:
-        """Return the buffers with Flax's names and layout."""
         return self.links.state(self._arrays())
 
     def continue_from(self, other: TorchSide) -> None:
-        """Copy weights, buffers, optimizer state and step count from a side of a different element type."""
         self.module.load_state_dict(other.module.state_dict())
         if self.optimizer and other.optimizer:
             self.optimizer.load_state_dict(copy.deepcopy(other.optimizer.state_dict()))
@@ -123,7 +109,6 @@ class TorchSide:
 
     @contextmanager
     def _wide(self) -> Iterator[None]:
-        """Enter this side's arithmetic modes, which every thread that runs the module needs."""
         with (
             Rounding(self.rounding) if self.rounding is not None else nullcontext(),
             in_float64(self.constants) if self.constants else nullcontext(),
@@ -132,7 +117,6 @@ class TorchSide:
 
     @contextmanager
     def _wrapped(self) -> Iterator[torch.nn.Module]:
-        """Yield the module, wrapped in torch's DataParallel if the task has several replicas."""
         if self.task.replicas == 1:
             yield self.module
             return
@@ -154,7 +138,6 @@ class TorchSide:
                 torch.set_num_threads(threads)
 
     def _tensor(self, x: np.ndarray) -> torch.Tensor:
-        """Return a copy as a tensor, in this side's type if the array is floating."""
         wide = self.constants is not None and jnp.issubdtype(x.dtype, jnp.floating)
         # Widened in NumPy: a float32 tensor would be treated as a constant that was rounded before.
         tensor = tensor_of(np.array(x, np.float64 if wide else x.dtype, order="C"))
@@ -196,8 +179,7 @@ def _gradient(tensor: torch.Tensor) -> torch.Tensor:
 def seeded(seed: int) -> Iterator[None]:
     """Seed torch's CPU generator, and restore its state on exit.
 
-    The generator is process-wide, and modules cannot use a different one. A thread that draws concurrently
-    changes the comparison's numbers, which `compare` reports as NotDeterministicError.
+    The generator is process-wide: a thread that draws meanwhile changes the numbers (NotDeterministicError).
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -205,10 +187,8 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """Return a copy as a NumPy array."""
     return array_of(tensor).copy()
 
 
 def named_leaves(tree: PyTree) -> dict[str, torch.Tensor]:
-    """Return the tensors in a layer's arguments or outputs by path; other objects are skipped."""
     return named(tree, is_tensor)

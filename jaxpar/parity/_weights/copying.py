@@ -15,13 +15,11 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-ALIGNMENT = 64
-"""On CPUs, JAX uses a buffer at a multiple of this many bytes without copying it."""
+ALIGNMENT = 64  # On CPUs, JAX uses a buffer at a multiple of this many bytes without copying it
 TILE = 128, 256
 """Rows and columns of a tile, chosen so that the tile and its copy fit into the second-level cache."""
 PADDING = 16
-SMALL = 1 << 14
-"""Size in bytes below which tiling costs more than it saves."""
+SMALL = 1 << 14  # Size in bytes below which tiling costs more than it saves
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -38,7 +36,7 @@ def placed_like(arrays: Mapping[str, np.ndarray], old: Mapping[str, Any]) -> dic
 
 
 def _sharding(old: Any) -> Any:
-    """Return the old array's sharding; None if the array was uncommitted, so that the new one is too."""
+    """None for an uncommitted array, so that the new one is uncommitted too."""
     committed = isinstance(old, jax.ShapeDtypeStruct) or getattr(old, "committed", False)
     return old.sharding if committed else None
 

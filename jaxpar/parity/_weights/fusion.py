@@ -30,12 +30,8 @@ from .unstacked import unstacked
 class PairingView:
     """Two models as `pairing` sees them, with fusions and stacks resolved.
 
-    Attributes:
-      model, original: the Flax model and the torch model.
-      tree, source, entries: the arguments for `pair`.
-      torch: moves from torch's arrays to the ones that are paired.
-      flax: moves from the leaves that are paired to the Flax model's.
-      faults: sentences about entries that cannot be applied.
+    `tree`, `source` and `entries` are the arguments for `pair`. `torch` moves torch's arrays to the paired
+    ones, `flax` the paired leaves to the Flax model's.
     """
 
     def __init__(self, tree: Tree, source: WeightSource, mapping: Entries):
@@ -125,7 +121,7 @@ class PairingView:
             self.entries[name.removesuffix("." + suffix) if suffix else name] = target.target
 
     def _suffixes(self, key: str) -> dict[str, str]:
-        """Return torch's names under a key, given with or without wrappers, and their relative paths."""
+        """Return relative paths by the torch names under a key, given with or without wrappers."""
         suffixes = {}
         for raw in self.original.tensors:
             relative = [s for s in (inside(self._bare[raw], key), inside(raw, key)) if s is not None]
@@ -149,7 +145,6 @@ class PairingView:
         return (shape[axis] // count if -len(shape) <= axis < len(shape) else 0,) * count
 
     def _torch_shape(self, target: Target, suffix: str) -> Shape | None:
-        """Return torch's shape of the array with this relative path in a Flax layer."""
         path = path_of(target)
         if path is None:
             return None
@@ -163,7 +158,6 @@ class PairingView:
         return rule.torch_shapes(shapes).get(last(suffix)) if rule else None
 
     def _add(self, move: Move, key: str) -> None:
-        """Add a move of torch's arrays, or a fault if it does not fit their shapes."""
         shapes = self.original.shapes
         if isinstance(move.rearrangement, SplitAxis):
             (name,) = move.torch
@@ -178,7 +172,6 @@ class PairingView:
         self.torch.append(move)
 
     def _name_path(self, name: str, raw: str, suffix: str) -> None:
-        """Register the path of a paired name: its torch path, and the classes of the modules under it."""
         path, torch_path = (n.removesuffix("." + suffix) if suffix else owner(n) for n in (name, raw))
         self._torch_paths[path] = torch_path
         if last(raw).startswith("in_proj_"):
@@ -219,12 +212,10 @@ class PairingView:
     # ------------------------------------------------------------------------------- after pairing
 
     def paired_leaves(self, leaves: Iterable[str]) -> set[str]:
-        """Return the names under which `pairing` sees these leaves."""
         unstacked_leaves = {move.flax[0]: move.torch for move in self.flax}
         return {name for leaf in leaves for name in unstacked_leaves.get(leaf, (leaf,))}
 
     def links(self, paired: Links) -> Links:
-        """Convert the paired links to links between the models' own arrays."""
         if not self.torch and not self.flax:
             return paired
         # By identity: equal parts of different layers are separate conversions.
@@ -272,14 +263,12 @@ class PairingView:
             yield members, joined(members, torch, flax)
 
     def _names_of_moves(self, part: Part) -> set[str]:
-        """Return the paired names of all moves that a part touches."""
         pairs = [(part.torch, move.flax) for move in self.torch]
         pairs += [(part.flax, move.torch) for move in self.flax]
         return {name for own_names, names in pairs if set(own_names) & set(names) for name in names}
 
 
 def _real(path: str, paths: Mapping[str, str]) -> str:
-    """Return a model's own path for a paired one."""
     for paired_path, real in paths.items():
         suffix = inside(path, paired_path)
         if suffix is not None:

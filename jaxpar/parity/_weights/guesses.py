@@ -18,8 +18,7 @@ from .unmatched import ignored
 class Guesses:
     """Guesses for two models, in addition to a fixed mapping.
 
-    Attributes:
-      groups: unpaired layers of one kind and shape, paired by names and order.
+    `groups` are unpaired layers of one kind and shape, paired by names and order.
     """
 
     def __init__(
@@ -73,5 +72,4 @@ class Guesses:
         return pair(view.tree, view.source, {**guessed, **view.entries}, self._no_flax)
 
     def bare(self, path: str) -> str:
-        """Return a torch path without the prefixes of wrappers."""
         return self._pairing.names.bare.get(path, path)

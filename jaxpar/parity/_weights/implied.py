@@ -19,12 +19,7 @@ def names(
 ) -> Arrays:
     """Return torch's arrays, without values, for a mapping with fusions.
 
-    Args:
-      ignored: excluded Flax paths, including everything nested under them.
-      plain: returns torch's arrays for an unstacked model, entries without fusions, and excluded paths.
-
-    Raises:
-      MatchError: a fusion's pieces do not fit.
+    `plain` returns torch's arrays for an unstacked model, entries without fusions, and excluded paths.
     """
     tree: Outline = model
     entries: dict[str, Target] = {}
@@ -69,7 +64,6 @@ def _expanded(tree: Outline, mapping: Entries) -> list[tuple[Key, Target]]:
 
 
 def _paired_entries(tree: Outline, key: Key, target: Split | Concatenated) -> dict[str, Target]:
-    """Return entries for the names that `pairing` sees in place of a fusion's."""
     if isinstance(target, Concatenated):
         return {whole_name(key, ""): target.target}
     is_leaf = tree.real_path(path_of(target.targets[0]) or "") in tree.leaves
@@ -78,7 +72,6 @@ def _paired_entries(tree: Outline, key: Key, target: Split | Concatenated) -> di
 
 
 def _concatenation(arrays: Arrays, key: Sequence[str], target: Concatenated) -> Iterator[Move]:
-    """Yield the moves from torch's arrays to the concatenated ones, for each array of the layer."""
     for name, array in arrays.items():
         suffix = inside(name, whole_name(key, ""))
         if suffix is None:
@@ -95,7 +88,6 @@ def _concatenation(arrays: Arrays, key: Sequence[str], target: Concatenated) -> 
 
 
 def _split(arrays: Arrays, key: str, target: Split) -> Iterator[Move]:
-    """Yield the moves from torch's arrays to their pieces, for each array of the layer."""
     for name in arrays:
         # Only the first piece yields a move. An empty suffix means that the key is the name of an array.
         suffix = "" if name == piece_names(key, "", 1)[0] else inside(name, f"{key}[0]")

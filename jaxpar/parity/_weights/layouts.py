@@ -1,8 +1,4 @@
-"""Layouts: conversions for torch layers with weight norm or with transposed weights.
-
-The rulebook covers torch's own classes. This module adapts its parts to layers of a different class, and to
-layers with a parametrized weight.
-"""
+"""Layouts: the rulebook's parts, adapted to torch layers with weight norm or with transposed weights."""
 
 from __future__ import annotations
 
@@ -26,10 +22,7 @@ DIRECTIONS = {
 def normed(parts: Iterable[Part], torch_names: Mapping[str, str], tree: Outline, path: str) -> list[Part]:
     """Return the parts of a layer with weight norm in torch and Linen's WeightNorm in Flax.
 
-    Args:
-      parts: the parts of the layer's rule.
-      torch_names: torch's full names by the names inside the layer.
-      path: the Flax layer's path.
+    `torch_names` are the full names by the names inside the layer.
     """
     direction = next((name for name in DIRECTIONS if name in torch_names), None)
     weight = next((part for part in parts if part.torch == ("weight",)), None)
@@ -68,7 +61,6 @@ def _many_axes(scale: np.ndarray, weight: Part, tree: Outline, path: str) -> np.
 
 
 def implied_rule(rule: Rule, tree: Outline, path: str) -> Rule:
-    """Return a layer's rule, extended by torch's weight norm if Linen's WeightNorm wraps the layer."""
     today = next(iter(DIRECTIONS))
     parts = normed(rule.parts, {today: today}, tree, path)
     other_parts = tuple(part for part in rule.parts if part.torch != ("weight",))

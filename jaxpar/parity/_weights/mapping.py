@@ -26,8 +26,6 @@ from .reversible import ReorderColumns, TransposeAxes
 
 @dataclasses.dataclass(frozen=True)
 class Flattened:
-    """See `flattened`."""
-
     path: str
     shape: Shape
 
@@ -41,8 +39,6 @@ class Flattened:
 
 @dataclasses.dataclass(frozen=True)
 class Transposed:
-    """See `transposed`."""
-
     path: str
     axes: tuple[int, ...]
 
@@ -56,8 +52,6 @@ class Transposed:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """See `split`."""
-
     axis: int
     targets: tuple[Target, ...]
     sizes: tuple[int, ...] | None = None
@@ -69,8 +63,6 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class Concatenated:
-    """See `concatenated`."""
-
     axis: int
     target: Target
     sizes: tuple[int, ...] | None = None
@@ -82,8 +74,6 @@ class Concatenated:
 
 @dataclasses.dataclass(frozen=True)
 class Stacked:
-    """See `stacked`."""
-
     path: str
     axis: int = 0
 
@@ -212,7 +202,6 @@ def stacked(path: str, axis: int = 0) -> Stacked:
 def _sizes(
     function: str, sizes: collections.abc.Sequence[int] | None, count: int | None, groups: int
 ) -> tuple[int, ...] | None:
-    """Validate and return the lengths of the pieces."""
     lengths = None if sizes is None else tuple(int(size) for size in sizes)
     if groups < 1:
         raise ValueError(f"{function}: groups={groups} is below 1.")
@@ -229,8 +218,7 @@ Target = str | Flattened | Transposed | collections.abc.Sequence[str] | Split | 
 """A value of a mapping."""
 Entries = collections.abc.Mapping[Any, Target]
 """Targets by torch names, or by tuples of torch names for `concatenated` and `stacked`."""
-Plain = collections.abc.Mapping[str, Target]
-"""Entries without patterns and fusions, as `pairing` uses them."""
+Plain = collections.abc.Mapping[str, Target]  # Entries without patterns and fusions, as `pairing` uses them
 
 
 def path_of(target: Target) -> str | None:

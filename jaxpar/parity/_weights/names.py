@@ -18,15 +18,7 @@ COMPILED = re.compile(r"(^|(?<=\.))_orig_mod(\.|$)")
 
 
 class Names:
-    """The translation of torch's names to Flax names.
-
-    Attributes:
-      bare: names and paths without `module.` and `_orig_mod.`, by raw name.
-      raw: raw names and paths by bare name.
-      descendants: bare tensor names under each bare path.
-      kinds: class names by bare path.
-      entries: the mapping, with bare keys.
-    """
+    """The translation of torch's names to Flax names."""
 
     def __init__(self, source: WeightSource, tree: Outline, entries: Plain):
         self.bare = unwrapped(source.tensors, source.kinds)
@@ -49,7 +41,7 @@ class Names:
             self._leading.setdefault(target, []).append((explicit, path))
 
     def entry(self, name: str) -> tuple[str, Target] | None:
-        """Return the mapping's (key, target) for a name: the longest key that fits, or None."""
+        """Return the mapping's (key, target) with the longest key that fits, or None."""
         key = next((p for p in reversed(prefixes(name)) if p in self.entries), None)
         return None if key is None else (key, self.entries[key])
 
@@ -75,19 +67,16 @@ class Names:
         return key is None or key[0] in prefixes(above)
 
     def _weight_norm(self, target: str) -> str:
-        """Return a weight-norm name in torch's older form if the Flax model uses that form."""
         older = PARAMETRIZED.sub(lambda match: match[1] + ("_g", "_v")[int(match[2])], target)
         return older if older in self._flax else target
 
     def _named(self, target: Target) -> str:
-        """Return the name, without wrappers, of an entry's Flax path."""
         path = path_of(target)
         if path is None:  # a tuple of layers is paired by `stacks`, never by name
             return f"a stack: {target}"
         return self.tree.names.get(self.tree.real_path(path), path)
 
     def _bare_key(self, key: str) -> str:
-        """Return a mapping key, given with or without the wrappers' prefixes, in its bare form."""
         if key in self.bare:
             return self.bare[key]
         # A state_dict has no module paths, so the prefix is taken from the first name under the path.
@@ -98,7 +87,6 @@ class Names:
         return self.bare[raw].removesuffix(suffix) if self.bare[raw].endswith(suffix) else key
 
     def _raw_path(self, path: str) -> str:
-        """Return the raw form of a path, derived from the first name under it."""
         if not self.descendants[path]:
             return path
         name = self.descendants[path][0]

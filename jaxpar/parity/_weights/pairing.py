@@ -31,16 +31,12 @@ from .tree import LeafSpec, Outline
 class Link:
     """A torch layer and the corresponding Flax layer.
 
-    Attributes:
-      torch: path of the torch module, as in `named_modules()`.
-      flax: path of the Flax module.
-      rule: the rulebook's rule; None for containers and user-defined modules.
-      parts: the layer's conversions, by full names, without its children's.
+    `parts` are the layer's conversions, by full names, without its children's.
     """
 
-    torch: str
+    torch: str  # as in `named_modules()`
     flax: str
-    rule: Rule | None
+    rule: Rule | None  # None for containers and user-defined modules
     parts: tuple[Part, ...] = ()
 
 
@@ -51,21 +47,13 @@ class Links:
     Arrays are passed by name: torch's as in `state_dict()`, Flax's by leaf path ("blocks.0.fc.kernel",
     Linen's without the collection). Missing arrays are skipped, so gradients of the parameters alone, or the
     tensors of one layer, can be converted too.
-
-    Attributes:
-      layers: pairs in the Flax model's order; containers before their children.
-      leaves: shape, dtype and kind of every Flax leaf.
-      repeats: parts whose leaves an earlier part produces already (tied weights).
-      tied: for a torch name, the same tensor's further names.
-      surplus: torch names without a Flax leaf, and their values in a conversion to torch.
-      ignored, ignored_torch: the names that the user excluded on either side.
     """
 
-    layers: tuple[Link, ...]
+    layers: tuple[Link, ...]  # in the Flax model's order; containers before their children
     leaves: Mapping[str, LeafSpec]
-    repeats: tuple[Part, ...] = ()
+    repeats: tuple[Part, ...] = ()  # their leaves are produced by an earlier part already (tied weights)
     tied: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    surplus: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    surplus: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)  # values for torch
     ignored: frozenset[str] = frozenset()
     ignored_torch: tuple[str, ...] = ()
 
@@ -102,48 +90,35 @@ class Links:
         return converted
 
     def left_out(self) -> list[str]:
-        """Return a sentence for each side with ignored names."""
         flax = [leaf for leaf in self.leaves if leaf in self.ignored]
         both = ("torch's", self.ignored_torch), ("Flax's", flax)
         return [f"left out, and not compared: {side} {', '.join(names)}" for side, names in both if names]
 
     def parameters(self, tensors: Mapping[str, np.ndarray]) -> Arrays:
-        """Return `to_flax`'s result, parameters only."""
         return {path: x for path, x in self.to_flax(tensors).items() if self.leaves[path].parameter}
 
     def state(self, tensors: Mapping[str, np.ndarray]) -> Arrays:
-        """Return `to_flax`'s result without the parameters: torch's buffers."""
         return {path: x for path, x in self.to_flax(tensors).items() if not self.leaves[path].parameter}
 
     def _find(self, name: str, tensors: Mapping[str, np.ndarray]) -> np.ndarray | None:
-        """Return a tensor by its name or by a tied name; None if it is missing."""
         return next((tensors[n] for n in (name, *self.tied.get(name, ())) if n in tensors), None)
 
 
 @dataclasses.dataclass
 class Pairing:
-    """The state of pairing two models.
-
-    Attributes:
-      ignored: leaves that keep their values.
-      layers: links by Flax path.
-      repeats, surplus: as in Links.
-      faults: sentences about pairs whose shapes or ties do not fit.
-      tensors, leaves: torch names and leaves that are claimed.
-      probed: results of `linear_layout` by bare torch path.
-    """
+    """The state of pairing two models; `tensors` and `leaves` are the claimed ones."""
 
     tree: Outline
     source: WeightSource
     names: Names
-    ignored: frozenset[str] = frozenset()
-    layers: dict[str, Link] = dataclasses.field(default_factory=dict)
+    ignored: frozenset[str] = frozenset()  # leaves that keep their values
+    layers: dict[str, Link] = dataclasses.field(default_factory=dict)  # by Flax path
     repeats: list[Part] = dataclasses.field(default_factory=list)
     surplus: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     faults: list[str] = dataclasses.field(default_factory=list)
     tensors: set[str] = dataclasses.field(default_factory=set)
     leaves: set[str] = dataclasses.field(default_factory=set)
-    probed: dict[str, str | None] = dataclasses.field(default_factory=dict)
+    probed: dict[str, str | None] = dataclasses.field(default_factory=dict)  # results of `linear_layout`
 
     def links(self) -> Links:
         ties = {name: tuple(o for o in group if o != name) for group in self.source.tied for name in group}
@@ -216,7 +191,6 @@ def pair(tree: Outline, source: WeightSource, mapping: Plain, ignored: Iterable[
 
 
 def _pair_modules(pairing: Pairing) -> None:
-    """Pair modules by name, including modules without weights."""
     # The search for a divergence also replays dropout, activations and pooling.
     for path in pairing.tree.layers:
         modules = [bare for bare in pairing.names.leading_to(path) if bare in pairing.names.kinds]
@@ -276,7 +250,7 @@ def _pair_layer(pairing: Pairing, path: str, bare: str) -> None:
 def _in_torchs_layout(
     pairing: Pairing, bare: str, rule: Rule, part: Part, torch_names: Mapping[str, str]
 ) -> Part | None:
-    """Return the part adapted to the torch class's layout; None if the layout cannot be determined."""
+    """Return the part in the torch class's layout; None if the layout cannot be determined."""
     # A class that the rule does not list may lay out its `weight` differently: transformers' Conv1D is
     # (in, out).
     kinds = pairing.names.kinds.get(bare)
@@ -341,10 +315,7 @@ def _pair_leaf(pairing: Pairing, leaf: str) -> None:
 
 
 def leaf_part(tree: Outline, leaf: str, bare: str, target: Target | None) -> Part | None:
-    """Return the conversion of one array: the mapping's, else the layer's rule's, else the identity.
-
-    The result is None if the layer has a rule that does not list the torch name.
-    """
+    """Return the conversion of one array; None if the layer has a rule that does not list the torch name."""
     if isinstance(target, Transposed):
         return preceded(same(bare, leaf), target.rearrangement)
     rule = tree.rule(owner(leaf))
@@ -358,7 +329,6 @@ def leaf_part(tree: Outline, leaf: str, bare: str, target: Target | None) -> Par
 
 
 def misfit(part: Part, source: WeightSource, tree: Outline) -> str | None:
-    """Return a sentence about shapes that do not fit; None if they fit."""
     shapes = source.shapes
     # Run the conversion on broadcast arrays of one byte: exact shapes, no memory.
     dummies = [empty(shapes[name]) for name in part.torch]

@@ -10,7 +10,6 @@ def join(*parts: str) -> str:
 
 
 def owner(leaf: str) -> str:
-    """Return the path of the layer that holds a leaf."""
     return leaf.rpartition(".")[0]
 
 

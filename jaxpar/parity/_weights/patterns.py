@@ -1,7 +1,4 @@
-"""Patterns: a `*` in a mapping matches within one key of a path, equally on both sides.
-
-{"h.*.c_fc": "h_*.fc"}
-"""
+"""Patterns: a `*` in a mapping matches within one key of a path, equally on both sides."""
 
 from __future__ import annotations
 
@@ -18,12 +15,7 @@ Key = str | tuple[str, ...]
 def expanded(
     mapping: Entries, torch: Iterable[str] | None, flax: Iterable[str]
 ) -> Iterator[tuple[Key, Target]]:
-    """Yield the entries with every `*` replaced, each entry once.
-
-    Args:
-      torch: torch's names and paths to match; None matches the targets with Flax's paths instead.
-      flax: Flax's paths.
-    """
+    """Yield the entries with every `*` replaced; with `torch` None, targets are matched with Flax's paths."""
     # Entries without a pattern come first and take precedence.
     written = {key for key in mapping if "*" not in str(key)}
     yield from ((key, target) for key, target in mapping.items() if key in written)
@@ -41,7 +33,6 @@ def expanded(
 
 
 def _first(target: Target) -> str:
-    """Return the first Flax path of a target."""
     inner: Any = target
     while not isinstance(inner, str):
         if isinstance(inner, Split):
@@ -65,7 +56,6 @@ def _matches(pattern: str, names: Iterable[str]) -> Iterator[tuple[str, ...]]:
 
 
 def _filled(value: Any, fillings: tuple[str, ...]) -> Any:
-    """Return a key or a target with its `*` replaced by the fillings, in order."""
     if isinstance(value, str):
         remaining = iter(fillings)
         return re.sub(r"\*", lambda _: next(remaining, "*"), value)
@@ -79,11 +69,7 @@ def _filled(value: Any, fillings: tuple[str, ...]) -> Any:
 
 
 def shortened(entries: Mapping[str, Target], torch: Iterable[str]) -> dict[str, Target]:
-    """Merge entries that differ only in numbers to one pattern, if it matches exactly these entries.
-
-    Args:
-      torch: torch's names and paths.
-    """
+    """Merge entries that differ only in numbers to one pattern, if it matches exactly these entries."""
     groups: dict[tuple[str, str], dict[str, Target]] = {}
     for key, target in entries.items():
         numbers = re.findall(r"\d+", key)
@@ -100,7 +86,6 @@ def shortened(entries: Mapping[str, Target], torch: Iterable[str]) -> dict[str, 
 
 
 def _starred(target: Any) -> Any:
-    """Return a path, or an object with one, with every number replaced by `*`."""
     if isinstance(target, str):
         return re.sub(r"\d+", "*", target)
     return dataclasses.replace(target, path=re.sub(r"\d+", "*", target.path))

@@ -7,10 +7,7 @@ from typing import Any
 
 
 def linear_layout(layer: Any) -> str | None:
-    """Return "out, in" for a torch module that computes x @ weight.T + bias, "in, out" for x @ weight + bias.
-
-    None for any other module, and for one that cannot be run.
-    """
+    """Return "out, in" if the module computes x @ weight.T + bias, "in, out" for x @ weight + bias."""
     import torch
 
     weight = getattr(layer, "weight", None)
@@ -32,7 +29,6 @@ def linear_layout(layer: Any) -> str | None:
 
 
 def _is(layer: Any, width: int, matrix: Any, random: Any) -> bool:
-    """Return whether the layer multiplies by the matrix and adds its bias."""
     import torch
 
     x = torch.randn((2, 3, width), generator=random, dtype=torch.float64)

@@ -30,8 +30,6 @@ class Rearrangement(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class OnlyRename:
-    """Arrays that change nothing but their names."""
-
     def forward(self, *arrays: np.ndarray) -> Several:
         return arrays
 
@@ -67,11 +65,7 @@ class ReorderColumns:
 
 @dataclasses.dataclass(frozen=True)
 class SplitAxis:
-    """One array and its pieces: the axis has `groups` blocks, and each piece has a part of every block.
-
-    Attributes:
-      sizes: the pieces' lengths along the axis.
-    """
+    """One array and its pieces: the axis has `groups` blocks, and each piece has a part of every block."""
 
     axis: int
     sizes: tuple[int, ...]
@@ -96,7 +90,6 @@ class SplitAxis:
         return (np.concatenate(blocks, axis + 1).reshape(*before, sum(self.sizes), *after),)
 
     def fault(self, shape: Shape) -> str | None:
-        """Return why an array of this shape cannot be split; None if it can."""
         if not -len(shape) <= self.axis < len(shape):
             return f"it has no axis {self.axis}"
         length = shape[self.axis]
@@ -162,7 +155,6 @@ class Moves:
         return self._run(arrays, False, lambda convert, inputs: convert(inputs, gradient))
 
     def backward(self, arrays: Mapping[str, np.ndarray], gradient: bool = False) -> Arrays:
-        """Replace Flax's arrays by torch's: the inverse of `forward`."""
         return self._run(arrays, True, lambda convert, inputs: convert(inputs, gradient))
 
     def forward_shapes(self, arrays: Mapping[str, np.ndarray]) -> Arrays:
@@ -170,7 +162,6 @@ class Moves:
         return self._run(arrays, False, _shapes_only)
 
     def backward_shapes(self, arrays: Mapping[str, np.ndarray]) -> Arrays:
-        """Return `backward`'s names, with arrays that have shapes and types but no memory."""
         return self._run(arrays, True, _shapes_only)
 
     def _run(self, arrays: Mapping[str, np.ndarray], back: bool, call: Callable[..., Any]) -> Arrays:
@@ -205,7 +196,6 @@ def empty(shape: Shape, dtype: Any = np.bool_) -> np.ndarray:
 
 
 def preceded(part: Part, rearrangement: Rearrangement) -> Part:
-    """Return the part for torch arrays that must be rearranged first."""
     # Gradient conversions are kept: they exist for biases only, which no mapping rearranges.
     return dataclasses.replace(
         part,

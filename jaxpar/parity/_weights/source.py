@@ -26,23 +26,14 @@ TorchWeights: TypeAlias = "torch.nn.Module | Mapping[str, Any] | str | os.PathLi
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class WeightSource(Mapping):
-    """A torch model's arrays by name, each read on access, because a file may be larger than memory.
-
-    Attributes:
-      tensors: tensors or arrays by name, in torch's order.
-      kinds: the names of the class and its bases by submodule path; empty for a state_dict.
-      tied: groups of names that refer to the same tensor.
-      shares: whether `tied` is complete: true for a module, but a dict may hold copies of one tensor.
-      label: the model's name in errors.
-      modules: submodules by path; empty for a state_dict.
-    """
+    """A torch model's arrays by name, each read on access, because a file may be larger than memory."""
 
     tensors: Mapping[str, Any]
-    kinds: Mapping[str, tuple[str, ...]]
-    tied: tuple[tuple[str, ...], ...]
-    shares: bool
+    kinds: Mapping[str, tuple[str, ...]]  # classes by submodule path; empty for a state_dict
+    tied: tuple[tuple[str, ...], ...]  # groups of names of one tensor
+    shares: bool  # whether `tied` is complete: a dict may hold copies of one tensor
     label: str
-    modules: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    modules: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # empty for a state_dict
 
     @functools.cached_property
     def shapes(self) -> dict[str, Shape]:
@@ -73,13 +64,6 @@ class WeightSource(Mapping):
 
 
 def source_of(weights: TorchWeights) -> WeightSource:
-    """Create a WeightSource from a torch module, a state_dict of tensors or arrays, or a path.
-
-    Raises:
-      FileError: the file cannot be read.
-      MatchError: a value is not a tensor.
-      TypeError: `weights` has an unsupported type.
-    """
     loaded: Any = sys.modules.get("torch")
     if loaded is not None and isinstance(weights, loaded.nn.Module):
         modules = dict(weights.named_modules(remove_duplicate=False))
@@ -112,7 +96,6 @@ def _checked(tensors: Mapping[str, Any], kinds: Mapping[str, tuple[str, ...]], l
 
 
 def _groups(tensors: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Return groups of names whose tensors are the same elements of the same memory."""
     by_memory: dict[Any, list[str]] = {}
     for name, tensor in tensors.items():
         if is_tensor(tensor) and tensor.numel() and str(tensor.layout) == "torch.strided":

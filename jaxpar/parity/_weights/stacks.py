@@ -1,7 +1,6 @@
 """Stacks: torch's nn.LSTM holds all layers and directions in one module, Flax has a module for each.
 
-torch names the tensors `weight_ih_l0`, `weight_ih_l0_reverse`, `weight_ih_l1`, ...; Flax's modules are
-matched in this order.
+Flax's modules are matched in the order of torch's names: `weight_ih_l0`, `weight_ih_l0_reverse`, ...
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ DEEP = re.compile(r"_l\d+(_reverse)?$")
 
 
 def members(bare: str, names: Iterable[str]) -> list[str]:
-    """Return the names directly under a path that are tensors of a stack."""
     return [name for name in names if owner(name) == bare and DEEP.search(name)]
 
 
@@ -31,11 +29,7 @@ def listed(tree: Outline, target: str) -> list[str]:
 
 
 def units(tree: Outline, paths: Sequence[str], both: bool) -> Iterator[tuple[str, Rule]]:
-    """Yield the cells at these paths with their rules for their depth and direction in torch's stack.
-
-    Args:
-      both: whether torch's stack is bidirectional, so that every second cell is a reversed one.
-    """
+    """Yield the cells at these paths with their rules; with `both`, every second one is reversed."""
     rules = [cell for path in paths for cell in cells(tree, tree.real_path(path))]
     for i, (path, rule) in enumerate(rules):
         yield path, rule.at_depth(i // 2, i % 2 == 1) if both else rule.at_depth(i)

@@ -14,8 +14,7 @@ from .paths import inside, last, owner
 from .stacks import alone
 from .turns import torch_form, turns
 
-PACKED = re.compile(r"(^|\.)(in_proj_weight|[qkv]_proj_weight)$")
-"""Names of torch's MultiheadAttention."""
+PACKED = re.compile(r"(^|\.)(in_proj_weight|[qkv]_proj_weight)$")  # Names of torch's MultiheadAttention
 Signature = frozenset[tuple[str, Shape]]
 
 
@@ -25,12 +24,7 @@ Calls = tuple[Mapping[str, int], Mapping[str, int]]
 
 @dataclasses.dataclass(frozen=True)
 class LayerGroup:
-    """Unpaired layers of one kind and shape, equally many in torch and Flax.
-
-    Attributes:
-      torch, flax: the layers' paths, paired by position.
-      reasons: the reason for each pair.
-    """
+    """Unpaired layers of one kind and shape, equally many in torch and Flax, paired by position."""
 
     torch: tuple[str, ...]
     flax: tuple[str, ...]
@@ -40,11 +34,7 @@ class LayerGroup:
 def suggest(
     pairing: Pairing, torch: Sequence[str], flax: Sequence[str]
 ) -> tuple[dict[str, Target], dict[str, str]]:
-    """Return guessed entries for a mapping, and the reason for each.
-
-    Args:
-      torch, flax: the unpaired names and leaves.
-    """
+    """Return guessed entries for a mapping, and the reason for each."""
     guessed, reasons = entries(groups(pairing, torch, flax), pairing)
     turned = turns(pairing)
     targets = {**guessed, **{name: target for turn in turned for name, target in turn.entries().items()}}
@@ -56,9 +46,7 @@ def groups(
 ) -> list[LayerGroup]:
     """Pair unpaired layers of a kind and shape of which both models have equally many.
 
-    Args:
-      torch, flax: the unpaired names and leaves.
-      calls: the order of the layers' calls; by default layers are in the order of definition.
+    Layers are in the order of `calls`, or of definition without them.
     """
     # Single arrays of paired layers are excluded; `turns` guesses these.
     alone = {name for turn in turns(pairing) for both in turn.pairs for name in both}
@@ -84,7 +72,6 @@ def groups(
 
 
 def entries(layer_groups: Iterable[LayerGroup], pairing: Pairing) -> tuple[dict[str, str], dict[str, str]]:
-    """Return shortened entries for a mapping, and the reason for each."""
     layer_groups = list(layer_groups)
     pairs = {torch: flax for g in layer_groups for torch, flax in zip(g.torch, g.flax, strict=True)}
     reasons = {torch: why for g in layer_groups for torch, why in zip(g.torch, g.reasons, strict=True)}
@@ -124,7 +111,6 @@ def _role(path: str) -> str:
 
 
 def _torch_layers(pairing: Pairing, names: Sequence[str]) -> dict[str, Signature]:
-    """Return the names and shapes of each torch layer's unpaired tensors, by layer path."""
     shapes_by_layer: dict[str, set[tuple[str, Shape]]] = {}
     # Flax has no counters, which would give every BatchNorm a different signature.
     surplus = set(pairing.surplus) | {n for n in names if n.endswith("num_batches_tracked")}
@@ -181,7 +167,6 @@ def _flax_layers(pairing: Pairing, leaves: Iterable[str]) -> dict[str, Signature
 
 
 def _torch_shapes(rule: Rule, shapes: dict[str, Shape]) -> dict[str, Shape]:
-    """Return torch's shapes; empty for leaves whose shapes differ from the layer class's own."""
     try:
         return rule.torch_shapes(shapes)
     except ValueError:

@@ -144,7 +144,6 @@ def _with_full_names(part: Part, torch_layer: str, path: str, scale: str | None)
 
 
 def _layers(tree: Outline, mapping: Plain) -> Iterator[tuple[str, str, Rule]]:
-    """Yield (Flax path, torch path, rule) for all layers with a rule, stacks first."""
     stacked = set()
     for key, target in mapping.items():
         if isinstance(target, (tuple, list)):
@@ -159,7 +158,6 @@ def _layers(tree: Outline, mapping: Plain) -> Iterator[tuple[str, str, Rule]]:
 
 
 def torch_path(tree: Outline, path: str, mapping: Plain) -> str:
-    """Return the torch name of a Flax path, by the most specific entry of the mapping if any."""
     best = (-1, tree.names[path])
     for key, entry in mapping.items():
         # A transposed entry applies to one array only, not to nested names.

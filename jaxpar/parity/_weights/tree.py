@@ -27,8 +27,7 @@ from .copying import placed_like
 from .paths import join, last, owner
 
 FlaxModule: TypeAlias = "nnx.Module | linen.Module"
-Variables: TypeAlias = Mapping[str, Any]
-"""A Linen module's variables: trees of arrays by collection."""
+Variables: TypeAlias = Mapping[str, Any]  # A Linen module's variables: trees of arrays by collection
 
 PASSING_VARIABLES = (nnx.RngState, nnx.Cache, nnx.Intermediate, nnx.Perturbation)
 PASSING_COLLECTIONS = ("cache", "intermediates", "perturbations", "losses")
@@ -41,11 +40,6 @@ def tree_of(
     kwargs: Mapping[str, Any] | None = None,
     variables: Variables | None = None,
 ) -> Tree:
-    """Return the tree of a module, with `load_torch`'s arguments.
-
-    Raises:
-      TypeError: `module` is not a Flax module, or is a Linen module without `inputs`.
-    """
     if isinstance(module, nnx.Module):
         return NNXTree(module)
     if isinstance(module, linen.Module):
@@ -74,13 +68,10 @@ class Outline:
     """The structure of a Flax model, as pairing uses it.
 
     Attributes:
-      layers: every module by path, in the order of definition (NNX) or of calls (Linen); the model itself
-        is "".
-      leaves: every array except random states, caches and intermediates, in the layers' order. A variable
-        with several paths is listed under the first.
+      layers: every module by path, in the order of definition (NNX) or of calls (Linen); the model is "".
+      leaves: every array except random states, caches and intermediates; the first path of each.
       aliases: for the other paths of such variables, the first path.
-      names: for every path, the path without the `layers` of Sequential and the `module` of DataParallel,
-        which torch's names lack.
+      names: for every path, the path without the `layers` of Sequential and the `module` of DataParallel.
       wrapped: whether the model itself is a DataParallel, so that torch's names begin with `module.`
     """
 
@@ -100,12 +91,10 @@ class Outline:
         return next((real for real, name in self.names.items() if name == path), path)
 
     def first(self, leaf: str) -> str:
-        """Return the path under which `leaves` lists a leaf."""
         return self.aliases.get(leaf, leaf)
 
     @functools.cached_property
     def _shapes(self) -> dict[str, dict[str, Shape]]:
-        """Shapes of each layer's own leaves, by layer path and leaf name."""
         shapes: dict[str, dict[str, Shape]] = {}
         for path, leaf in self.leaves.items():
             shapes.setdefault(owner(path), {})[last(path)] = leaf.shape
@@ -113,11 +102,7 @@ class Outline:
 
 
 class Tree(Outline, abc.ABC):
-    """A Flax model, with or without values.
-
-    Attributes:
-      files: the name of every leaf in a file, which includes Linen's collection.
-    """
+    """A Flax model, with or without values; `files` are the leaves' names with Linen's collection."""
 
     files: dict[str, str]
 
@@ -127,15 +112,10 @@ class Tree(Outline, abc.ABC):
 
     @abc.abstractmethod
     def write(self, values: Mapping[str, np.ndarray]) -> nnx.Module | Variables:
-        """Replace the values, given in the leaves' shapes and dtypes, on the old arrays' devices.
-
-        An NNX module is updated in place and returned; for Linen, new variables are returned.
-        """
+        """Replace the values; an NNX module is updated in place, for Linen new variables are returned."""
 
 
 class NNXTree(Tree):
-    """An NNX module; `write` fills it in place."""
-
     def __init__(self, module: nnx.Module):
         self.module = module
         self.wrapped = _is_wrapper(module)
@@ -252,7 +232,6 @@ class LinenTree(Tree):
         return self.variables
 
     def _name(self, parts: list[str]) -> str:
-        """Return a path, given as its keys, without the ones that DataParallel and Sequential add."""
         remaining: list[str] = []
         for i, part in enumerate(parts):
             above = self.layers.get(join(*parts[:i]))

@@ -13,22 +13,15 @@ from .mapping import Target, Transposed
 from .pairing import Pairing
 from .paths import last, owner
 
-NAMES = {"kernel": "weight", "scale": "weight", "embedding": "weight"}
-"""torch's names by Flax's usual ones."""
+NAMES = {"kernel": "weight", "scale": "weight", "embedding": "weight"}  # torch's names by Flax's usual ones
 
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
-    """A guess for the arrays of one name in all layers of one class, which have the same axis order.
+    """A guess for the arrays of one name in all layers of one class, which have the same axis order."""
 
-    Attributes:
-      pairs: (torch name, Flax leaf) of each array.
-      axes: possible axis orders, the likelier first; as for `transposed`.
-      kind: the Flax layer's class name.
-    """
-
-    pairs: tuple[tuple[str, str], ...]
-    axes: tuple[tuple[int, ...], ...]
+    pairs: tuple[tuple[str, str], ...]  # (torch name, Flax leaf) of each array
+    axes: tuple[tuple[int, ...], ...]  # the likelier first; as for `transposed`
     kind: str
 
     def entries(self, choice: int = 0) -> dict[str, Target]:
@@ -45,7 +38,6 @@ class Turn:
 
 
 def turns(pairing: Pairing) -> list[Turn]:
-    """Return guesses for paired layers with one unpaired array on either side."""
     pairs_by_kind: dict[tuple[str, str, str], list[tuple[str, str]]] = {}
     axes_by_kind: dict[tuple[str, str, str], list[set[tuple[int, ...]]]] = {}
     for torch, flax in _lone(pairing):

@@ -18,8 +18,7 @@ from .source import WeightSource
 from .suggest import suggest
 from .tree import Tree
 
-SHOWN = 12
-"""Maximum number of lines of each list in an error."""
+SHOWN = 12  # Maximum number of lines of each list in an error
 
 
 def complete_links(
@@ -30,12 +29,6 @@ def complete_links(
     ignore_flax: Iterable[str] = (),
     function: str = "load_torch",
 ) -> Links:
-    """Return the links between all tensors and all leaves except the ignored ones.
-
-    Raises:
-      MatchError: a name is unmatched on either side, a shape does not fit, or an entry of `mapping` or of an
-        ignore list matches no name.
-    """
     entries = dict(mapping or {})
     no_torch, unknown_t = ignored(source.tensors, ignore_torch, "ignore_torch")
     no_flax, unknown_f = ignored(tree.leaves, ignore_flax, "ignore_flax")
@@ -87,7 +80,6 @@ def _like(name: str, candidates: Iterable[str]) -> str:
 
 
 def _with_nearest(names: MappingABC[str, Shape], candidates: MappingABC[str, Shape], name: str) -> str:
-    """Return a line with the name, and the unmatched candidates nearest by name, or else by sizes."""
     sized = [other for other, its in candidates.items() if sorted(its) == sorted(names[name])]
     near = _like(name, candidates) or (f"; of its sizes are {', '.join(sized[:2])}" if sized else "")
     return f"{name} {names[name]}{near}"

@@ -13,12 +13,7 @@ from .tree import LeafSpec, Outline
 def unstacked(tree: Outline, path: str, axis: int) -> tuple[Outline, list[Move], dict[str, str]]:
     """Return the tree with a stacked layer replaced by a list of layers.
 
-    Returns:
-      The new tree, the moves between the layers' leaves and the stacked ones, and the stacked layers' paths
-      by the new paths.
-
-    Raises:
-      ValueError: the layer does not exist, or its arrays have different lengths along the axis.
+    Further, the moves between the layers' leaves and the stacked ones, and the stacked paths by the new ones.
     """
     count = _count(tree, path, axis)
 
@@ -27,7 +22,6 @@ def unstacked(tree: Outline, path: str, axis: int) -> tuple[Outline, list[Move],
         return [old] if suffix is None else [join(path, str(i), suffix) for i in range(count)]
 
     def listed(old: Iterable[str]) -> Iterator[tuple[str, str]]:
-        """Yield (new path, old path), layer by layer."""
         paths = list(old)
         inner = [old_path for old_path in paths if inside(old_path, path) is not None]
         for old_path in paths:
@@ -74,7 +68,6 @@ def _below(tree: Outline, path: str) -> dict[str, Shape]:
 
 
 def _count(tree: Outline, path: str, axis: int) -> int:
-    """Return the number of stacked layers."""
     shapes = _below(tree, path)
     if not shapes:
         raise ValueError(f"the Flax model has nothing below {path!r}")

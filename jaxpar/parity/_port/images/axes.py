@@ -35,35 +35,23 @@ class Unsafe(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Effect:
-    """An expression's effect.
+    """An expression's effect."""
 
-    Attributes:
-      joined: expressions whose images share one order of axes.
-      free: operands whose order does not matter.
-      edits: the replacements of parts where the channels are last.
-      lifted: operands [C, 1, 1] of an operation with an image.
-      refused: images that cannot have their channels last.
-      image: whether the operation exists only for images.
-    """
-
-    joined: Sequence[ast.AST] = ()
-    free: Sequence[ast.AST] = ()
+    joined: Sequence[ast.AST] = ()  # images in one order of axes
+    free: Sequence[ast.AST] = ()  # operands whose order does not matter
     edits: Mapping[ast.AST, Sequence[order.Part]] = dataclasses.field(default_factory=dict)
-    lifted: Sequence[ast.AST] = ()
-    refused: Sequence[ast.AST] = ()
-    image: bool = False
+    lifted: Sequence[ast.AST] = ()  # operands [C, 1, 1] of an operation with an image
+    refused: Sequence[ast.AST] = ()  # cannot have their channels last
+    image: bool = False  # whether the operation exists only for images
 
 
 @dataclasses.dataclass
 class Axes:
-    """Reads the expressions of a function."""
-
     flow: Flow
     source: Source
     scope: Scope
 
     def images(self, node: ast.AST) -> set[int]:
-        """Return the images that an expression evaluated to."""
         return self.flow.at.get(self.source.key(node), set())
 
     def images_within(self, node: ast.AST) -> set[int]:
@@ -71,7 +59,6 @@ class Axes:
         return self.images(node) | self.flow.within.get(self.source.key(node), set())
 
     def operands(self, node: ast.AST) -> Iterator[ast.AST]:
-        """Yield a node's operands, with the elements of list displays."""
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.keyword | ast.Starred):
                 yield from order.parts_of(child.value)
@@ -180,7 +167,7 @@ class Axes:
         return list(site.objects.values()) if site else [] if value is UNKNOWN else [value]
 
     def _functions(self, node: ast.Call, functions: Sequence[Any], partly: bool) -> Effect | None:
-        """Return the effect of one or several torch functions; `partly` if a partial binds arguments."""
+        """`partly`: a partial binds arguments."""
         # The function that is passed has probes of its own.
         if any(isinstance(function, FunctionType) and _takes_function(function) for function in functions):
             return None
@@ -194,7 +181,6 @@ class Axes:
         return Effect()
 
     def _layers(self, node: ast.Call, layers: Sequence[Any]) -> Effect | None:
-        """Return the effect of a call of one or several modules. Their own calls were recorded."""
         image_modules = self.flow.with_images
         kinds = {
             kind_of(layer)
@@ -213,7 +199,6 @@ class Axes:
         return Effect()
 
     def _by_name(self, node: ast.Call, name: str, arguments: list[ast.expr]) -> Effect:
-        """Return the effect of a torch function or of a tensor's method."""
         named = {argument.arg: argument.value for argument in node.keywords if argument.arg}
         plain = name.removesuffix("_") if not name.endswith("__") else name
         starred = any(isinstance(argument, ast.Starred) for argument in arguments)
@@ -276,7 +261,6 @@ class Axes:
         return effect if order.same_order({*range(AXES)} - {*axes}) else Effect()
 
     def _edited(self, joined: Sequence[ast.AST], axes: Iterable[ast.expr]) -> Effect:
-        """Return the effect of expressions with renumbered axes."""
         edits: dict[ast.AST, Sequence[order.Part]] = {}
         for node in axes:
             listed = order.axes_of(node)
@@ -353,7 +337,6 @@ def kind_of(module: Any) -> str:
 
 
 def _is_forward(value: Any) -> bool:
-    """Return whether a function is the `forward` of a layer, as `super().forward` is."""
     value = value.__func__ if isinstance(value, MethodType) else value
     return isinstance(value, FunctionType) and value.__name__ == "forward" and is_torchs(value)
 

@@ -25,13 +25,10 @@ class Called(NamedTuple):
 
 
 class Flow(Watched):
-    """What ran, with the ids of the tensors of each expression.
+    """What ran, with the ids of each expression's tensors.
 
-    Attributes:
-      at: the ids of an expression's tensors.
-      within: the ids of the tensors in an expression's lists, tuples and dicts.
-      first: the expression in which a tensor appeared first, in the module's call.
-      calls: the calls of modules, torch's and the user's.
+    `within` has the ids in an expression's lists, tuples and dicts; `first` is the expression in which a
+    tensor appeared first, in the module's call.
     """
 
     def __init__(self) -> None:

@@ -8,14 +8,11 @@ from collections.abc import Iterator, Sequence
 from .flow import AXES
 
 Part = str | ast.AST
-LAST = {0: 0, 1: -1, 2: 1, 3: 2}
-"""The positions of torch's axes in [N, H, W, C]."""
-ORDER = (0, 2, 3, 1)
-"""torch's axes in the order of [N, H, W, C]."""
+LAST = {0: 0, 1: -1, 2: 1, 3: 2}  # The positions of torch's axes in [N, H, W, C]
+ORDER = (0, 2, 3, 1)  # torch's axes in the order of [N, H, W, C]
 
 
 def axes_of(node: ast.expr) -> list[int] | None:
-    """Return the axes that an expression lists literally, from 0 to 3; None if it does not."""
     try:
         value = ast.literal_eval(node)
     except ValueError:
@@ -27,7 +24,6 @@ def axes_of(node: ast.expr) -> list[int] | None:
 
 
 def written(node: ast.AST, axes: Sequence[int]) -> str:
-    """Write axes in the form of the expression that they replace."""
     numbers = ", ".join(map(str, axes))
     if isinstance(node, ast.Tuple):
         return f"({numbers}{',' * (len(axes) == 1)})"
@@ -35,7 +31,6 @@ def written(node: ast.AST, axes: Sequence[int]) -> str:
 
 
 def same_order(axes: set[int]) -> bool:
-    """Return whether these axes keep torch's order where the channels come last."""
     return len(axes) == AXES or [axis for axis in ORDER if axis in axes] == sorted(axes)
 
 
@@ -52,7 +47,6 @@ def slice_of(node: ast.Slice) -> str | None:
 
 
 def four_names(target: ast.Tuple) -> list[Part] | None:
-    """Return the names for four axes; `*_` is repeated for the axes it covers."""
     names: list[Part] = []
     for element in target.elts:
         if isinstance(element, ast.Starred):
@@ -80,7 +74,6 @@ def ordered(parts: Sequence[ast.expr | None]) -> list[Part]:
 
 
 def parts_of(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield an expression or, for a list or tuple display, its elements."""
     if isinstance(node, ast.List | ast.Tuple):
         for element in node.elts:
             yield from parts_of(element.value if isinstance(element, ast.Starred) else element)

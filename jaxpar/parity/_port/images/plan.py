@@ -24,10 +24,8 @@ TO_TORCH, FROM_TORCH, LIFTED = (-1, 1), (1, -1), (0, -1)
 class LayoutPlan:
     """The expressions that change where channels come last.
 
-    Attributes:
-      replaced: the text of expressions, in parts; parts that are nodes are translated.
-      moved: expressions of which an axis moves.
-      notes: the lines that keep torch's axes.
+    `replaced` is their text in parts, of which nodes are translated; `notes` are the lines that keep torch's
+    axes.
     """
 
     replaced: dict[Key, Sequence[Part]] = dataclasses.field(default_factory=dict)
@@ -63,17 +61,12 @@ class Groups:
         self._images.update(listed if image else ())
 
     def last(self) -> frozenset[int]:
-        """Return the tensors that have their channels last: images, and all of their groups."""
         images = {self.root(number) for number in self._images}
         return frozenset(number for number in [*self._parents] if self.root(number) in images)
 
 
 def plan(flow: Flow, nets: Sequence[nn.Module]) -> LayoutPlan:
-    """Plan the changes that give inputs, outputs and the images of image layers their channels last.
-
-    Raises:
-      Unsafe: a line has images in both layouts, or one that cannot be transposed.
-    """
+    """Give inputs, outputs and the images of image layers their channels last."""
     groups = Groups()
     for numbers in flow.at.values():
         # An expression has one text for all its evaluations, so their images share one order.
@@ -97,7 +90,6 @@ def plan(flow: Flow, nets: Sequence[nn.Module]) -> LayoutPlan:
 
 
 def _expressions(flow: Flow) -> Iterator[tuple[Axes, ast.AST]]:
-    """Yield every expression and statement of the user's functions that ran."""
     done: set[ast.AST] = set()
     for code, function in flow.functions.items():
         source = source_of(code.co_filename)
@@ -147,7 +139,6 @@ def _inputs_and_outputs(flow: Flow, groups: Groups, nets: set[int]) -> list[tupl
 
 
 def _write(rewriting: LayoutPlan, last: frozenset[int], axes: Axes, node: ast.AST, effect: Effect) -> None:
-    """Add the changes of one expression to the plan."""
     joined = [part for operand in effect.joined for part in parts_of(operand)]
     if not last.isdisjoint(_images_within(axes, effect.refused)):
         raise Unsafe(f"{axes.source.place(node)}: {_source_text(axes, node)}: it changes a part of an image")
@@ -179,7 +170,6 @@ def _transpose(rewriting: LayoutPlan, axes: Axes, node: ast.AST, move: tuple[int
 
 
 def _require_images(axes: Axes, node: ast.AST) -> None:
-    """Refuse an expression that was not an image each time: it is written for images alone."""
     site = axes.flow.site(axes.source, node)
     if site and (site.axes - {AXES} or not site.is_tensor) and axes.images(node):
         raise Unsafe(f"{axes.source.place(node)}: {_source_text(axes, node)}: not always an image")

@@ -70,5 +70,4 @@ ELEMENTWISE_LAYERS = frozenset(
         *("Softplus", "Softshrink", "Tanhshrink", "Threshold", "Identity", "Dropout", "AlphaDropout"),
     )
 )
-CONTAINERS = frozenset(("Sequential", "ModuleList", "ModuleDict"))
-"""Layers that pass images on."""
+CONTAINERS = frozenset(("Sequential", "ModuleList", "ModuleDict"))  # Layers that pass images on

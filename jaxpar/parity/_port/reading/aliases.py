@@ -29,7 +29,6 @@ class Aliases:
         self._last: dict[FrameType, tuple[int, Versions]] = {}
 
     def record_changes(self, frame: FrameType, path: str, line: int) -> None:
-        """Record, before a statement, what the previous statement changed."""
         now = dict(_versions(frame.f_locals))
         # By frame, because recursive calls run the same lines with different variables.
         before, versions = self._last.get(frame, (line, {}))
@@ -40,7 +39,6 @@ class Aliases:
         self._last[frame] = line, now
 
     def release_frames(self) -> None:
-        """Release the frames."""
         self._last.clear()
 
 
@@ -65,7 +63,6 @@ def read_later(source: Source, node: ast.stmt, names: set[str]) -> list[str]:
 
 
 def _targets(node: ast.stmt) -> set[str]:
-    """Return the names that a statement changes or assigns."""
     targets: list[ast.expr] = []
     if isinstance(node, ast.Assign):
         targets = [element for target in node.targets for element in getattr(target, "elts", [target])]
@@ -102,14 +99,13 @@ def _is_read(source: Source, node: ast.stmt, name: str) -> bool:
 
 
 def _ancestors(source: Source, node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes that enclose a statement, up to its function."""
     while node in source.parents and not isinstance(node, Function):
         node = source.parents[node]
         yield node
 
 
 def _uses(source: Source, function: ast.AST, name: str) -> Iterator[tuple[tuple[int, int], bool, ast.stmt]]:
-    """Yield, for each use of a name, its position, whether it stores, and its statement."""
+    """Yield the position of each use of a name, whether it stores, and its statement."""
     for node_ in ast.walk(function):
         if not isinstance(node_, ast.Name) or node_.id != name:
             continue

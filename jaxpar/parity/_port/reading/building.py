@@ -22,8 +22,6 @@ from .watching import is_users
 
 @dataclasses.dataclass(frozen=True)
 class Construction:
-    """One construction of an object: the user's class or function that made it, and the arguments."""
-
     value: Any
     maker: Any
     arguments: inspect.ArgInfo
@@ -38,10 +36,7 @@ class Inexpressible(Exception):
 
 
 def record_constructions(run: Callable[[], Any]) -> tuple[Any, Constructions]:
-    """Run a call; return its result, and how objects were constructed meanwhile.
-
-    When constructors are nested, the outermost counts.
-    """
+    """Run a call and record how objects are constructed; of nested constructors, the outermost counts."""
     calls: Constructions = {}
     open_frames: dict[Any, inspect.ArgInfo] = {}
 
@@ -85,11 +80,7 @@ def _inherited(frame: Any) -> bool:
 
 
 def maker_of(module: nn.Module) -> Callable[[], nn.Module]:
-    """Return a constructor for an existing module: its arguments are the attributes of the same names.
-
-    Raises:
-      Inexpressible: an argument is not an attribute, or the new module has different tensors.
-    """
+    """Return a constructor for an existing module: its arguments are the attributes of the same names."""
     kind: Any = type(module)
     arguments = {}
     for name, parameter in inspect.signature(kind).parameters.items():
@@ -107,11 +98,9 @@ def maker_of(module: nn.Module) -> Callable[[], nn.Module]:
 
 
 class Expressions:
-    """Values as Python writes them.
+    """Values as Python writes them; `roots` are the user's classes and functions in the expressions.
 
-    Attributes:
-      takes_rngs: whether a user's class or function takes `rngs` in the ported file.
-      roots: the user's classes and functions that occur in the expressions.
+    `takes_rngs` returns whether a user's class or function takes `rngs` in the ported file.
     """
 
     def __init__(self, calls: Constructions, takes_rngs: Callable[[Any], bool]):
@@ -198,6 +187,5 @@ class Expressions:
 
 
 def is_plain_function(make: Any) -> bool:
-    """Return whether `make` is a user's function, without decorators, that can be ported itself."""
     plain = isinstance(make, FunctionType) and not hasattr(make, "__wrapped__")
     return plain and defined_by_user(make) and make.__name__ != "<lambda>"

@@ -1,8 +1,4 @@
-"""Counting: the number of lines in torch's source and in the port.
-
-In torch these are the ported definitions and the imports that they need; in the port everything but the
-docstring of the file, which names its origin. Empty lines do not count.
-"""
+"""Counting: the non-empty lines of torch's definitions with their imports, and of the ported file."""
 
 from __future__ import annotations
 
@@ -13,14 +9,12 @@ from .source import Source, defined
 
 
 def lines_of(text: str) -> int:
-    """Count the lines of a written file."""
     tree = ast.parse(text)
     first = tree.body[0].end_lineno or 0 if ast.get_docstring(tree) is not None else 0
     return _nonempty(text.splitlines()[first:])
 
 
 def torch_lines(pieces: Iterable[tuple[Source, ast.stmt]]) -> int:
-    """Count the lines of definitions in their files, and of the imports they need besides each other."""
     nodes = list(pieces)
     defined = {name for _, node in nodes for name in _bound(node)}
     definitions = sum(_length(source, node) for source, node in nodes)
@@ -42,7 +36,6 @@ def _imports(source: Source) -> list[ast.stmt]:
 
 
 def _bound(node: ast.stmt) -> list[str]:
-    """Return the names that a definition, an assignment or an import binds."""
     if isinstance(node, ast.Import | ast.ImportFrom):
         return [alias.asname or alias.name.split(".")[0] for alias in node.names]
     return defined(node)

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-Note = Callable[[Any, str, Any], None]
-"""A function for `sys.setprofile`: frame, event, argument."""
+Note = Callable[[Any, str, Any], None]  # A function for `sys.setprofile`: frame, event, argument
 
 
 @contextmanager

@@ -27,7 +27,6 @@ class Beyond(Exception):
 
 
 def home_of(value: Any) -> str:
-    """Return the module that defines a value, or an object's class, with a dot at the end."""
     if isinstance(value, ModuleType):
         return value.__name__ + "."
     module = getattr(value, "__module__", None)
@@ -49,7 +48,6 @@ def of_runtime(value: Any) -> bool:
 
 
 def stand_in(value: Any) -> str | None:
-    """Return the name of the stand-in that replaces a value; None if it has no stand-in."""
     for name, module in runtime_names.STAND_INS.items():
         # transformers is optional, and a module that is not loaded cannot have defined the value.
         home = sys.modules.get(f"{runtime_names.LIBRARY}.{module}")
@@ -64,7 +62,7 @@ def stand_in_source() -> Source:
 
 
 def is_config(value: Any) -> bool:
-    """Return whether a class is a library's configuration, which the file can import: it needs no torch."""
+    """Whether a class is a library's configuration, which the file can import: it needs no torch."""
     return inspect.isclass(value) and any(
         library_name(base) == f"transformers.configuration_utils.{runtime_names.CONFIG}"
         for base in value.__mro__
@@ -76,7 +74,6 @@ def is_logger(value: Any) -> bool:
 
 
 def runtime_bases(kind: Any) -> list[type]:
-    """Return a class's bases that are modules of the runtime."""
     bases = kind.__mro__ if inspect.isclass(kind) else ()
     return [base for base in bases if of_runtime(base) and issubclass(base, nn.Module)]
 
@@ -89,7 +86,6 @@ def for_runtime(kind: Any, name: str) -> bool:
 
 
 def _runtime_ancestors(kind: type) -> list[type]:
-    """Return the runtime's bases of a class and their bases, without torch's."""
     ancestors = {
         ancestor: None for base in runtime_bases(kind) for ancestor in base.__mro__ if of_runtime(ancestor)
     }

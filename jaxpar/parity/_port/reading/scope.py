@@ -49,7 +49,6 @@ class Scope:
 
 
 def bound_in(function: ast.AST) -> frozenset[str]:
-    """Return the names assigned anywhere in a function, including its arguments."""
     # Python scopes by function, not by line: a name that is assigned once is local in all lines.
     names = {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}
     for node in ast.walk(function):
@@ -61,7 +60,6 @@ def bound_in(function: ast.AST) -> frozenset[str]:
 
 
 def rule_name(value: Any) -> str | None:
-    """Return the name under which the rules list a value of torch."""
     name = _rule_names().get(id(value))
     fallback = library_name(value) if of_library(value) else None
     return fallback if name is None and fallback in FUNCTIONS else name
@@ -97,7 +95,6 @@ def dotted(value: Any) -> str:
 
 
 def is_torchs(value: Any) -> bool:
-    """Return whether a value is torch's: a function, a class, a module, or one of its constants."""
     # Functions such as Square.apply are built in C in newer releases and lose their module.
     owner = getattr(value, "__self__", None)
     if inspect.isclass(owner) and issubclass(owner, torch.autograd.Function):
@@ -114,12 +111,10 @@ def is_layer(value: Any) -> bool:
 
 
 def jaxpar_layer(kind: type) -> Any:
-    """Return jaxpar's layer of the same name as torch's."""
     return getattr(channels_first, kind.__name__, None) if is_layer(kind) else None
 
 
 def defined_by_user(value: Any) -> bool:
-    """Return whether a class or function is defined at the top level of one of the user's files."""
     if not (inspect.isclass(value) or isinstance(value, FunctionType)):
         return False
     module = sys.modules.get(value.__module__)
@@ -130,7 +125,6 @@ def defined_by_user(value: Any) -> bool:
 
 
 def definition(value: Any) -> tuple[Source, ast.stmt]:
-    """Return the file and the definition of a user's class or function."""
     if isinstance(value, FunctionType):
         value = inspect.unwrap(value)
         source = source_of(value.__code__.co_filename)
@@ -178,7 +172,6 @@ def assignment(module: ModuleType, name: str) -> tuple[Source, ast.stmt, ModuleT
 
 
 def import_of(source: Source, name: str) -> str | None:
-    """Return the line that imports one name into a file."""
     for statement in ast.walk(source.tree):
         if isinstance(statement, ast.Import | ast.ImportFrom):
             for alias in statement.names:

@@ -14,12 +14,7 @@ Key = tuple[str, int, int, int, int, str]
 
 
 class Source:
-    """A Python file.
-
-    Attributes:
-      path, text, tree: of the file.
-      parents: the parent of each node.
-    """
+    """A Python file; `parents` holds the parent of each node."""
 
     def __init__(self, path: str):
         self.path = path
@@ -40,7 +35,6 @@ class Source:
         return b"".join([self.lines[first - 1][a:], *middle, self.lines[last - 1][:b]]).decode()
 
     def segment(self, node: ast.AST) -> str:
-        """Return a node's text."""
         return self.between(start_of(node), end_of(node))
 
     def key(self, node: ast.AST) -> Key:
@@ -48,16 +42,13 @@ class Source:
         return (self.path, *start_of(node), *end_of(node), type(node).__name__)
 
     def function(self, code: CodeType) -> Function | None:
-        """Return the definition that a code object was compiled from."""
         return self._functions.get((code.co_name, code.co_firstlineno))
 
     def owner(self, node: ast.AST) -> ast.ClassDef | None:
-        """Return the class whose body contains a definition."""
         parent = self.parents.get(node)
         return parent if isinstance(parent, ast.ClassDef) else None
 
     def around(self, node: ast.AST) -> ast.AST | None:
-        """Return the function that contains a node."""
         parent = self.parents.get(node)
         while parent is not None and not isinstance(parent, Function):
             parent = self.parents.get(parent)
@@ -103,16 +94,10 @@ def end_of(node: ast.AST) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=256)
 def source_of(path: str) -> Source:
-    """Return the source of a file.
-
-    Raises:
-      OSError, SyntaxError: the file cannot be read.
-    """
     return Source(path)
 
 
 def defined(node: ast.stmt) -> list[str]:
-    """Return the names that a statement at the top of a file or class binds by a definition or assignment."""
     if isinstance(node, Function | ast.ClassDef):
         return [node.name]
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]

@@ -34,21 +34,16 @@ PROBED_NODES = (
 )
 STANDARD = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib"))
 """Python's own folders."""
-INSTALLED = {"site-packages", "dist-packages"}
-"""The subfolders of installed packages."""
+INSTALLED = {"site-packages", "dist-packages"}  # The subfolders of installed packages
 FOREIGN = (Path(torch.__file__).resolve().parent, Path(__file__).resolve().parents[3])
 """The folders of torch and of jaxpar."""
-NUMERIC = {"numpy", "torch", "torchgen", "jax", "flax"}
-"""Packages that have their own rules, or none."""
+NUMERIC = {"numpy", "torch", "torchgen", "jax", "flax"}  # Packages that have their own rules, or none
 
 
 class Site:
-    """The values of one expression.
+    """The values of one expression: their types, and callables, None and booleans by id in `objects`.
 
-    Attributes:
-      kinds: the types of its values.
-      objects: the values that are callables, None or booleans, by id.
-      types, axes: the dtypes and numbers of axes of its tensors.
+    `types` and `axes` are the dtypes and numbers of axes of its tensors.
     """
 
     def __init__(self) -> None:
@@ -78,11 +73,8 @@ class Site:
 class Watched:
     """What ran, and with which values.
 
-    Attributes:
-      sites: the values of expressions.
-      lines, called: (path, line) of all statements that ran, and of those that ran in the module's call.
-      functions: the user's functions that ran, by code object.
-      aliases: which statements changed the tensor of a second name.
+    `lines` and `called` are (path, line) of all statements that ran, and of those that ran in the module's
+    call.
     """
 
     def __init__(self) -> None:
@@ -105,7 +97,6 @@ class Watched:
 
     @functools.cache  # noqa: B019 - as long as what was seen
     def variables(self, source: Source) -> dict[tuple[ast.AST | None, str], Site]:
-        """Merge the values of each variable of a function."""
         variables: dict[tuple[ast.AST | None, str], Site] = {}
         for node in ast.walk(source.tree):
             site = self.sites.get(source.key(node)) if isinstance(node, ast.Name) else None
@@ -139,7 +130,6 @@ def watch(make: Callable[[], Any], call: Callable[[Any], Any], watched: Watched 
 
 
 def codes(run: Callable[[], Any]) -> list[CodeType]:
-    """Return the user's code objects that a call runs."""
     ran: dict[CodeType, None] = {}
 
     def note(frame: Any, event: str, _: Any) -> None:
@@ -153,7 +143,6 @@ def codes(run: Callable[[], Any]) -> list[CodeType]:
 
 @functools.cache
 def is_users(path: str) -> bool:
-    """Return whether an existing file is neither torch's nor Python's."""
     if path.startswith("<") or not path.endswith(".py"):
         return False
     real = Path(path).resolve()
@@ -164,7 +153,7 @@ def is_users(path: str) -> bool:
 
 
 def functions_of(codes: Iterable[CodeType]) -> list[FunctionType]:
-    """Return the functions of code objects; nested functions exist only while they run."""
+    """Nested functions have no object, because they exist only while they run."""
     code_set = set(codes)
     return [
         function
@@ -199,7 +188,7 @@ def probes(watched: Watched, functions: Iterable[FunctionType]) -> Iterator[None
 
 
 def _probed(function: FunctionType) -> CodeType | None:
-    """Return a function's code with probes; None if its source does not match."""
+    """None if the function's source does not match."""
     code = function.__code__
     source = source_of(code.co_filename)
     node = source.function(code)
@@ -231,8 +220,7 @@ def _statement(text: str) -> ast.stmt:
     return ast.parse(text).body[0]
 
 
-_FUTURES = 0x1FE0000
-"""The flags of `from __future__` imports."""
+_FUTURES = 0x1FE0000  # The flags of `from __future__` imports
 
 
 def _fits(code: CodeType, like: CodeType) -> bool:

@@ -42,10 +42,9 @@ ACCEPTING = frozenset(name for name, parameters in _LAYERS.items() if parameters
 
 @functools.cache
 def leaves(layer: str) -> dict[str, str]:
-    """Return the expressions in a layer of jaxpar for torch's tensors, in torch's layout.
+    """Return the expressions in jaxpar's layer for torch's tensors: {"weight": "kernel[...].T"} for a Linear.
 
-    `leaves("Linear")` is `{"weight": "kernel[...].T", "bias": "bias[...]"}`. Tensors that are not a
-    permutation of one leaf are missing.
+    Tensors that are not a permutation of one leaf are missing.
     """
     parameters: Mapping[str, inspect.Parameter] = _LAYERS.get(layer, {})
     # A row of the rulebook may depend on a layer's settings, so one is built, of any sizes, without arrays
@@ -68,7 +67,6 @@ def leaves(layer: str) -> dict[str, str]:
 
 
 def _text(part: Part, layer: Any) -> str:
-    """Write a tensor as a permutation of a leaf; "" if it is not one."""
     name = part.flax[0]
     if part.plain and name.isidentifier():
         return f"{name}[...]"

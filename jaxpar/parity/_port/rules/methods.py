@@ -183,5 +183,4 @@ _CHANGING = (
 )
 IN_PLACE = {f"{name}_": name for name in _CHANGING}
 """Methods that change their tensor, with the methods that return the changed one."""
-INITIAL = ("normal_", "uniform_", "trunc_normal_")
-"""Methods that draw a tensor's initial values."""
+INITIAL = ("normal_", "uniform_", "trunc_normal_")  # Methods that draw a tensor's initial values

@@ -18,11 +18,9 @@ OPTIONAL = re.compile(r"<([^<>]*\{[^<>]*)>")
 class CallRule:
     """A line of a table.
 
-    Attributes:
-      signature: the names of the arguments with their marks: `dim=`, `*shape`, `out?`; `dim==0` must be
-        passed and be 0, `dim==0?` must be 0 if it is passed.
-      template: the replacement.
-      note: how the replacement differs from torch, if it does.
+    The signature has the arguments' names with their marks: `dim=`, `*shape`, `out?`; `dim==0` must be passed
+    and be 0, `dim==0?` must be 0 if it is passed. `note` tells how the replacement differs from torch, if it
+    does.
     """
 
     signature: tuple[str, ...]
@@ -32,7 +30,7 @@ class CallRule:
     def apply(
         self, call: ast.Call, text: Text, self_node: ast.expr | None = None, rngs: str = "rngs"
     ) -> str | None:
-        """Write the call in JAX; return None if this rule does not accept its arguments."""
+        """Write the call in JAX; None if this rule does not accept its arguments."""
         bound = self._bound(call)
         if bound is None:
             return None
@@ -41,11 +39,9 @@ class CallRule:
         return self._written(bound, text).replace("{rngs}", rngs)
 
     def accepts(self, call: ast.Call) -> bool:
-        """Return whether this rule accepts the arguments of a call."""
         return self._bound(call) is not None
 
     def draws(self, call: ast.Call) -> bool:
-        """Return whether the replacement of a call draws random numbers."""
         bound = self._bound(call)
         return bound is not None and "{rngs}" in self._template({**bound, "self": [call.func]})
 
@@ -72,8 +68,6 @@ class CallRule:
         return None if positional or named else bound
 
     def _template(self, bound: dict[str, list[ast.expr]]) -> str:
-        """Return the template without the options that were not passed."""
-
         def optional(match: re.Match) -> str:
             needed = {name for name, _ in PLACEHOLDER.findall(match[1])} - {"rngs"}
             return match[1] if all(bound.get(name) for name in needed) else ""
@@ -94,7 +88,6 @@ class CallRule:
 
 
 def table(lines: str) -> dict[str, list[CallRule]]:
-    """Parse rules, by torch's name."""
     rules: dict[str, list[CallRule]] = {}
     for line in filter(None, map(str.strip, lines.splitlines())):
         match = LINE.fullmatch(line)

@@ -6,8 +6,7 @@ Its models are ported like a user's; the functions that they call elsewhere in t
 LIBRARY = "transformers"
 """Its `models` are ported; from the other subpackages, the runtime, only functions that ran."""
 
-CONFIG = "PretrainedConfig"
-"""The base of all configuration classes."""
+CONFIG = "PretrainedConfig"  # The base of all configuration classes
 
 # By names, because transformers is optional: importing it to build this table would require it.
 STAND_INS = {

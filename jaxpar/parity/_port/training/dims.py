@@ -28,13 +28,7 @@ def dims_of(
 ) -> str:
     """Write `dims` as a function of the path and the leaf; empty where the default is right.
 
-    Args:
-      moved_paths: the paths of the leaves that the optimizer moves.
-      tensors: torch's parameters.
-      paths: the paths of Flax's leaves, by their names in `links`.
-
-    Raises:
-      PortError: the axes depend on more than their number or the name of the leaf.
+    `moved_paths` are the leaves that the optimizer moves, `paths` all leaves by their names in `links`.
     """
     if "dims" not in inspect.signature(function).parameters:
         return ""
@@ -63,7 +57,6 @@ def dims_of(
 
 
 def _varying(tensors: Mapping[str, np.ndarray], links: Links, axis: int) -> dict[str, tuple[int, int]]:
-    """Return, for each leaf, the position of one axis of its tensor, and its number of axes."""
     counted = {}
     for name, x in tensors.items():
         if x.ndim >= 2:

@@ -19,11 +19,9 @@ NUMBERS = (bool, int, float, str, type(None))
 
 
 class Functions:
-    """Values as Python writes them.
+    """Values as Python writes them, with the import lines by the name bound.
 
-    Attributes:
-      imports: the import lines that the functions need, by the name bound.
-      definitions: the source of functions and constants that they refer to, in an order that Python can run.
+    `definitions` are functions and constants that they refer to, in an order that Python can run.
     """
 
     def __init__(self) -> None:
@@ -31,11 +29,6 @@ class Functions:
         self.definitions: dict[str, str] = {}
 
     def text(self, value: Any) -> str:
-        """Write a number, a list of numbers, or a function.
-
-        Raises:
-          PortError: the value cannot be written.
-        """
         if isinstance(value, list | tuple):
             return repr(list(value))
         if isinstance(value, NUMBERS):
@@ -70,7 +63,6 @@ class Functions:
         return function.__name__
 
     def _referred(self, function: FunctionType, tree: ast.AST) -> None:
-        """Record the definitions of the names in a function."""
         closed = inspect.getclosurevars(function)
         referenced = {**closed.globals, **closed.nonlocals}
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
@@ -105,11 +97,7 @@ class Functions:
 
 
 def lambda_text(function: FunctionType) -> str:
-    """Return the source of a lambda. The columns of its instructions identify it among several on a line.
-
-    Raises:
-      LookupError: the lambda is not in its file.
-    """
+    """The columns of a lambda's instructions identify it among several on a line."""
     source = source_of(function.__code__.co_filename)
     positions = [
         at for instruction in dis.get_instructions(function) if (at := instruction.positions) is not None

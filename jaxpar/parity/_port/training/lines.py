@@ -24,23 +24,16 @@ from .dims import dims_of
 from .functions import Functions
 from .steps import TrainingSides, compared, parameters_of
 
-TorchObject = Any
-"""A torch optimizer or scheduler, or a function that makes it from the torch module."""
+TorchObject = Any  # A torch optimizer or scheduler, or a function that makes it from the torch module
 
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """The origin of a port.
-
-    Attributes:
-      make: a function that makes the torch module.
-      build: a function that makes the Flax module from the written file; None if that fails.
-      instance: the torch module itself, if the user passed one.
-    """
+    """The functions that make the torch module and, from the written file, the Flax module."""
 
     make: Callable[[], torch.nn.Module]
-    build: Callable[[], nnx.Module] | None
-    instance: torch.nn.Module | None
+    build: Callable[[], nnx.Module] | None  # None if building fails
+    instance: torch.nn.Module | None  # the torch module, if the user passed one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +65,6 @@ class Lines:
 
 @dataclasses.dataclass(frozen=True)
 class Training(TrainingSides):
-    """Both sides, with the groups of the optimizer's parameters."""
-
     @functools.cached_property
     def groups(self) -> list[optimizers.ParameterGroup]:
         names = {id(tensor): name for name, tensor in self.net.named_parameters()}
@@ -85,7 +76,6 @@ class Training(TrainingSides):
 
     @property
     def moved(self) -> set[str]:
-        """The paths of the leaves that the optimizer moves."""
         return {path for group in self.groups for path in group.paths}
 
     def optimizer_line(self) -> str:
@@ -100,7 +90,6 @@ class Training(TrainingSides):
 
 
 def optimizer_lines(origin: Origin, source_object: TorchObject) -> Lines:
-    """Write an optimizer's lines: `Port.optimizer`."""
     with exact():
         training = _training(origin, source_object, "optimizer")
         optimizers.rewind(training.optimizer)
@@ -110,7 +99,6 @@ def optimizer_lines(origin: Origin, source_object: TorchObject) -> Lines:
 
 
 def scheduler_lines(origin: Origin, source_object: TorchObject) -> Lines:
-    """Write a scheduler's lines: `Port.scheduler`."""
     with exact():
         training = _training(origin, source_object, "scheduler")
         functions = Functions()
@@ -151,7 +139,6 @@ def _training(origin: Origin, source_object: TorchObject, what: str) -> Training
 
 
 def _pair(source_object: Any, what: str) -> tuple[torch.optim.Optimizer, Any]:
-    """Return the optimizer, and the scheduler or None."""
     optimizer = getattr(source_object, "optimizer", source_object) if what == "scheduler" else source_object
     if not isinstance(optimizer, torch.optim.Optimizer) or (
         what == "scheduler" and source_object is optimizer
@@ -183,11 +170,6 @@ def _adopted(origin: Origin, pair: tuple[Any, Any]) -> tuple[torch.nn.Module, tu
 def _names(
     origin: Origin, optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor]
 ) -> list[tuple[torch.Tensor, str]]:
-    """Return the optimizer's parameters with their names in the module.
-
-    Raises:
-      PortError: the names cannot be determined.
-    """
     tensors = [x for group in optimizer.param_groups for x in group["params"]]
     names_by_id = {
         id(x): name for name, x in (origin.instance.named_parameters() if origin.instance is not None else ())

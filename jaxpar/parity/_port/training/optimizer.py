@@ -27,8 +27,7 @@ KERNELS = {"foreach", "fused", "capturable", "differentiable"}
 """Options that choose among torch's kernels and change no number."""
 NOTES = {"params", "param_names", "initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum"}
 """A group's entries besides its options: its parameters, and notes of schedulers."""
-CYCLED = {"max_lr", "max_momentum"}
-"""Notes that cyclic schedulers write."""
+CYCLED = {"max_lr", "max_momentum"}  # Notes that cyclic schedulers write
 WRITTEN_OVER = ("lr", "momentum", "betas")
 
 Paths = tuple[str, ...]
@@ -43,11 +42,6 @@ class ParameterGroup:
 
 
 def function_of(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
-    """Return jaxpar's function for a torch optimizer.
-
-    Raises:
-      PortError: jaxpar.optim has no counterpart.
-    """
     kind: Any = type(optimizer)
     if kind not in CLASSES:
         names = ", ".join(sorted(kind_.__name__ for kind_ in CLASSES))
@@ -60,11 +54,7 @@ def function_of(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
 
 
 def options_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a group's options, as they were before a scheduler changed them, by jaxpar's names.
-
-    Raises:
-      PortError: jaxpar.optim does not have an option.
-    """
+    """Return a group's options, as they were before a scheduler changed them, by jaxpar's names."""
     parameters = inspect.signature(function_of(optimizer)).parameters
     # Newer releases of torch make AdamW a subclass of Adam that always sets this option.
     implied = {"decoupled_weight_decay"} if isinstance(optimizer, torch.optim.AdamW) else set()
@@ -87,14 +77,12 @@ def _before(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], name: st
 
 
 def rewind(optimizer: torch.optim.Optimizer) -> None:
-    """Undo a scheduler's changes to the groups."""
     for group in optimizer.param_groups:
         options = options_of(optimizer, group)
         group.update({name: options[name] for name in WRITTEN_OVER if name in options})
 
 
 def plain(value: Any) -> Any:
-    """Convert numbers of torch or NumPy to Python's, also in tuples and lists."""
     if isinstance(value, torch.Tensor | np.generic):
         return value.item()
     return tuple(map(plain, value)) if isinstance(value, tuple | list) else value
@@ -106,15 +94,7 @@ def groups_of(
     links: Links,
     paths: Mapping[str, str],
 ) -> list[ParameterGroup]:
-    """Return the groups, with the Flax leaves that their tensors map to.
-
-    Args:
-      names_by_group: the names of each group's parameters in the torch module.
-      paths: the paths of Flax's leaves, by their names in `links`.
-
-    Raises:
-      PortError: a leaf combines parameters of several groups.
-    """
+    """Return the groups with their Flax leaves; `paths` are the leaves by their names in `links`."""
     groups = []
     for group, names in zip(optimizer.param_groups, names_by_group, strict=True):
         leaves = []
@@ -136,9 +116,7 @@ def written(
 ) -> str:
     """Write `optimizer = optim.Optimizer(net, optim.adamw(lr=0.001))`.
 
-    Args:
-      paths: the paths of all parameters of the Flax module; parameters outside of the groups are frozen.
-      dims: the argument `dims`, where it is needed.
+    Parameters in `paths`, all of the Flax module's, that are in no group are frozen.
     """
     function = function_of(optimizer)
     name_ = f"optim.{function.__name__}"
@@ -184,7 +162,6 @@ def _common(optimizer: torch.optim.Optimizer, groups: Sequence[ParameterGroup]) 
 def _overrides(
     function: Callable[..., Any], group: ParameterGroup, common: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the options to write in a group: those that differ from the common ones."""
     default = inspect.signature(function).parameters
     defaults = {name: common.get(name, parameter.default) for name, parameter in default.items()}
     return {name: value for name, value in group.options.items() if value != defaults[name]}

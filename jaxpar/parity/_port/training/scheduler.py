@@ -26,8 +26,6 @@ MEMBERS = {"SequentialLR", "ChainedScheduler"}
 
 @dataclasses.dataclass(frozen=True)
 class PerGroup:
-    """One value for each of the optimizer's groups."""
-
     values: Sequence[Any]
 
 
@@ -53,7 +51,6 @@ def _ratio(above: str, divisor: str) -> Callable[[Any], float]:
 
 
 def _short(x: float) -> float:
-    """Round a computed number to the one that the user probably wrote."""
     return float(f"{x:.13g}")
 
 
@@ -103,11 +100,6 @@ READ: dict[str, dict[str, Callable[[Any], Any]]] = {
 
 
 def class_of(scheduler: Any) -> type:
-    """Return jaxpar's class for a torch scheduler.
-
-    Raises:
-      PortError: jaxpar has no counterpart.
-    """
     kind = type(scheduler)
     function = {torch.optim.swa_utils.SWALR: SWALR}.get(kind)
     if function is None and getattr(torch_schedulers, kind.__name__, None) is kind:
@@ -123,9 +115,7 @@ def class_of(scheduler: Any) -> type:
 def written(scheduler: Any, functions: Functions, frozen: bool = False) -> str:
     """Write the call that makes a scheduler: `lr_scheduler.StepLR(optimizer, step_size=30)`.
 
-    Args:
-      functions: collects the user's functions that the call needs.
-      frozen: whether jaxpar's optimizer has one more group, the last one, of frozen parameters.
+    `functions` collects the user's functions, `frozen` adds a last group of frozen parameters.
     """
     kind = class_of(scheduler)
     name_ = f"swa_utils.{kind.__name__}" if kind is SWALR else f"lr_scheduler.{kind.__name__}"
@@ -145,7 +135,6 @@ def written(scheduler: Any, functions: Functions, frozen: bool = False) -> str:
 
 
 def _text(value: Any, default: Any, functions: Functions, frozen: bool) -> str:
-    """Write a value as Python; empty if it is None or the default."""
     if isinstance(value, PerGroup):
         several = list(value.values)
         if any(value_ is not several[0] and value_ != several[0] for value_ in several):

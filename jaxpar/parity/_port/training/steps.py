@@ -52,10 +52,7 @@ def normal(random: np.random.RandomState, shape: tuple[int, ...]) -> np.ndarray:
 class OptimizerTrial:
     """The loss that an optimizer is run on: a parabola in each parameter, redrawn at each step.
 
-    Attributes:
-      pull: the coefficient of the gradient's linear part.
-      draw: a function that draws the gradient's constant part, from the shape.
-      wide: whether all arithmetic is float64.
+    `pull` is the coefficient of the gradient's linear part, `draw` draws its constant part from the shape.
     """
 
     steps: int = 5
@@ -81,29 +78,18 @@ TRIALS = {
 
 @dataclasses.dataclass(frozen=True)
 class TrainingSides:
-    """Both sides of a training.
-
-    Attributes:
-      net, optimizer, scheduler: torch's objects, in float64; the scheduler may be None.
-      flax: the Flax module, with torch's weights in float64.
-      paths: the paths of Flax's parameters, `head/kernel`, by their names in `links`.
-    """
+    """Torch's objects, and the Flax module with torch's weights, all in float64."""
 
     net: torch.nn.Module
     optimizer: torch.optim.Optimizer
     scheduler: Any
     flax: nnx.Module
     links: Links
-    paths: Mapping[str, str]
+    paths: Mapping[str, str]  # of Flax's parameters, `head/kernel`, by their names in `links`
 
 
 def compared(training: TrainingSides, source: str, line: str) -> Comparison:
-    """Compare the lines with torch.
-
-    Args:
-      source: all lines; `net` is the Flax module.
-      line: the optimizer's line, which is executed once more to record its options.
-    """
+    """Compare the lines with torch; `line`, the optimizer's, is executed once more to record its options."""
     started = time.perf_counter()
     differences = _options(training, line)
     # On a copy, because the steps leave the optimizer at the end of its schedule.
@@ -133,7 +119,6 @@ def _executed(source: str, flax: nnx.Module) -> tuple[optim.Optimizer, Any]:
 
 
 def _options(training: TrainingSides, line: str) -> list[Difference]:
-    """Compare the options of each group, defaults included, with torch's."""
     function = optimizers.function_of(training.optimizer)
     calls: list[Mapping[str, Any]] = []
 
@@ -165,7 +150,6 @@ class _Namespace:
 
 
 def _rates(training: TrainingSides, source: str) -> list[Difference]:
-    """Compare every rate and momentum of many steps, and the final state."""
     optimizer, scheduler = _executed(source, training.flax)
     optimizer.step.set_value(jnp.ones((), jnp.uint32))  # the schedulers' count starts after an update
     groups = len(training.optimizer.param_groups)
@@ -251,7 +235,6 @@ def _numbers(value: Any, path: str = "") -> Named:
 
 
 def _weights(training: TrainingSides, source: str) -> list[Difference]:
-    """Compare the parameters after each of a few steps with the same gradients."""
     tree = tree_of(training.flax)
     optimizer, scheduler = _executed(source, training.flax)
     trial = TRIALS.get(type(training.optimizer).__name__, OptimizerTrial())
@@ -287,8 +270,6 @@ def _drawn(net: torch.nn.Module, trial: OptimizerTrial, number: int) -> dict[str
 def _closure(
     net: torch.nn.Module, drawn: Mapping[str, torch.Tensor], pull: float
 ) -> Callable[[], torch.Tensor]:
-    """Return a closure that sets the gradients and returns the loss."""
-
     def closure() -> torch.Tensor:
         # The gradient has a closed form; LBFGS also needs the loss, at each point that it tries.
         loss = torch.zeros((), dtype=torch.float64)
@@ -302,8 +283,6 @@ def _closure(
 
 
 def _mover(optimizer: optim.Optimizer, trial: OptimizerTrial) -> Callable[[TrainingSides, Named], None]:
-    """Return a function that takes a step of jaxpar's optimizer on the same loss."""
-
     def move(params: Any, state: Any, drawn: Any) -> tuple[Any, Any]:
         def loss(params: Any) -> jax.Array:
             terms = jax.tree.map(lambda x, n: (n * x + trial.pull / 2 * x * x).sum(), params, drawn)
