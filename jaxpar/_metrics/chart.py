@@ -18,11 +18,7 @@ FOOT = 6.5
 
 
 def figure(function: str, size: tuple[float, float]) -> Any:
-    """Return an empty matplotlib figure of a size in inches, which needs no display.
-
-    Raises:
-      ImportError: matplotlib is not installed.
-    """
+    """Return an empty matplotlib figure of a size in inches, which needs no display."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -37,7 +33,6 @@ def figure(function: str, size: tuple[float, float]) -> Any:
 
 
 def tidy(panel: Any) -> None:
-    """Draw light grid lines below the data, and no frame."""
     panel.spines[["top", "right"]].set_visible(False)
     panel.grid(axis="y", color="#dddddd", linewidth=0.8)
     panel.set_axisbelow(True)
@@ -56,11 +51,7 @@ def save(chart: Any, path: str | os.PathLike[str], *notes: str) -> None:
 
 
 def draw(columns: Mapping[str, np.ndarray], path: str | os.PathLike[str]) -> None:
-    """Plot the metrics over the steps and write the picture; the footer names those without a number.
-
-    Raises:
-      MetricError: no metric has a finite number.
-    """
+    """Plot the metrics over the steps; the footer names those without a number."""
     metrics = {name: column for name, column in columns.items() if name != "step"}
     finite = {name: column for name, column in metrics.items() if np.isfinite(column).any()}
     if not finite:

@@ -1,8 +1,7 @@
 """MetricsLog: a run's numbers, step by step, in files.
 
-torch's SummaryWriter calls `.item()` on its arguments, so every logged step waits for the device. Here a
-device array is queued, its copy to the host is started, and a later call writes it when it has arrived. The
-rows in the files lag by a step or more, in order, and nothing waits.
+torch's SummaryWriter calls `.item()`, so every logged step waits for the device. Here the copy of a device
+array to the host is started, and a later call writes it when it has arrived, so rows lag by a step or more.
 """
 
 from __future__ import annotations
@@ -33,8 +32,6 @@ Waiting: TypeAlias = "deque[tuple[int, dict[str, Number | jax.Array]]]"
 
 
 class BoardWriter(Protocol):
-    """The part of a TensorBoard writer that is used."""
-
     def add_scalar(self, tag: str, scalar_value: Number, global_step: int) -> object: ...
     def flush(self) -> object: ...
 
@@ -57,9 +54,8 @@ class MetricsLog:
 
     Only process 0 writes; in all others `log` checks its arguments and drops them.
 
-    Raises:
-      MetricError: a file of that name holds something else. ImportError: `tensorboard=True` without
-        tensorboardX. ValueError: both files are switched off.
+    Raises: MetricError: a file of that name has different contents. ImportError: `tensorboard=True` without
+      tensorboardX. ValueError: both files are switched off.
 
     torch counterpart: `add_scalar` of `torch.utils.tensorboard.SummaryWriter`. Source:
     torch/utils/tensorboard/writer.py.
@@ -101,13 +97,11 @@ class MetricsLog:
         """Log the values of a step. Never waits for a device.
 
         Args:
-          step: the number of the step, on the host; not below the one before. A step may be logged in
-            several calls; a repeated name replaces the earlier value.
+          step: the number of the step, on the host; not below the one before. A step may be logged in several
+            calls.
           values: numbers, or arrays with a single number.
 
-        Raises:
-          MetricError: text, an array with axes, a tracer, a donated array, named by its name; a step
-            that goes back.
+        Raises: MetricError: text, an array with axes, a tracer, a donated array; a step that goes back.
         """
         if self._closed:
             raise MetricError("MetricsLog.log: the log is closed.")
@@ -132,11 +126,7 @@ class MetricsLog:
         _write(self._waiting, self._files, self._board, wait=False)
 
     def resume_from(self, step: int) -> None:
-        """Remove this step and all later ones, because they will be logged again.
-
-        Call it after restoring a checkpoint. Otherwise the rows that the stopped run wrote after that
-        checkpoint would appear twice.
-        """
+        """Remove this step and all later ones, because a restored run will log them again."""
         self.flush()
         self._last = None
         if self._files:
@@ -170,12 +160,10 @@ class MetricsLog:
     def read(directory: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         """Read the log in a directory; the run may still be active, or have been killed.
 
-        Returns:
-          `"step"`, int64 [n], each step once and in order, and every metric, float64 [n], NaN where a step
-          does not have it.
+        Returns: `"step"`, int64 [n], each step once and in order, and every metric, float64 [n], NaN where it
+        is absent.
 
-        Raises:
-          FileNotFoundError: the directory has no log. MetricError: a file is damaged.
+        Raises: FileNotFoundError: the directory has no log. MetricError: a file is damaged.
         """
         if not any(file.path.exists() for file in _files(Path(directory))):
             raise FileNotFoundError(f"MetricsLog.read: neither {JSONL} nor {CSV} is in {directory}.")
@@ -192,11 +180,9 @@ class MetricsLog:
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Plot every metric over the steps, a panel for each: PNG, SVG or PDF; needs `jaxpar[report]`.
 
-        The footer has the date, the versions and the command, and names the metrics without a finite number,
-        which have no panel.
+        The footer has the date, the versions and the command, and names the metrics without a finite number.
 
-        Raises:
-          MetricError: no metric has a finite number. ImportError: matplotlib is not installed.
+        Raises: MetricError: no metric has a finite number. ImportError: matplotlib is not installed.
         """
         if not self._closed:
             self.flush()
@@ -211,7 +197,6 @@ def _files(directory: Path) -> tuple[File, File]:
 
 
 def _reader(directory: Path) -> Callable[[], Iterator[Row]]:
-    """Return the reader of the rows on disk: the JSON file's if it exists, otherwise the table's."""
     objects, table = _files(directory)
     return objects.rows if objects.path.exists() else table.rows
 

@@ -1,8 +1,6 @@
 """progress: a loop's progress on stderr, as a bar on a terminal and otherwise as a line every few seconds.
 
-torch has no counterpart. Scripts use tqdm, where `set_postfix(loss=loss.item())` makes every step wait for
-the device. Here a value is shown as soon as it is ready, and the previous one until then. Only process 0
-shows anything. Ctrl-C ends the loop between two steps and leaves the terminal as it was.
+A value is shown as soon as it is ready, and the previous one until then, so no step waits for the device.
 """
 
 from __future__ import annotations
@@ -63,13 +61,11 @@ def progress(
       every: seconds between two lines where stderr is not a terminal.
       leave: whether the last state stays on the screen when the loop has ended.
 
-    Returns:
-      A `Progress`: an iterable with `.show(loss=loss)`. As a context manager it counts the calls of
+    Returns: A `Progress`: an iterable with `.show(loss=loss)`. As a context manager it counts the calls of
       its `.step()` instead.
 
-    Raises:
-      KeyboardInterrupt: Ctrl-C came during the step that has just been completed. A second Ctrl-C
-        raises in the middle of a step.
+    Raises: KeyboardInterrupt: Ctrl-C came during the step that has just been completed. A second Ctrl-C
+      raises in the middle of a step.
 
     Only process 0 shows anything, and with JAXPAR_PROGRESS=off none does.
 
@@ -141,12 +137,8 @@ class Progress(Generic[T]):
     def show(self, **values: object) -> None:
         """Display values next to the step count. Never waits for a device.
 
-        Args:
-          values: text, numbers, or arrays with a single number. An array that is still being computed
-            appears at a later update, when it is ready.
-
-        Raises:
-          MetricError: anything else.
+        Values are text, numbers, or arrays with a single number, which appear when they are ready; else
+        MetricError.
         """
         for name, value in values.items():
             if not isinstance(value, str):
@@ -159,8 +151,6 @@ class Progress(Generic[T]):
 
 
 class _Latest:
-    """The last ready value of a name, and the oldest and the newest pending ones."""
-
     # The newest alone would never be ready while the host runs ahead of the device. The oldest will be: it is
     # then displayed, and the newest replaces it.
     def __init__(self) -> None:
@@ -206,19 +196,14 @@ def _view(of: Progress[T]) -> _Silence:
 class _Silence:
     """The base of the views: displays nothing."""
 
-    def begin(self) -> None:
-        """Called before the first step."""
+    def begin(self) -> None: ...
 
-    def look(self) -> None:
-        """Called after each step."""
+    def look(self) -> None: ...
 
-    def end(self, leave: bool) -> None:
-        """Called after the last step; `leave` as in `progress`."""
+    def end(self, leave: bool) -> None: ...
 
 
 class _Lines(_Silence):
-    """Lines for a log file."""
-
     def __init__(self, of: Progress[T], console: Console) -> None:
         self.of, self.console, self.due, self.printed = of, console, 0.0, 0
 

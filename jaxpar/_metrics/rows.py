@@ -1,8 +1,6 @@
 """Rows of numbers in an append-only file: whole lines, one system call each.
 
-Lines of a killed process survive, because the operating system has them already. Only a power failure can
-leave a torn last line, which is dropped when the file is opened again. torch's event files are buffered, so
-a killed run loses its last seconds.
+Lines of a killed process survive; a power failure may leave a torn last line, which is dropped later.
 """
 
 from __future__ import annotations
@@ -49,10 +47,7 @@ class Json:
 
 
 class Csv:
-    """A table with a column for `step` and each name. A cell is empty where a step has no such value.
-
-    `columns` are all names so far, in order.
-    """
+    """A table with a column for `step` and each of `columns`. Absent values are empty cells."""
 
     def header(self, columns: Sequence[str]) -> str:
         return self._join(["step", *columns])
@@ -93,11 +88,7 @@ class File:
         self._file: io.FileIO | None = None
 
     def rows(self) -> Iterator[Row]:
-        """The rows on disk, without a torn last line.
-
-        Raises:
-          MetricError: a line that is not a row of metrics.
-        """
+        """Yield the rows on disk, without a torn last line; MetricError for a line that is not a row."""
         if not self.path.exists():
             return
         # A torn line may end inside a UTF-8 character: reading it must not raise before the line is dropped.
@@ -119,11 +110,8 @@ class File:
                 ) from error
 
     def write(self, rows: Callable[[], Iterator[Row]], more: Sequence[str] = ()) -> None:
-        """Replace the file by these rows atomically, and append from then on.
-
-        Args:
-          rows: may read the old file, since the new one is written to a temporary file first.
-          more: columns that no row has yet.
+        """Replace the file by these rows atomically, and append from then on. `more`: columns that no row has
+        yet.
         """
         self.close()
         names = (name for _, values in rows() for name in values)

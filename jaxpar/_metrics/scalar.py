@@ -1,7 +1,4 @@
-"""Scalars, possibly still being computed on a device: accepted without waiting, read when ready.
-
-JAX is never imported here, so a script that logs host numbers only does not pay for it.
-"""
+"""Scalars, possibly still being computed on a device: accepted without waiting, read when ready."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""default_collate: turn a list of samples into one batch, by torch's rules, with NumPy arrays.
-
-It does not use JAX, so it can run in any thread while the devices compute. Whatever converts to an array
-counts as one: tensors of torch, arrays of JAX.
+"""default_collate: turn a list of samples into one batch of NumPy arrays, by torch's rules, without JAX.
 
 Source: torch/utils/data/_utils/collate.py.
 """
@@ -34,13 +31,12 @@ def default_collate(batch: Sequence[Sample]) -> Batch:
     | a dict, a namedtuple | the same, of batches |
     | a list, a tuple | a list of batches |
 
-    Raises:
-      RuntimeError: arrays of different shapes, lists of different lengths. KeyError: dicts of different
-        keys. TypeError: anything else, samples of different kinds, arrays of text or objects, masked arrays.
-        ValueError: an int of more than 64 bits.
+    Raises: RuntimeError: arrays of different shapes, lists of different lengths. KeyError: dicts of different
+      keys. TypeError: anything else, samples of different kinds, arrays of text or objects, masked arrays.
+      ValueError: an int of more than 64 bits.
 
-    torch counterpart: `torch.utils.data.default_collate`, with arrays in place of tensors. It drops masks and
-    keys that the first sample lacks.
+    torch counterpart: `torch.utils.data.default_collate`, which drops masks and keys that the first sample
+    lacks.
 
     >>> from jaxpar import data
     >>> data.default_collate([(1, 'a'), (2, 'b')])
@@ -159,7 +155,6 @@ def _dtype_of(number: Any) -> np.dtype:
 
 
 def _check_keys(first: Mapping[Any, Any], batch: Sequence[Sample]) -> None:
-    """Raise KeyError unless all samples have the same keys; torch drops extra ones."""
     for i, sample in enumerate(batch):
         if not isinstance(sample, Mapping):
             raise TypeError(_KINDS.format(type(first).__name__, i, type(sample).__name__))

@@ -1,11 +1,7 @@
 """DataLoader: batches of a data set, in torch's order under a seed, as NumPy arrays.
 
-torch's workers are processes with a copy of the data set each; here they are threads, or such processes if a
-`multiprocessing_context` is given. The position can be saved and loaded in the middle of an epoch: the state
-consists of the generator before the epoch's first draw and the number of batches since. Loading repeats the
-draws, without reading a batch again.
-
-Source: torch/utils/data/dataloader.py.
+The position can be saved in the middle of an epoch, as the generator before the epoch's first draw and the
+number of batches since. Loading repeats the draws. Source: torch/utils/data/dataloader.py.
 """
 
 from __future__ import annotations
@@ -38,8 +34,6 @@ _epochs = itertools.count()
 
 
 class _InfiniteSampler:
-    """The sampler of an iterable data set; the end of its data ends the epoch."""
-
     def __iter__(self) -> Iterator[None]:
         return itertools.repeat(None)
 
@@ -48,31 +42,27 @@ class DataLoader:
     """Iterate over batches of a data set.
 
     Args:
-      dataset: anything with `__getitem__`, and `__len__` unless a sampler is given; or an iterable
-        without `__getitem__`, which is read in order.
+      dataset: anything with `__getitem__`, and `__len__` unless a sampler is given; or an iterable without
+        `__getitem__`, which is read in order.
       batch_size: rows per batch; None yields single samples.
       shuffle: whether to permute the rows in each epoch.
       sampler: the rows of an epoch. batch_sampler: the lists of rows.
-      num_workers: how many workers read ahead; 0 reads in the caller's thread. Workers are threads, of
-        which one reads an iterable, unless there is a `multiprocessing_context`.
+      num_workers: how many workers read ahead; 0 reads in the caller's thread. Workers are threads, of which
+        one reads an iterable, unless there is a `multiprocessing_context`.
       collate_fn: turns a list of samples into a batch; `default_collate` if left out.
-      pin_memory, pin_memory_device, in_order: accepted and not needed: `prefetch` copies to the devices
-        while they compute, and batches always come in order.
+      pin_memory, pin_memory_device, in_order: accepted and not needed: `prefetch` copies to the devices while
+        they compute, and batches always come in order.
       drop_last: whether a last batch of fewer rows is dropped.
       timeout: seconds to wait for a batch from the workers; 0 for no limit.
       worker_init_fn: called with the worker's number, by the worker, before it reads.
       multiprocessing_context: "spawn" or "forkserver", or such a context: workers are processes then. Data
         set, `collate_fn` and `worker_init_fn` are pickled; each process reads an iterable from its own copy.
-      generator: the `jaxpar.random.Generator` to draw from.
+      generator, seed: as for `RandomSampler`.
       prefetch_factor: how many batches each worker may be ahead; 2 if left out.
       persistent_workers: whether workers are kept from one epoch to the next.
-      seed: instead of a generator; replaces torch's default one: the order after
-        `torch.manual_seed(seed)`. Loaders that take turns share a `Generator`.
 
-    Raises:
-      ValueError, AssertionError, TypeError: for arguments that torch refuses, with its messages.
-      Errors of the data set, with a note that names the row and the batch.
-      WorkerError: a worker process has died.
+    Raises: ValueError, AssertionError, TypeError: for arguments that torch refuses, with its messages. Errors
+      of the data set, with a note that names the row and the batch. WorkerError: a worker process has died.
 
     torch counterpart: `torch.utils.data.DataLoader` (docs/semantics.md section 2.4).
 
@@ -148,7 +138,6 @@ class DataLoader:
         return self.sampler if self.batch_sampler is None else self.batch_sampler
 
     def __len__(self) -> int:
-        """The number of batches."""
         if not self._stream:
             return len(self._index_sampler)
         n = len(self.dataset)
@@ -242,7 +231,6 @@ class DataLoader:
         return reused(make) if self.persistent_workers else make
 
     def _index(self) -> Iterator[Any]:
-        """Return each batch's rows, as arrays if data set and sampler support them."""
         batches: Any = self.batch_sampler
         # Exact types only: a subclass may override __iter__, which the fast path skips.
         if type(batches) is BatchSampler and type(batches.sampler) in _GIVE_ARRAYS:
@@ -254,10 +242,8 @@ class DataLoader:
     # ---------------------------------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position: the last epoch that was started, and how many of its batches were returned.
-
-        JSON can store it. Batches that workers have read ahead do not count. An epoch that was left with
-        `break` counts as started.
+        """Return the position, which JSON can store: the last epoch that was started, even if it was left
+        with `break`, and how many of its batches were returned.
         """
         if self._resume is not None:
             return self._resume
@@ -278,11 +264,10 @@ class DataLoader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` was called: the same rows, in the same order, then the same draws.
 
-        A sampler of another library provides its own `state_dict`; one without must give the same order
-        again. An iterable is read again up to the position.
+        A sampler of an outside library provides its own `state_dict`, or must give the same order again. An
+        iterable is read again up to the position.
 
-        Raises:
-          ValueError: the state belongs to a loader with different batches.
+        Raises: ValueError: the state belongs to a loader with different batches.
         """
         for name, value in self._form().items():
             if state[name] != value:

@@ -1,9 +1,6 @@
 """Data sets with rows, iterable data sets, and concatenations of both.
 
-Inheriting from these classes is optional: a `DataLoader` accepts any object with `__getitem__` or `__iter__`.
-They make torch scripts portable line by line, and provide `+`.
-
-Source: torch/utils/data/dataset.py.
+A `DataLoader` accepts any object with `__getitem__` or `__iter__`. Source: torch/utils/data/dataset.py.
 """
 
 from __future__ import annotations
@@ -17,10 +14,8 @@ T = TypeVar("T", covariant=True)
 
 
 def is_stream(dataset: object) -> bool:
-    """Return whether a data set can only be iterated over, that is, has no `__getitem__`.
-
-    An IterableDataset, torch's too, inherits a `__getitem__` that raises, so it is recognised by its name.
-    """
+    """Return whether a data set can only be iterated over."""
+    # By name, since an IterableDataset, torch's too, inherits a `__getitem__` that raises.
     if any(kind.__name__ == "IterableDataset" for kind in type(dataset).__mro__):
         return True
     return hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")
@@ -29,11 +24,9 @@ def is_stream(dataset: object) -> bool:
 class Dataset(Generic[T]):
     """A data set indexed by row. A subclass defines `__getitem__(i)` and `__len__`.
 
-    With `__getitems__(rows)`, a `DataLoader` reads all rows of a batch at once. `a + b` is a
-    `ConcatDataset`.
+    With `__getitems__(rows)`, a `DataLoader` reads all rows of a batch at once. `a + b` is a `ConcatDataset`.
 
-    Raises:
-      NotImplementedError: the subclass has no `__getitem__`.
+    Raises: NotImplementedError: the subclass has no `__getitem__`.
 
     torch counterpart: `torch.utils.data.Dataset`.
 
@@ -83,9 +76,8 @@ class ConcatDataset(Dataset):
     Args:
       datasets: data sets with a length. `cumulative_sizes[i]` is the number of rows up to the end of i.
 
-    Raises:
-      AssertionError: no data set, or one that can only be iterated over. In `concat[i]`, ValueError and
-      IndexError: no such row.
+    Raises: AssertionError: no data set, or one without rows. In `concat[i]`, ValueError, IndexError: no such
+    row.
 
     torch counterpart: `torch.utils.data.ConcatDataset`.
 
@@ -104,7 +96,6 @@ class ConcatDataset(Dataset):
 
     @staticmethod
     def cumsum(sequence: Iterable[Any]) -> list[int]:
-        """Return the cumulative lengths."""
         return list(itertools.accumulate(map(len, sequence)))
 
     def __len__(self) -> int:
@@ -121,13 +112,9 @@ class ConcatDataset(Dataset):
 
 
 class ChainDataset(IterableDataset):
-    """Iterate over several data sets in sequence.
+    """Iterate over several iterable data sets in sequence.
 
-    Args:
-      datasets: data sets that can only be iterated over.
-
-    Raises:
-      AssertionError: in the loop, and in `len`, as in torch: one of another kind.
+    Raises: AssertionError: in the loop, and in `len`, as in torch: a data set that is not iterable.
 
     torch counterpart: `torch.utils.data.ChainDataset`.
     """

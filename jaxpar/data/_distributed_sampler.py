@@ -1,8 +1,4 @@
-"""Assign the rows of a data set to ranks.
-
-`DistributedSampler` is torch's: all ranks get equally many rows; if they do not divide evenly, some are
-repeated or dropped. That is right for training and wrong for a metric, so there is also
-`EvaluationSampler`, which gives each row to exactly one rank.
+"""Assign the rows of a data set to ranks: as torch does, or each row to exactly one rank.
 
 Source: torch/utils/data/distributed.py; the order is `jaxpar.random.distributed_order`.
 """
@@ -24,17 +20,15 @@ class DistributedSampler:
 
     Args:
       dataset: the data set; its length counts.
-      num_replicas, rank: the number of ranks and this one's; from `jaxpar.distributed` if
-        omitted.
+      num_replicas, rank: the number of ranks and this one's; from `jaxpar.distributed` if omitted.
       shuffle: whether the rows are permuted, by a generator of seed + epoch.
       seed: the same number on all ranks.
       drop_last: whether rows that do not divide evenly are dropped; otherwise the first ones come twice.
 
     Call `set_epoch(epoch)` before each epoch, or all epochs have the same order.
 
-    Raises:
-      ValueError: a rank outside of [0, num_replicas); or one of the two is left out and there is no
-        process group.
+    Raises: ValueError: a rank outside of [0, num_replicas); or one of the two is left out and there is no
+      process group.
 
     torch counterpart: `torch.utils.data.DistributedSampler`, the same rows (docs/semantics.md section 2.4).
 
@@ -63,7 +57,6 @@ class DistributedSampler:
         return iter(next(self.blocks()).tolist())
 
     def blocks(self) -> Iterator[np.ndarray]:
-        """Yield all rows as one array."""
         order = distributed_order(
             len(self.dataset),
             self.num_replicas,
@@ -92,11 +85,7 @@ class DistributedSampler:
         return {"epoch": self.epoch, **{name: getattr(self, name) for name in _ORDER_DEPENDS_ON}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set the epoch.
-
-        Raises:
-          ValueError: the state belongs to a sampler with a different order.
-        """
+        """Set the epoch; ValueError if the state belongs to a sampler with a different order."""
         for name in _ORDER_DEPENDS_ON:
             value = getattr(self, name)
             if state[name] != value:
@@ -111,19 +100,15 @@ class EvaluationSampler:
     """Iterate over a rank's rows, where each row of the data set belongs to exactly one rank.
 
     Args:
-      dataset: the data set; its length counts.
-      num_replicas, rank: as for `DistributedSampler`.
-      interleaved: rows rank, rank + R, rank + 2R, ... instead of a run of rows for each rank, the
-        first ranks having the longer runs.
+      dataset, num_replicas, rank: as for `DistributedSampler`; so are the errors.
+      interleaved: rows rank, rank + R, rank + 2R, ... instead of a run of rows for each rank, the first ranks
+        having the longer runs.
 
     Ranks differ by one row at most; with fewer rows than ranks some have none. A rank may have one more
-    batch than another, so a loop over batches must not wait for the other ranks in each of them.
-
-    Raises:
-      ValueError: as `DistributedSampler`.
+    batch, so a loop over batches must not wait for the other ranks in each of them.
 
     torch counterpart: none; `DistributedSampler(shuffle=False)` repeats rows, which a metric then counts
-    twice (docs/semantics.md section 2.4).
+    twice.
 
     >>> from jaxpar import data
     >>> list(data.EvaluationSampler(range(5), num_replicas=2, rank=1))

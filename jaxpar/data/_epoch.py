@@ -14,7 +14,7 @@ from ._fetch import END, Batch, Index
 
 @dataclasses.dataclass
 class Position:
-    """An epoch's position; `start` is the loader's state before the epoch's first draw.
+    """An epoch's position, from `start`, the loader's state before the epoch's first draw.
 
     `promised` is the result of `len(loader)` for an iterable, which may yield more.
     """
@@ -36,11 +36,10 @@ class Workers(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class ReadAhead:
-    """How an epoch's workers read ahead.
+    """How an epoch's workers read ahead: `count` workers, `batches` batches, waiting `timeout` seconds.
 
-    `workers` creates the workers, `count` is their number, `batches` how many batches they may read ahead,
-    `timeout` the seconds to wait (0: no limit). `copies`: whether each worker has a copy of the data set and
-    outlives an error, as processes do; `stateful`: whether its position in the data set ends with it.
+    `copies`: whether each worker has a copy of the data set and outlives an error, as processes do;
+    `stateful`: whether its position in the data set ends with it.
     """
 
     workers: Callable[[], Workers]
@@ -188,7 +187,6 @@ class Epoch:
 
 
 def reused(make: Callable[[], Workers]) -> Callable[[], Workers]:
-    """Return the same workers to every epoch, until one of them dies."""
     those: list[Workers] = []
 
     def workers() -> Workers:

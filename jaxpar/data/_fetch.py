@@ -42,7 +42,7 @@ def fetcher(dataset: Dataset, collate: Collate, batched: bool, drop_last: bool) 
 
 
 def look_up(dataset: Dataset, collate: Collate) -> Gather | None:
-    """Return a function that reads a batch by one look-up per array, equal to collating rows, or None."""
+    """Return a function that reads a batch by one look-up per array, where that equals collating rows."""
     return _look_up(dataset) if collate is default_collate else None
 
 
@@ -61,8 +61,6 @@ def _look_up(dataset: Dataset) -> Gather | None:
 
 
 class ArrayFetcher:
-    """Looks up all rows of a batch at once in arrays in memory."""
-
     def __init__(self, gather: Gather):
         self.gather = gather
 
@@ -82,8 +80,6 @@ def _fail(error: Exception, where: str) -> NoReturn:
 
 
 class _MapFetcher:
-    """Reads the rows of a data set one by one, or by `__getitems__`."""
-
     def __init__(self, dataset: Dataset, collate: Collate, batched: bool):
         self.dataset, self.collate, self.batched = dataset, collate, batched
 
@@ -119,8 +115,6 @@ class _MapFetcher:
 
 
 class _IterableFetcher:
-    """Iterates over a data set, in one thread at a time."""
-
     def __init__(self, dataset: Dataset, collate: Collate, batched: bool, drop_last: bool):
         self.rows, self.collate = iter(dataset), collate
         self.batched, self.drop_last = batched, drop_last

@@ -1,8 +1,4 @@
-"""The generators that samplers draw from, and their state as text.
-
-torch has one default generator per process. jaxpar has `seed=` instead: a number, or a `Generator` that
-several samplers and loaders draw from in turn.
-"""
+"""The generators that samplers draw from, and their state as text; `seed=` replaces torch's default one."""
 
 from __future__ import annotations
 
@@ -37,7 +33,6 @@ def source(generator: Generator | None, seed: int | Generator | None, function: 
 
 
 def generator_to_text(generator: Generator) -> str:
-    """Return the generator's state as a string, so that JSON can store it."""
     return base64.b64encode(generator.get_state().tobytes()).decode()
 
 

@@ -1,8 +1,7 @@
 """prefetch: copy the next batches to the devices during the current step.
 
-A thread reads batches from any iterable and sends them. It only copies and never launches a multi-device
-program, so it can run concurrently with the training thread, also on virtual devices (`_devices.virtual`).
-It ends with the loop, however that ends: the thread has no reference to the loop's iterator.
+A thread reads and sends batches, and never launches a multi-device program, so it can run next to the
+training thread, also on virtual devices. It has no reference to the loop's iterator, and ends with the loop.
 """
 
 from __future__ import annotations
@@ -35,21 +34,19 @@ def prefetch(
     """Iterate over the same batches, copied to the devices ahead of time.
 
     Args:
-      iterable: a `DataLoader`, torch's or this one, a grain data set, anything that yields pytrees of
-        arrays. Other leaves stay as they are.
-      placement: a `Placement` or devices: rows that divide evenly are spread over them, others go to all
-        of them; or one device, which gets everything; all devices if left out.
+      iterable: a `DataLoader`, torch's or this one, a grain data set, anything that yields pytrees of arrays.
+        Other leaves stay as they are.
+      placement: a `Placement` or devices: rows that divide evenly are spread over them, others go to all of
+        them; or one device, which gets everything; all devices if left out.
       size: how many batches may wait at most, including the one being made.
 
-    Returns:
-      An iterable of `jax.Array` trees; each loop over it is a pass over `iterable`. `with` and `close()`
-      end the thread. `len`, `state_dict` and `load_state_dict` are delegated to `iterable`, at the
-      position of the last batch that was returned, not read.
+    Returns: An iterable of `jax.Array` trees; each loop over it is a pass over `iterable`. `with` and
+      `close()` end the thread. `len` and the state are those of `iterable`, at the last batch that was
+      returned, not read.
 
-    Raises:
-      ValueError: `size` is not a positive int. DeviceError: unknown devices. TypeError: not an iterable.
-      Errors of `iterable`, after the preceding batches, with a note of the batch's number.
-      LeafError: arrays of text or objects. RangeError: integers that JAX would wrap.
+    Raises: ValueError: `size` is not a positive int. DeviceError: unknown devices. TypeError: not an
+      iterable. LeafError: arrays of text or objects. RangeError: integers that JAX would wrap. Errors of
+      `iterable`, after the preceding batches, with a note of the batch's number.
 
     torch counterpart: `DataLoader(pin_memory=True)` and `.to(device, non_blocking=True)`.
 
@@ -103,11 +100,7 @@ class Prefetch:
             one.channel.end(wait)
 
     def state_dict(self) -> PyTree:
-        """Return the iterable's position at the last batch that was returned.
-
-        Raises:
-          TypeError: it has neither `state_dict` nor its iterator `get_state`.
-        """
+        """Return the iterable's position at the last batch that was returned; TypeError if it has none."""
         if self._position:
             position = self._position[0]
         else:
@@ -130,7 +123,6 @@ class Prefetch:
 
 
 def _reader(iterable: object, rows: object) -> Reader:
-    """Return the method that returns the position: the iterator's (grain) or the iterable's (torchdata)."""
     for source, method in ((rows, "get_state"), (iterable, "state_dict")):
         if hasattr(source, method):
             return getattr(source, method)
@@ -138,9 +130,8 @@ def _reader(iterable: object, rows: object) -> Reader:
 
 
 class _Channel:
-    """State shared by the thread and the loop.
-
-    It refers to neither the iterator nor the data, so the thread keeps neither alive.
+    """State shared by the thread and the loop. It refers to neither iterator nor data, so the thread keeps
+    none alive.
     """
 
     def __init__(self, size: int):
@@ -168,10 +159,8 @@ _channels: weakref.WeakSet[_Channel] = weakref.WeakSet()
 
 @atexit.register
 def _end_all() -> None:
-    """End all threads before JAX shuts down its backends at exit, when no copy may be in progress.
-
-    atexit runs the last registered function first, and this module is imported after JAX.
-    """
+    """End all threads before JAX shuts down its backends at exit, when no copy may be in progress."""
+    # atexit runs the last registered function first, and this module is imported after JAX.
     for channel in list(_channels):
         channel.end()
         if channel.thread is not None:
@@ -179,8 +168,6 @@ def _end_all() -> None:
 
 
 class _PrefetchIterator:
-    """The iterator of one loop."""
-
     def __init__(
         self, channel: _Channel, rows: Iterator[PyTree], send: Send, read: Reader, position: list[Any]
     ):

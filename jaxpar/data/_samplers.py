@@ -1,7 +1,5 @@
-"""Samplers: the order of the rows, identical to torch's.
-
-Iterating gives Python ints and draws at the same moments as torch, so that an epoch that is left early
-leaves the generator where torch leaves it.
+"""Samplers: the order of the rows, identical to torch's, drawn at the same moments, also if an epoch is left
+early.
 
 Sources: torch/utils/data/sampler.py; for the weighted one ATen/native/Distributions.cpp and
 ATen/native/cpu/MultinomialKernel.cpp.
@@ -37,7 +35,6 @@ class SequentialSampler:
         return iter(range(len(self.data_source)))
 
     def blocks(self) -> Iterator[np.ndarray]:
-        """Yield all rows as one array."""
         yield np.arange(len(self.data_source))
 
     def __len__(self) -> int:
@@ -45,8 +42,6 @@ class SequentialSampler:
 
 
 class GeneratorSampler:
-    """The base of samplers that draw from a generator."""
-
     def _set_generator(self, generator: Generator | None, seed: int | Generator | None) -> None:
         self._first = source(generator, seed, type(self).__name__)
         self.generator = generator
@@ -60,7 +55,6 @@ class GeneratorSampler:
         return {"generator": generator_to_text(self._source)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the generator's state."""
         generator_from_text(self._source, state["generator"])
 
 
@@ -70,16 +64,14 @@ class RandomSampler(GeneratorSampler):
     Args:
       data_source: a data set; its length counts.
       replacement: whether a row may come twice.
-      num_samples: how many rows in an epoch; as many as there are if left out. More without
-        replacement come from several permutations.
+      num_samples: how many rows in an epoch; as many as there are if left out. More without replacement come
+        from several permutations.
       generator: the `jaxpar.random.Generator` to draw from.
       seed: instead of a generator, for torch's default one: `seed=0` gives torch's order after
-        `torch.manual_seed(0)`. A `Generator` may be shared with others. If left out, the operating
-        system provides it.
+        `torch.manual_seed(0)`. A `Generator` may be shared with others. If left out, the seed is random.
 
-    Raises:
-      TypeError: `replacement` is not a bool. ValueError: `num_samples` is not a positive int, also
-        because the data set is empty.
+    Raises: TypeError: `replacement` is not a bool. ValueError: `num_samples` is not a positive int, also
+      because the data set is empty.
 
     torch counterpart: `torch.utils.data.RandomSampler`, the same rows.
 
@@ -172,8 +164,7 @@ class BatchSampler:
       batch_size: rows of a batch.
       drop_last: whether a last batch of fewer rows is dropped.
 
-    Raises:
-      ValueError: `batch_size` is not a positive int, or `drop_last` not a bool.
+    Raises: ValueError: `batch_size` is not a positive int, or `drop_last` not a bool.
 
     torch counterpart: `torch.utils.data.BatchSampler`.
 
@@ -203,7 +194,6 @@ class BatchSampler:
         return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
 
     def arrays(self, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-        """Yield the batches as arrays, from a sampler's blocks of rows, drawn at the same moments."""
         pending = np.empty(0, np.intp)
         for block in blocks:
             pending = np.concatenate([pending, block]) if len(pending) else block
@@ -215,11 +205,9 @@ class BatchSampler:
             yield pending
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sampler's state, or an empty dict."""
         return self.sampler.state_dict() if hasattr(self.sampler, "state_dict") else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the sampler's state."""
         if hasattr(self.sampler, "load_state_dict"):
             self.sampler.load_state_dict(state)
 
@@ -230,9 +218,9 @@ _REFUSED = "invalid multinomial distribution "
 class WeightedRandomSampler(GeneratorSampler):
     """Draw rows by weight, identical to torch.multinomial.
 
-    With replacement a uniform number is looked up in the summed weights. Without, or for one row, the
-    weights are divided by exponential numbers and the largest quotients win; their logarithm is the C
-    library's, as in torch, so that no bit differs where both use the same library.
+    With replacement a uniform number is looked up in the summed weights. Without, or for one row, the weights
+    are divided by exponential numbers, computed with the C library's logarithm, and the largest quotients
+    win.
 
     Args:
       weights: [n] numbers, which need not add up to one.
@@ -240,11 +228,10 @@ class WeightedRandomSampler(GeneratorSampler):
       replacement: whether a row may come twice.
       generator, seed: as for `RandomSampler`.
 
-    Raises:
-      ValueError: as torch, for `num_samples`, `replacement` and weights with more axes.
-      RuntimeError: in the epoch, as torch, for weights that are negative or not finite, without a
-        positive one, or fewer than `num_samples` without replacement; also if rows of weight zero would
-        have to be drawn, which torch draws in an order of its own.
+    Raises: ValueError: as torch, for `num_samples`, `replacement` and weights with more axes. RuntimeError:
+      in the epoch, as torch, for weights that are negative or not finite, without a positive one, or fewer
+      than `num_samples` without replacement; also for fewer positive ones, where torch draws rows of weight
+      zero.
 
     torch counterpart: `torch.utils.data.WeightedRandomSampler`, the same rows.
 

@@ -1,7 +1,4 @@
-"""StackDataset: row i of each of several data sets is sample i.
-
-Source: torch/utils/data/dataset.py.
-"""
+"""StackDataset: row i of each of several data sets is sample i. Source: torch/utils/data/dataset.py."""
 
 from __future__ import annotations
 
@@ -18,9 +15,8 @@ class StackDataset(Dataset):
       args: data sets; a sample is the tuple of their rows.
       kwargs: named ones instead; a sample is a dict.
 
-    Raises:
-      ValueError: both or none are given, or their lengths differ; in `__getitems__`, a data set that returns
-      a wrong number of rows.
+    Raises: ValueError: both or none are given, or their lengths differ; in `__getitems__`, a data set that
+      returns a wrong number of rows.
 
     torch counterpart: `torch.utils.data.StackDataset`.
 

@@ -1,7 +1,4 @@
-"""Subset, and random_split, which splits a data set at random.
-
-Source: torch/utils/data/dataset.py.
-"""
+"""Subset, and random_split, which splits a data set at random. Source: torch/utils/data/dataset.py."""
 
 from __future__ import annotations
 
@@ -17,14 +14,9 @@ from ._generators import source
 
 
 class Subset(Dataset):
-    """A subset of a data set's rows.
+    """A subset of a data set's rows: row i is row `indices[i]` of the full data set.
 
-    Args:
-      dataset: the full data set.
-      indices: its rows; row i of the subset is row `indices[i]` of the full data set.
-
-    Raises:
-      NotImplementedError: a subclass has its own `__getitem__` and not its own `__getitems__`, which a
+    Raises: NotImplementedError: a subclass has its own `__getitem__` and not its own `__getitems__`, which a
       `DataLoader` asks first.
 
     torch counterpart: `torch.utils.data.Subset`.
@@ -73,11 +65,9 @@ def random_split(
       dataset: a data set with a length.
       lengths: how many rows each subset gets; or fractions that add up to 1, which are rounded down, and the
         first subsets get a row more each until none is left.
-      generator: the `jaxpar.random.Generator` to draw from.
-      seed: instead of a generator, for torch's default one: a number, or a `Generator` to share.
+      generator, seed: as for `RandomSampler`.
 
-    Raises:
-      ValueError: lengths below 0, a fraction outside of [0, 1], a sum that is not the number of rows.
+    Raises: ValueError: lengths below 0, a fraction outside of [0, 1], a sum that is not the number of rows.
       TypeError: lengths that are neither ints nor fractions that add up to 1.
 
     torch counterpart: `torch.utils.data.random_split`, the same rows. It accepts negative lengths.

@@ -19,11 +19,10 @@ class TensorDataset(Dataset):
       arrays: [n, ...] NumPy arrays, or anything that `np.asarray` converts without loss: arrays of JAX,
         tensors of torch on the CPU. NumPy's are kept as they are; memory maps stay on disk.
 
-    `dataset[i]` is the tuple of rows i, `dataset.arrays` are the arrays. A `DataLoader` reads a batch
-    with one look-up per array, without a step of Python for each row.
+    `dataset[i]` is the tuple of rows i, `dataset.arrays` are the arrays. A `DataLoader` reads a batch with
+    one look-up per array, without a step of Python for each row.
 
-    Raises:
-      CountError: different numbers of rows. TypeError: no array at all, or something that is not one.
+    Raises: CountError: different numbers of rows. TypeError: no array at all, or something that is not one.
       IndexError: an array without axes.
 
     torch counterpart: `torch.utils.data.TensorDataset`.

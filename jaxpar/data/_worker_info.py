@@ -74,7 +74,6 @@ def get_worker_info() -> WorkerInfo | None:
 
 
 def set_worker_info(info: WorkerInfo) -> None:
-    """Register the calling thread, or the whole process, as that worker."""
     global _of_process
     if info.worker_method == "thread":
         _of_thread.info = info
@@ -84,8 +83,6 @@ def set_worker_info(info: WorkerInfo) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """The options that all workers of a loader share."""
-
     workers: int
     base_seed: int
     initialise: Callable[[int], Any] | None

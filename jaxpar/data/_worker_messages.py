@@ -1,10 +1,8 @@
 """Messages from worker processes: arrays through shared memory, everything else through the connection.
 
-Pickle's protocol 5 passes the arrays' memory out of band. It is written once, into a file in
-memory that has no name (memfd): the descriptor travels over the connection and the reader maps it, so
-nothing is copied on the reader's side, nothing is left behind when either process dies, and the size of
-/dev/shm, which is small in containers, does not matter. Small batches, and all batches where there is no
-memfd, go through the connection itself.
+Pickle's protocol 5 passes the arrays' memory out of band. It is written once, into a file in memory without a
+name (memfd), whose descriptor travels over the connection: nothing is copied by the reader, nothing is left
+when a process dies, and /dev/shm may be small. Small batches go through the connection itself.
 """
 
 from __future__ import annotations
@@ -77,11 +75,7 @@ class Packed:
     file: int | None
 
     def send(self, connection: Connection) -> None:
-        """Send the message, once.
-
-        Raises:
-          OSError: the receiver is gone.
-        """
+        """Send the message, once; OSError if the receiver is gone."""
         sizes = [len(buffer) for buffer in self.buffers]
         connection.send_bytes(pickle.dumps((self.head, sizes, self.file is not None)))
         if self.file is None:
@@ -96,11 +90,7 @@ class Packed:
 
 
 def pack(content: Any) -> Packed:
-    """Pickle an object, with its arrays in shared memory.
-
-    Raises:
-      OSError: no memory is left for them. Errors of pickle and of the object's class.
-    """
+    """Pickle an object, with its arrays in shared memory; OSError if none is left."""
     pickled: list[pickle.PickleBuffer] = []
     head = pickle.dumps(content, protocol=5, buffer_callback=pickled.append)
     buffers = [buffer.raw() for buffer in pickled]
@@ -125,8 +115,6 @@ def _write(file: int, buffer: memoryview, offset: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Received:
-    """A pickled object and the separate memory of its arrays."""
-
     head: bytes
     buffers: Sequence[Any]
 
@@ -135,11 +123,7 @@ class Received:
 
 
 def receive(connection: Connection) -> Received:
-    """Receive the next message.
-
-    Raises:
-      EOFError, OSError: the other side is gone.
-    """
+    """Receive the next message; EOFError or OSError if the sender is gone."""
     head, sizes, shared = pickle.loads(connection.recv_bytes())
     if not shared:
         # Over bytes, which are immutable, the arrays would be read-only.

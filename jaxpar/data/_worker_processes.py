@@ -1,16 +1,11 @@
 """Worker processes: for data sets written in Python, which threads would run one at a time.
 
-Each worker shares only one connection with the loader, so nothing can leak: no queue, lock or named memory.
-A connection that ends shows that the other side is gone, for whatever reason:
+Each worker shares one connection with the loader. Its end shows either side that the other process is gone: a
+thread in the loader's process reports a dead worker, its batch and the cause; a thread in the worker ends it
+with the loader. Workers ignore Ctrl-C, which reaches every process of a terminal.
 
-* A worker that dies (a signal, a crash in native code) ends it at once; a thread in the loader's process
-  notices and reports the worker, the batch and the cause.
-* A loader that dies ends it too; a thread in the worker notices, even in the middle of a batch, and ends
-  the worker.
-* Ctrl-C reaches every process of a terminal. Workers ignore it; they end with the loader's loop.
-
-Workers are spawned, or forked from a server that was. A process that runs JAX must not be forked itself:
-the copy has JAX's locks, but not the threads that would open them, so it waits for ever at its first array.
+Workers are spawned, or forked from a server that was. A process that runs JAX must not be forked itself: the
+copy has JAX's locks, but not the threads that would open them, so it waits for ever at its first array.
 """
 
 from __future__ import annotations
@@ -58,11 +53,9 @@ class Processes:
 
     @property
     def broken(self) -> bool:
-        """Whether a worker has died."""
         return any(worker.death for worker in self._workers)
 
     def submit(self, worker: int, epoch: int, number: int, index: Index) -> Future[Any]:
-        """Submit batch `number` of an epoch to a worker."""
         return self._workers[worker].ask(epoch, number, index)
 
 
@@ -170,7 +163,7 @@ class _Worker:
 
 
 def _fulfil(future: Future[Any], answer: Received) -> None:
-    """Unpickle the answer and resolve the future; a failure to unpickle is the future's error."""
+    """Resolve the future; a failure to unpickle is its error."""
     try:
         content = answer.unpack()
     except BaseException as error:
@@ -210,7 +203,6 @@ def _ctrl_c_blocked() -> Iterator[None]:
 
 
 def work(connection: Connection, job: Job, i: int) -> None:
-    """Run a worker until the loader stops it."""
     # Ignore before unblocking, which discards a Ctrl-C that arrived in the meantime.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -1,8 +1,7 @@
 """Worker threads. Each has its own queue, so that every run assigns the same batches to the same worker.
 
 They are the default: reading files, decoding images and NumPy's large operations release the interpreter
-lock, nothing has to be pickled or copied, and they start at once. They are daemons, so that a read that
-never returns does not keep the process alive.
+lock.
 """
 
 from __future__ import annotations
@@ -38,7 +37,6 @@ class Threads:
             ).start()
 
     def submit(self, worker: int, fetch: Fetch, number: int, index: Index) -> Future[Any]:
-        """Submit `fetch(number, index)` to a worker."""
         future: Future[Any] = Future()
         self._queues[worker].put((future, fetch, number, index))
         return future

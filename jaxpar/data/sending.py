@@ -1,8 +1,7 @@
-"""Send a batch: each device gets its rows directly from the host.
+"""Send a batch: each device gets its rows directly from the host, in DataParallel's layout.
 
-Rows that divide evenly become one array sharded over the devices along `dim`, in DataParallel's layout, so
-`scatter` moves nothing between devices. JAX has no array of uneven pieces, so rows that do not
-divide evenly go to all devices whole, and each device takes its piece from its own copy.
+JAX has no array of uneven pieces, so rows that do not divide evenly go to all devices whole, and each device
+takes its piece from its own copy.
 """
 
 from __future__ import annotations
@@ -26,10 +25,7 @@ Put = Callable[[jax.Array | np.ndarray], jax.Array]
 
 
 def sender(placement: Placement | Iterable[DeviceLike] | DeviceLike | None, checked: bool = False) -> Send:
-    """Return a function that copies a batch to the devices; all devices if None.
-
-    `checked`: the caller has validated the leaves.
-    """
+    """Return a function that copies a batch to the devices; `checked` if the leaves are validated."""
     if isinstance(placement, (str, int, jax.Device)):
         return _to_one(_devices.device(placement), checked)
     where = place(placement, function="prefetch")
@@ -49,15 +45,13 @@ def _to_one(device: jax.Device, checked: bool) -> Send:
 
 
 def _send(device: jax.Device, checked: bool, put: Put, batch: PyTree) -> PyTree:
-    """Send all leaves and wait for the copies, so that the host's arrays may be overwritten.
-
-    CPU devices get copies made beforehand and are not waited for: their threads are busy with earlier steps.
-    """
+    """Send all leaves and wait for the copies, so that the host's arrays may be overwritten."""
     leaves, form = jax.tree.flatten(batch)
     if not checked:
         leaves = [_host_array(leaf) for leaf in leaves]
         check_leaves(leaves, LazyPaths(("batch", batch)), "prefetch")
     sent = [_put(leaf, put) for leaf in leaves]
+    # CPU devices got copies made beforehand, and their threads are busy with earlier steps.
     if device.platform != "cpu":
         moved = zip(sent, leaves, strict=True)
         jax.block_until_ready([x for x, leaf in moved if is_real(x) and x is not leaf])
@@ -65,7 +59,6 @@ def _send(device: jax.Device, checked: bool, put: Put, batch: PyTree) -> PyTree:
 
 
 def _host_array(leaf: PyTree) -> PyTree:
-    """Convert a torch tensor, which JAX rejects, to NumPy; return anything else unchanged."""
     if isinstance(leaf, (jax.Array, np.ndarray, np.generic)) or not is_array_like(leaf):
         return leaf
     return np.asarray(leaf)
@@ -112,7 +105,6 @@ def _whole(
 
 
 def _readable(x: jax.Array) -> bool:
-    """Return whether the host can read the values, which random keys do not allow."""
     return not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended) and x.is_fully_addressable
 
 

@@ -1,8 +1,4 @@
-"""Adafactor in torch's form; optax's default is a different algorithm.
-
-Torch factors the second moment of a parameter over its last two axes. In Flax's layout other axes
-correspond to them, which `dims` names.
-"""
+"""Adafactor in torch's form; optax's default is a different algorithm."""
 
 from __future__ import annotations
 
@@ -33,10 +29,8 @@ Axes: TypeAlias = "int | tuple[int, ...]"
 
 
 class AdafactorState(NamedTuple):
-    """`step`: the number of updates. `row_var`, `col_var`: for leaves with two axes or more; else `variance`.
-
-    Each is a tree like the parameters, with None for unused leaves. `row_var` has size 1 along the columns,
-    `col_var` along the rows.
+    """Trees like the parameters, of None for unused leaves: `variance` for vectors and scalars, else the
+    other two, of size 1 along the columns (`row_var`) and along the rows (`col_var`).
     """
 
     step: jax.Array
@@ -61,17 +55,14 @@ def adafactor(
     Args:
       lr: the largest relative step: a number, an array or a schedule.
       beta2_decay: at step t the second moment forgets t**beta2_decay of itself.
-      eps: lower bounds of the variance estimate (the machine epsilon of the parameter's type if None)
-        and of a parameter's magnitude.
+      eps: lower bounds of the variance estimate (None: the machine epsilon of the parameter's type) and of a
+        parameter's magnitude.
       d: updates with a larger root mean square are scaled down to it.
-      weight_decay: the parameter shrinks by lr * weight_decay.
-      maximize: ascend.
-      dims: `dims(path, leaf)` gives the axes of rows and of columns, each a number or a tuple; (-2, -1)
-        without it. For a Flax kernel [H, W, I, O], [O, I, H, W] in torch, these are (0, 1). Which of the
-        two is called row does not matter to the result.
+      weight_decay: decoupled, times the rate. maximize: ascend.
+      dims: `dims(path, leaf)` gives the axes of rows and of columns, in any order, each a number or a tuple;
+        (-2, -1) without it. For a Flax kernel [H, W, I, O], [O, I, H, W] in torch, these are (0, 1).
 
-    Raises:
-      ValueError: with torch's message, for values that torch refuses.
+    Raises: ValueError: with torch's message, for values that torch refuses.
 
     torch counterpart: `torch.optim.Adafactor`. Source: torch/optim/_adafactor.py.
 

@@ -15,8 +15,6 @@ from ._settable import settable
 
 
 class AdagradState(NamedTuple):
-    """`step`: the number of updates. `sum`: the sum of squared gradients, a tree like the parameters."""
-
     step: jax.Array
     sum: PyTree
 
@@ -31,16 +29,15 @@ def adagrad(
     *,
     maximize: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """Adagrad as torch does it: eps outside of the root, and a decaying learning rate.
+    """Adagrad as torch does it.
 
     Args:
       lr, weight_decay, maximize: as for `sgd`; so are the errors.
       lr_decay: the rate of step t, from 0, is lr / (1 + t * lr_decay).
       initial_accumulator_value: the initial sum of squares.
-      eps: added to the root of the sum.
+      eps: added to the root of the sum; `optax.adagrad` adds it under the root.
 
-    torch counterpart: `torch.optim.Adagrad`; `optax.adagrad` has eps under the root. Source:
-    torch/optim/adagrad.py.
+    torch counterpart: `torch.optim.Adagrad`. Source: torch/optim/adagrad.py.
 
     >>> from jaxpar import optim
     >>> tx = optim.adagrad(lr=1e-2, lr_decay=1e-4)

@@ -1,9 +1,8 @@
 """Adam, AdamW, NAdam, RAdam and Adamax.
 
-`optax.adam` is the same algebra, but computes 1 - beta**t literally; in float32 that makes it many times
-as noisy as torch, which computes it in float64 (docs/optim.md has numbers). `optax.amsgrad` maximises
-the corrected second moment, torch the raw one: a different algorithm. optax.nadam lacks torch's momentum
-schedule, and optax.radam adds eps to the corrected root, which differs where gradients are tiny.
+`optax.adam` computes 1 - beta**t literally, which makes it many times as noisy as torch in float32
+(docs/optim.md has numbers). `optax.amsgrad` maximises the corrected second moment, torch the raw one.
+optax.nadam lacks torch's momentum schedule, and optax.radam adds eps to the corrected root.
 """
 
 from __future__ import annotations
@@ -36,8 +35,6 @@ from ._settable import settable
 
 
 class AdamState(NamedTuple):
-    """`step`: the number of updates. The moments are like the parameters, or None (amsgrad only)."""
-
     step: jax.Array
     exp_avg: PyTree
     exp_avg_sq: PyTree
@@ -45,8 +42,6 @@ class AdamState(NamedTuple):
 
 
 class NAdamState(NamedTuple):
-    """`step`: the number of updates. `mu_product`: the product of all momenta."""
-
     step: jax.Array
     mu_product: jax.Array
     exp_avg: PyTree
@@ -54,16 +49,12 @@ class NAdamState(NamedTuple):
 
 
 class RAdamState(NamedTuple):
-    """`step`: the number of updates. `exp_avg`, `exp_avg_sq`: trees like the parameters."""
-
     step: jax.Array
     exp_avg: PyTree
     exp_avg_sq: PyTree
 
 
 class AdamaxState(NamedTuple):
-    """`step`: the number of updates. `exp_avg`, `exp_inf`: trees like the parameters."""
-
     step: jax.Array
     exp_avg: PyTree
     exp_inf: PyTree
@@ -100,8 +91,7 @@ def adam(
       maximize: ascend.
       decoupled_weight_decay: AdamW: shrink the parameter by lr * weight_decay instead.
 
-    Raises:
-      ValueError: with torch's message, for values that torch refuses.
+    Raises: ValueError: with torch's message, for values that torch refuses.
 
     torch counterpart: `torch.optim.Adam`. Source: torch/optim/adam.py, `_single_tensor_adam`.
 
@@ -142,9 +132,7 @@ def adamw(
     *,
     maximize: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """Adam with decoupled weight decay: `adam(..., decoupled_weight_decay=True)`.
-
-    The decay is torch's 1e-2 unless given (optax.adamw: 1e-4) and is multiplied by the learning rate.
+    """Adam with decoupled weight decay, torch's 1e-2 by default (optax.adamw: 1e-4).
 
     torch counterpart: `torch.optim.AdamW`. Source: torch/optim/adamw.py.
 
@@ -171,8 +159,8 @@ def nadam(
       lr, betas, eps, weight_decay, decoupled_weight_decay, maximize: as for `adam`; so are the errors.
       momentum_decay: psi in mu_t = beta1 * (1 - 0.96**(t * psi) / 2).
 
-    torch counterpart: `torch.optim.NAdam`. There `mu_product` is float32 unless the default type is
-    float64; here it is float64 under x64. Source: torch/optim/nadam.py.
+    torch counterpart: `torch.optim.NAdam`, whose `mu_product` is float32 by default; here it is float64 under
+    x64. Source: torch/optim/nadam.py.
 
     >>> from jaxpar import optim
     >>> tx = optim.nadam(lr=2e-3, momentum_decay=4e-3)
@@ -249,11 +237,8 @@ def _rectification(beta2: Scalar, step: jax.Array) -> jax.Array:
 
 
 def _average_length(beta2: Scalar, step: jax.Array) -> jax.Array:
-    """Return rho_t = 2 / (1 - b) - 1 - 2 * t * b**t / (1 - b**t), in a form without cancellation.
-
-    With L = -log(b) and x = t * L it is c + 2 / L * (1 - x / (exp(x) - 1)), where c is a constant
-    of size L. The last factor is its power series (Bernoulli numbers) while x is small.
-    """
+    # rho_t = 2 / (1 - b) - 1 - 2 * t * b**t / (1 - b**t), without cancellation: for L = -log(b), x = t * L
+    # it is a constant plus 2 / L * (1 - x / (exp(x) - 1)), by a series (Bernoulli numbers) for small x.
     if is_zero(beta2):
         return jnp.ones((), float)
     L = -math.log(beta2) if is_number(beta2) else -jnp.log(beta2)
@@ -278,12 +263,10 @@ def _two_moments(
     move: Callable[..., jax.Array],
     amsgrad: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """Build Adam, NAdam or RAdam: means of the gradient and its square, and both weight decays.
+    """Build Adam, NAdam or RAdam.
 
-    Args:
-      create: returns the initial state for parameters, with the fields exp_avg and exp_avg_sq.
-      scalars: maps state and step to the scalars for `move` and to the state fields that change.
-      move: maps these scalars, the gradient and both moments to the update without decoupled decay.
+    `create(params)` returns the initial state, `scalars(state, now)` the scalars for `move` and the state
+    fields that change, `move(scalars, gradient, *moments)` the update without decoupled decay.
     """
     check_nonnegative(lr=lr, eps=eps)
     check_betas(betas)
@@ -339,8 +322,7 @@ def adamax(
       betas: decay of the mean and of the largest magnitude.
       eps: added to every magnitude.
 
-    torch counterpart: `torch.optim.Adamax`. `optax.adamax` is the same with a noisier correction.
-    Source: torch/optim/adamax.py.
+    torch counterpart: `torch.optim.Adamax`; `optax.adamax` has a noisier correction.
 
     >>> from jaxpar import optim
     >>> tx = optim.adamax(lr=2e-3, betas=(0.9, 0.99))

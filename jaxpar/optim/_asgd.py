@@ -1,4 +1,4 @@
-"""ASGD: averaged stochastic gradient descent. optax has no counterpart."""
+"""Averaged stochastic gradient descent, which optax lacks."""
 
 from __future__ import annotations
 
@@ -24,10 +24,7 @@ from ._settable import settable
 
 
 class ASGDState(NamedTuple):
-    """`step`: the number of updates. `eta`, `mu`: the next step's rate and averaging weight.
-
-    `ax`: the averaged parameters, which are the method's result.
-    """
+    """`eta`, `mu`: the next step's rate and averaging weight. `ax`: the averaged parameters."""
 
     step: jax.Array
     eta: jax.Array
@@ -45,20 +42,18 @@ def asgd(
     *,
     maximize: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """Averaged SGD as torch does it.
+    """Averaged SGD as torch does it; must be the last stage of a chain, since it averages the updated
+    parameters.
 
     Args:
       weight_decay, maximize: as for `sgd`; so are the errors.
-      lr: a number, an array or a schedule. As in torch, each step computes the rate of the next one, so
-        a schedule takes effect one step late.
+      lr: a number, an array or a schedule, which takes effect one step late, as in torch.
       lambd: decay, of the parameters and inside of the rate lr / (1 + lambd * lr * t)**alpha.
       alpha: the power of that rate.
       t0: the step from which `ax` in the state is an average; before it, `ax` is the parameters.
 
-    The average uses the parameters after this update, so asgd must be the last stage of a chain.
-
-    torch counterpart: `torch.optim.ASGD`. There `eta` and `mu` are float32 unless the default type is
-    float64; here they are float64 under x64. Source: torch/optim/asgd.py.
+    torch counterpart: `torch.optim.ASGD`, whose `eta` and `mu` are float32 by default; here they are float64
+    under x64. Source: torch/optim/asgd.py.
 
     >>> from jaxpar import optim
     >>> tx = optim.asgd(lr=1e-2, t0=100)

@@ -1,8 +1,4 @@
-"""Clipping gradients, by their norm or by value.
-
-`optax.clip_by_global_norm` lacks the 1e-6 that torch adds to the norm, has only the 2-norm, and does not
-return the norm.
-"""
+"""Clipping gradients, by their norm or by value."""
 
 from __future__ import annotations
 
@@ -18,8 +14,6 @@ from .._typing import PyTree
 
 
 class ClipGradNormState(NamedTuple):
-    """`total_norm`: the norm of the last gradients before clipping; initially zero."""
-
     total_norm: jax.Array
 
 
@@ -31,15 +25,13 @@ def clip_grad_norm(
     Args:
       max_norm: the largest norm that all gradients together may have.
       norm_type: p of the p-norm; `float("inf")` for the largest magnitude.
-      error_if_nonfinite: raise if the norm is inf or nan, also from inside `jax.jit` (through a host
-        callback, which costs time; donated arrays are lost).
+      error_if_nonfinite: raise RuntimeError if the norm is inf or nan, also from inside `jax.jit` (through a
+        host callback, which costs time; donated arrays are lost).
 
-    The norm is in the state: `optax.tree.get(state, "total_norm")`.
+    The norm before clipping is in the state: `optax.tree.get(state, "total_norm")`.
 
-    Raises:
-      RuntimeError: the norm is not finite, and `error_if_nonfinite` is set.
-
-    torch counterpart: `torch.nn.utils.clip_grad_norm_`. Source: torch/nn/utils/clip_grad.py.
+    torch counterpart: `torch.nn.utils.clip_grad_norm_`. `optax.clip_by_global_norm` lacks the 1e-6, has only
+    the 2-norm, and does not return the norm. Source: torch/nn/utils/clip_grad.py.
 
     >>> import optax
     >>> from jaxpar import optim
@@ -75,10 +67,7 @@ def clip_grad_value(clip_value: float) -> optax.GradientTransformation:
 
 
 def get_total_norm(tensors: PyTree, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> jax.Array:
-    """Return the norm of all arrays of a tree together: the norm of their norms.
-
-    Raises:
-      RuntimeError: it is not finite, and `error_if_nonfinite` is set.
+    """Return the norm of all arrays of a tree together; RuntimeError as in `clip_grad_norm`.
 
     torch counterpart: `torch.nn.utils.get_total_norm`.
 

@@ -1,4 +1,4 @@
-"""torch's `optimizer.param_groups`: each group's hyperparameters, read and set between steps."""
+"""`optimizer.param_groups`: each group's hyperparameters, read and set between steps."""
 
 from __future__ import annotations
 
@@ -32,12 +32,10 @@ class ParamGroup(MutableMapping[str, Any]):
 
     The keys are "lr", "momentum" and "beta1" (torch's `betas[0]`), as far as the optimizer was made with
     numbers for them, and those of `optax.inject_hyperparams`. Values are Python floats: reading returns the
-    number exactly as it was set, even where its array is float32. torch's schedulers store their own keys:
-    "initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum" and "max_momentum".
+    number exactly as it was set, even where its array is float32. torch's schedulers add keys of their own.
 
-    Raises:
-      HyperparameterError (a KeyError): a key that cannot be set. TypeError, ValueError: a value that is no
-        finite number.
+    Raises: HyperparameterError (a KeyError): a key that cannot be set. TypeError, ValueError: a value that is
+      not a finite number.
 
     >>> from flax import nnx
     >>> from jaxpar import optim
@@ -141,7 +139,6 @@ def check_optimizer(optimizer: Any) -> nnx.Optimizer:
 
 
 def for_each_group(name: str, optimizer: nnx.Optimizer, value: Any) -> list[Any]:
-    """Return one value for each group, from a single value or a list."""
     n = len(param_groups_of(optimizer))
     if not isinstance(value, (list, tuple)):
         return [value] * n
@@ -176,7 +173,7 @@ def _hyperparameter(path: KeyPath) -> tuple[tuple[Any, ...], str] | None:
 
 
 def _is_scheduled(state: Any, path: KeyPath) -> bool:
-    """Return whether optax overwrites a hyperparameter by its schedule before every update."""
+    # optax overwrites these by their schedule before every update.
     return path[-1].key in getattr(_follow(state, path[:-2]), "hyperparams_states", ())
 
 

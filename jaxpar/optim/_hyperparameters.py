@@ -1,13 +1,8 @@
-"""Hyperparameters: numbers, arrays and schedules, and their value at a step.
+"""Hyperparameters: numbers (constants of the program, exact), arrays and schedules `step -> value`.
 
-Torch changes a hyperparameter by writing into `param_groups`; here it is a function of the step.
-Every `lr`, and every momentum that torch's schedulers cycle, may be a Python number (a constant of
-the program, exact), an array (`optax.inject_hyperparams` makes these) or a schedule `step -> value`.
-
-Torch computes with scalars in Python's float64 whatever the parameters are. Here they are float64
-under x64 and float32 otherwise, so differences such as 1 - beta**t are taken in a form that does
-not cancel. The step is an integer of JAX's full width: schedules that turn it into a float get a
-float64 under x64, which they do not from the int32 of optax's own counters.
+Torch computes with scalars in Python's float64 whatever the parameters are. Here they are float64 under x64
+and float32 otherwise, so differences such as 1 - beta**t are taken in a form that does not cancel. Steps are
+integers of JAX's full width, so that schedules compute in float64 under x64, unlike from optax's int32.
 """
 
 from __future__ import annotations
@@ -59,7 +54,6 @@ def check_numbers(**values: ScalarOrSchedule) -> None:
 
 
 def check_pair(name: str, values: Sequence[ScalarOrSchedule]) -> None:
-    """Raise TypeError unless `values` are two numbers."""
     if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != 2:
         raise TypeError(f"{name} must be a pair of numbers, not {values!r}.")
     check_numbers(**{f"{name}[{i}]": value for i, value in enumerate(values)})
@@ -85,12 +79,11 @@ def new_counter() -> jax.Array:
 
 
 def value_at(value: ScalarOrSchedule, step: jax.Array) -> Scalar:
-    """Return a hyperparameter's value after `step` steps."""
     return value(step) if callable(value) else value
 
 
 def as_float(step: jax.Array | float) -> jax.Array:
-    """Return a step as a float of JAX's full width."""
+    """Convert to a float of JAX's full width."""
     return jnp.asarray(step, float)
 
 

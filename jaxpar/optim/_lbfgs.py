@@ -1,8 +1,4 @@
-"""L-BFGS as torch has it: up to `max_iter` iterations in one update.
-
-Torch's `step(closure)` evaluates the loss as often as it needs to. Here `update` gets the loss as a
-function, and the whole step, line search included, is one loop of the compiled program.
-"""
+"""L-BFGS: `update` gets the loss as a function, and the whole step is one loop of the compiled program."""
 
 from __future__ import annotations
 
@@ -36,8 +32,8 @@ Evaluate: TypeAlias = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 class LBFGSState(NamedTuple):
     """Flat vectors and counters, under torch's names; `step` counts updates, `n_iter` iterations.
 
-    `old_dirs`, `old_stps` [history_size, n] and `ro` [history_size] are ring buffers: torch pops the oldest
-    of a list, whose length a compiled program would have to know. `pairs` counts all that were written.
+    `old_dirs`, `old_stps` [history_size, n] and `ro` [history_size] are ring buffers, since a list's length
+    must be known to compile; `pairs` counts all that were written.
     """
 
     step: jax.Array
@@ -54,8 +50,6 @@ class LBFGSState(NamedTuple):
 
 
 class _Iteration(NamedTuple):
-    """The carry of the loop over iterations."""
-
     i: jax.Array
     stop: jax.Array
     evaluations: jax.Array
@@ -86,24 +80,22 @@ def lbfgs(
     *,
     maximize: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """L-BFGS as torch does it: `tx.update(grads, state, params, value=loss, value_fn=loss_fn)`.
+    """L-BFGS as torch does it.
 
     Args:
       lr: a number, an array or a schedule.
-      max_iter, max_eval: the most iterations and evaluations in one update; max_eval is 5/4 max_iter if
-        left out.
+      max_iter, max_eval: the most iterations and evaluations in one update; max_eval is 5/4 max_iter if left
+        out.
       tolerance_grad: an update ends when no element of the gradient is larger,
       tolerance_change: or when neither a parameter nor the loss changes by more.
       history_size: how many pairs of changes are kept; each is two vectors of n numbers.
       line_search_fn: "strong_wolfe" or None.
       maximize: ascend; torch has it from 2.15.
 
-    `value_fn(params)` is the loss; `grads` and `value` are its gradient and value at `params`; `value` is
-    computed if omitted. lbfgs cannot be part of a chain: later iterations take their gradients from
-    `value_fn`.
+    `update` needs `value_fn=`, a function of the parameters that returns the loss, and takes `value=`, the
+    loss that belongs to `grads`. lbfgs cannot be part of a chain: later iterations call `value_fn`.
 
-    Raises:
-      ValueError: a negative rate; at `update`, no `value_fn`. RuntimeError: an unknown line search.
+    Raises: ValueError: a negative rate; at `update`, no `value_fn`. RuntimeError: an unknown line search.
       TypeError: at `init`, parameters of different or complex types.
 
     torch counterpart: `torch.optim.LBFGS`. `optax.lbfgs` takes one step for each update, with a different
@@ -175,7 +167,6 @@ def lbfgs(
 
 
 def _iterate(now: _Iteration, *, evaluate: Evaluate, rate: jax.Array, options: _Options) -> _Iteration:
-    """Choose a direction, step along it, and decide whether to stop."""
     state = _direction(now.state, now.gradient)
     d = state.d
     # The very first direction is the gradient itself, which has no natural length.

@@ -1,8 +1,6 @@
-"""Apply one update rule to all leaves; the stages that most optimizers share.
+"""Apply one update rule to all leaves; the stages of an `optax.chain` that most optimizers share.
 
-An optimizer is an `optax.chain`: what torch does to the gradient first (`maximize`, L2 weight
-decay), the rule itself, the learning rate. Stages come from optax wherever optax computes what
-torch computes. State fields of the stages written here have torch's names (`exp_avg`, `step`, ...).
+State fields of the stages written here have torch's names (`exp_avg`, `step`, ...).
 """
 
 from __future__ import annotations
@@ -25,11 +23,7 @@ def leafwise(
     moments: Sequence[PyTree] = (),
     *others: PyTree,
 ) -> tuple[PyTree, ...]:
-    """Apply `rule(scalars, gradient, *moments, *others)` to each leaf; return updates and new moments.
-
-    Half precision is computed in float32, as in torch's kernels. Moments are stored in their own types;
-    the update stays wide, so that adding it to the parameter rounds once.
-    """
+    """Apply `rule(scalars, gradient, *moments, *others)` to each leaf; return updates and new moments."""
     structure: Any
     leaves, structure = jax.tree.flatten(grads)
     # Unused moments are None at a leaf, so flatten only as deep as the gradients.
@@ -68,8 +62,6 @@ def refuse_complex(params: PyTree, function: str) -> None:
 
 
 class RateState(NamedTuple):
-    """`step`: the number of updates, as a full-width integer."""
-
     step: jax.Array
 
 

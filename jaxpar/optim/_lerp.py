@@ -1,5 +1,3 @@
-"""lerp: linear interpolation, computed from the nearer end as in torch."""
-
 from __future__ import annotations
 
 import jax

@@ -1,9 +1,8 @@
 """Muon: momentum whose update is a matrix with all singular values near one.
 
-torch runs the Newton-Schulz iteration in bfloat16: matrix products and the terms added to them are
-accumulated in float32, and the sum is rounded once. So does this module. Only the order of summation is up
-to each library: a sum close to the boundary between two bfloat16 numbers may round either way, and later
-iterations amplify the difference. torch differs as much from itself when its columns are permuted.
+torch runs the Newton-Schulz iteration in bfloat16, accumulating products in float32 and rounding each sum
+once. So does this module, but the order of summation is up to each library: a sum close to the boundary
+between two bfloat16 numbers may round either way, and later iterations amplify the difference.
 """
 
 from __future__ import annotations
@@ -39,8 +38,6 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 class MuonState(NamedTuple):
-    """`step`: the number of updates. `momentum_buffer`: a tree like the parameters."""
-
     step: jax.Array
     momentum_buffer: PyTree
 
@@ -58,7 +55,7 @@ def muon(
     *,
     dims: Callable[[str, jax.Array], Axes] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Muon as torch does it, for matrices; other parameters go to another optimizer.
+    """Muon as torch does it, for matrices; other parameters go to a different optimizer.
 
     ```python
     tx = optax.partition(
@@ -69,19 +66,17 @@ def muon(
 
     Args:
       lr, momentum: a number, an array or a schedule.
-      weight_decay: decoupled: the parameter shrinks by lr * weight_decay.
+      weight_decay: decoupled, times the rate.
       nesterov: orthogonalise gradient and momentum together, instead of the momentum.
-      ns_coefficients: of the Newton-Schulz polynomial a x + b x^3 + c x^5; ns_steps: how often.
+      ns_coefficients, ns_steps: the Newton-Schulz polynomial a x + b x^3 + c x^5, and how often.
       eps: the least norm by which the matrix is divided.
       adjust_lr_fn: what the rate is multiplied by. "original" or None: sqrt(max(1, A / B)), for a torch
         parameter [A, B]; "match_rms_adamw": 0.2 * sqrt(max(A, B)).
-      dims: `dims(path, leaf)` gives the axes that are torch's A and B; (1, 0) without it, since a Flax kernel
-        [in, out] is torch's [out, in]. (0, 1) for a matrix in torch's layout.
+      dims: `dims(path, leaf)` gives the axes that are torch's A and B: (1, 0), the default, for a Flax kernel
+        [in, out]; (0, 1) for a matrix in torch's layout.
 
-    Raises:
-      ValueError: with torch's message, for values that torch refuses; at `init`, a parameter that is not a
-        matrix.
-      TypeError: a complex parameter.
+    Raises: ValueError: with torch's message, for values that torch refuses; at `init`, a parameter that is
+      not a matrix. TypeError: a complex parameter.
 
     torch counterpart: `torch.optim.Muon`. `optax.contrib.muon` iterates in the parameter's type. Source:
     torch/optim/_muon.py.
@@ -150,7 +145,6 @@ def _rounded(x: jax.Array) -> jax.Array:
 
 
 def _product(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Multiply bfloat16 values, which are exact as factors, and accumulate in float32."""
     return jnp.matmul(x.astype(jnp.bfloat16), y.astype(jnp.bfloat16), preferred_element_type=jnp.float32)
 
 

@@ -1,8 +1,4 @@
-"""Parameter groups: different hyperparameters for some leaves.
-
-Torch takes a list of dicts, each with its parameters. Arrays have no identity in JAX, so a group names its
-leaves by their paths.
-"""
+"""Parameter groups: different hyperparameters for some leaves, which are named by their paths."""
 
 from __future__ import annotations
 
@@ -32,18 +28,16 @@ def param_groups(
 
     Args:
       optimizer: `optim.sgd`, `optim.adam`, ...: called once for each group.
-      groups: dicts with the key "params" and the group's own options. "params" is a path
-        ("encoder/layers/0"; every leaf at or under it), a function of a leaf's path, a list of these,
-        or `...` for the leaves of no other group. `"frozen": True` instead of options leaves the
-        group's parameters as they are (torch: `requires_grad = False`).
+      groups: dicts with the key "params" and the group's own options. "params" is a path ("encoder/layers/0";
+        every leaf at or under it), a function of a leaf's path, a list of these, or `...` for the leaves of
+        no other group. `"frozen": True` instead of options leaves the group's parameters as they are (torch:
+        `requires_grad = False`).
       defaults: the options of all groups, unless a group overrides them.
 
-    Raises:
-      ValueError: `optimizer` is `lbfgs`; at `init`, a leaf is in two groups or in none, or a group has
-        no leaf.
+    Raises: ValueError: `optimizer` is `lbfgs`; at `init`, a leaf in two groups or in none, a group without a
+    leaf.
 
-    torch counterpart: `torch.optim.SGD([{"params": ..., "lr": 0.1}, ...], lr=1e-3)`. Built on
-    `optax.partition`, with the groups' positions as labels.
+    torch counterpart: `torch.optim.SGD([{"params": ..., "lr": 0.1}, ...], lr=1e-3)`.
 
     >>> from jaxpar import optim
     >>> groups = [{"params": "head", "lr": 0.1}, {"params": ..., "frozen": True}]
@@ -83,8 +77,7 @@ def param_groups(
 def _frozen(
     optimizer: Callable[..., optax.GradientTransformation], defaults: Mapping[str, Any]
 ) -> optax.GradientTransformation:
-    """Return a transformation without updates. It has a rate, as torch's group does, so that the other groups
-    keep their indices in `optimizer.param_groups`."""
+    # A rate, as in torch, so that the other groups keep their indices in `optimizer.param_groups`.
     parameter = inspect.signature(optimizer).parameters.get("lr")
     lr = defaults.get("lr", None if parameter is None else parameter.default)
     return optax.set_to_zero() if lr is None or lr is inspect.Parameter.empty else _still(lr)

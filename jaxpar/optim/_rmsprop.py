@@ -21,7 +21,7 @@ def rmsprop(
     *,
     maximize: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """RMSprop as torch does it: eps outside of the root, the learning rate after the momentum.
+    """RMSprop as torch does it.
 
     Args:
       lr, momentum, weight_decay, maximize: as for `sgd`; so are the errors.
@@ -29,9 +29,8 @@ def rmsprop(
       eps: added to the root.
       centered: divide by the standard deviation instead of the root of the mean square.
 
-    torch counterpart: `torch.optim.RMSprop`. `optax.rmsprop` has other defaults and applies the
-    learning rate before the momentum, which differs as soon as it changes. Source:
-    torch/optim/rmsprop.py.
+    torch counterpart: `torch.optim.RMSprop`. `optax.rmsprop` applies the learning rate before the momentum,
+    which differs as soon as it changes. Source: torch/optim/rmsprop.py.
 
     >>> from jaxpar import optim
     >>> tx = optim.rmsprop(lr=1e-2, momentum=0.9, centered=True)

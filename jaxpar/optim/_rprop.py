@@ -23,7 +23,7 @@ from ._settable import settable
 
 
 class RpropState(NamedTuple):
-    """`step`: the number of updates. `prev`, the last gradient, and `step_size`: like the parameters."""
+    """`prev`, the last gradient, and `step_size` are trees like the parameters."""
 
     step: jax.Array
     prev: PyTree
@@ -42,13 +42,11 @@ def rprop(
 
     Args:
       lr: the initial step size; later values have no effect, as in torch.
-      etas: factors by which a step size shrinks when the gradient's sign changes, and grows when it does
-        not.
+      etas: factors by which a step size shrinks when the gradient's sign changes, and grows when it does not.
       step_sizes: the smallest and the largest step size.
       maximize: ascend.
 
-    Raises:
-      ValueError: with torch's message, for values that torch refuses.
+    Raises: ValueError: with torch's message, for values that torch refuses.
 
     torch counterpart: `torch.optim.Rprop`. Source: torch/optim/rprop.py.
 

@@ -1,9 +1,7 @@
 """settable: hyperparameters stored in the optimizer's state, read and set between steps.
 
-torch's `lr` is an entry of a dict that `optimizer.step()` reads. A compiled step reads arrays, so the number
-is an array of the state, and setting it needs no new program. `optax.inject_hyperparams` does the same from
-outside, for all hyperparameters; but it makes a whole number an integer array, and it cannot reach a
-transformation inside an existing chain.
+A compiled step reads arrays, so a number becomes an array of the state, and setting it needs no new program.
+`optax.inject_hyperparams` makes a whole number an integer array, and cannot reach into an existing chain.
 """
 
 from __future__ import annotations
@@ -25,17 +23,15 @@ Tx: TypeAlias = optax.GradientTransformationExtraArgs
 
 
 class HyperparametersState(NamedTuple):
-    """`hyperparams`: float arrays by name ("lr", "momentum", "beta1"). `inner_state`: the optimizer's."""
-
     hyperparams: dict[str, jax.Array]
     inner_state: PyTree
 
 
 def settable(*names: str) -> Callable[[Callable[P, Tx]], Callable[P, Tx]]:
-    """Decorate an optimizer's constructor: numbers passed for `names` become arrays of its state.
+    """Decorate an optimizer's constructor: numbers passed for `names` become float arrays of its state.
 
-    Arrays and schedules are unchanged, and so is a momentum of zero, which omits the buffer.
-    "beta1" is the first of `betas`.
+    Arrays and schedules are unchanged, and so is a momentum of zero, which omits the buffer. "beta1" is the
+    first of `betas`.
     """
 
     def decorate(make: Callable[P, Tx]) -> Callable[P, Tx]:

@@ -24,8 +24,6 @@ from ._settable import settable
 
 
 class MomentumState(NamedTuple):
-    """`step`: the number of updates. `momentum_buffer`: a tree like the parameters."""
-
     step: jax.Array
     momentum_buffer: PyTree
 
@@ -49,8 +47,7 @@ def sgd(
       nesterov: step along gradient + momentum * buffer.
       maximize: ascend.
 
-    Raises:
-      ValueError: with torch's message, for values that torch refuses.
+    Raises: ValueError: with torch's message, for values that torch refuses.
 
     torch counterpart: `torch.optim.SGD`. `optax.sgd` has no dampening. Source: torch/optim/sgd.py.
 
@@ -77,10 +74,7 @@ def momentum_stages(
 
 
 def _momentum(momentum: ScalarOrSchedule, dampening: Scalar, nesterov: bool) -> optax.GradientTransformation:
-    """Build `optax.trace` with dampening and a momentum that may change from step to step.
-
-    Half precision is computed in float32, but the buffer keeps its type: optax's would widen.
-    """
+    """Build `optax.trace` with dampening, a momentum that may change, and a buffer that keeps its type."""
 
     def init(params):
         return MomentumState(new_counter(), zeros(params))

@@ -1,7 +1,6 @@
 """The line search of torch's L-BFGS: bracket, then zoom, by cubic interpolation.
 
-A translation of `_strong_wolfe` and `_cubic_interpolate` in torch/optim/lbfgs.py, which come from
-minFunc's polyinterp and lswolfe. The branches keep torch's order, in which the first that applies wins.
+Translated from torch/optim/lbfgs.py; the branches keep torch's order, in which the first that applies wins.
 """
 
 from __future__ import annotations
@@ -32,11 +31,8 @@ def strong_wolfe(
 ) -> tuple[Point, jax.Array]:
     """Return a point that meets the strong Wolfe conditions, or the best one, and the number of evaluations.
 
-    Args:
-      evaluate: the `Point` of a step length.
-      start: the point of length 0. t: the first length to try.
-      longest: the largest element of the direction; the search ends when the bracket times it is below
-        `tolerance`. max_ls: the most steps.
+    `t` is the first length to try. The search ends after `max_ls` steps, or when the bracket times `longest`,
+    the direction's largest element, is below `tolerance`.
     """
     low, high, done, steps, evaluations = _bracket(evaluate, start, t, max_ls)
     first_is_low = low.f <= high.f

@@ -1,10 +1,7 @@
 """Optimizer state from torch's `optimizer.state_dict()` and back, so that a run can change sides.
 
-Torch numbers the parameters of an optimizer and keeps a dict for each: `{"state": {0: {"step": ...,
-"exp_avg": ...}, ...}, "param_groups": [...]}`. Here a state is a tree with one stage for each part of
-the optimizer and, in the stages that have moments, a tree like the parameters. The `layout` maps a leaf's
-path (`layers/0/kernel`) to a torch parameter's name (`layers.0.weight`) and changes the layout of the
-array. Nothing is matched by shape or by order, which would confuse parameters of equal shape.
+torch has a dict for each parameter; here each stage of the optimizer has trees like the parameters. Nothing
+is matched by shape or by order, which would confuse parameters of equal shape.
 """
 
 from __future__ import annotations
@@ -71,13 +68,11 @@ SLOTS: dict[type, tuple[Slot, ...]] = {
 class TorchParam(NamedTuple):
     """The torch parameter that a leaf corresponds to.
 
-    `name`: of the parameter. `to_flax(array)`: from torch's layout to the leaf's; `to_torch`: the way
-    back. Without them the layouts are equal. They must only move elements, since they are applied
-    to squares of gradients as well.
+    `to_flax(array)` converts from torch's layout to the leaf's and `to_torch` back; without them the layouts
+    are equal. They must only move elements, since they are applied to squares of gradients as well.
 
-    Several leaves may share a parameter (three kernels that are one `in_proj_weight`). Then each
-    `to_flax` cuts out its part, and each `to_torch` returns the whole, zero outside of its part; these are
-    added.
+    Several leaves may share a parameter (three kernels that are one `in_proj_weight`). Then each `to_flax`
+    cuts out its part, and each `to_torch` returns an array that is zero outside of its part; these are added.
 
     >>> from jaxpar import optim
     >>> optim.TorchParam("fc.weight", lambda w: w.T, lambda w: w.T).name
@@ -101,25 +96,21 @@ def state_from_torch(
     names: Sequence[str] | None = None,
     step: int | None = None,
 ) -> PyTree:
-    """Return the state with which `tx` continues a torch optimizer's run.
+    """Return the state, a tree like `tx.init(params)`, with which `tx` continues a torch optimizer's run.
 
     Args:
-      tx: made by jaxpar.optim with the options of the torch optimizer; also in `optax.chain`,
-        `param_groups` or `optax.inject_hyperparams`.
+      tx: made by jaxpar.optim with the options of the torch optimizer; also in `optax.chain`, `param_groups`
+        or `optax.inject_hyperparams`. Counters called `count` in other stages are set to the step as well.
       params: as for `tx.init`.
       state_dict: `optimizer.state_dict()`; its values are tensors or numpy arrays.
       layout: for each leaf its `TorchParam`, or just its name: a mapping from paths such as
         "layers/0/kernel", or a function of them. Without it "layers/0/kernel" is "layers.0.kernel".
-      names: of torch's parameters, in the order in which the optimizer got them: `[n for n, _ in
-        module.named_parameters()]`. Without it the state_dict's own "param_names", or else "0", "1", ...
+      names: of torch's parameters, as in `module.named_parameters()`, in the order in which the optimizer got
+        them. Without it the state_dict's own "param_names", or else "0", "1", ...
       step: the number of steps taken; needed only for torch.optim.SGD, which does not keep it.
 
-    Returns:
-      A tree like `tx.init(params)`. Counters called `count` in other stages are set to the step as well.
-
-    Raises:
-      ValueError: a leaf finds no state of its shape, or torch has state that no leaf takes; parameters
-        that are not all at the same step; SGD without `step`.
+    Raises: ValueError: a leaf without a state of its shape, torch's state without a leaf, parameters that are
+      not all at the same step, SGD without `step`.
 
     torch counterpart: `optimizer.load_state_dict`.
     """
@@ -151,13 +142,11 @@ def state_to_torch(
 
     Args:
       state: of an optimizer of this package; of an `nnx.Optimizer`, `nnx.as_pure(optimizer.opt_state)`.
-      like: the `state_dict()` of the torch optimizer that will continue, fresh or not; its
-        "param_groups" (hyperparameters and order) are returned as they are.
+      like: the `state_dict()` of the torch optimizer that will continue, whose "param_groups" are returned.
       layout, names: as in `state_from_torch`.
       tensor: makes a tensor of a numpy array, which it may keep: `torch.from_numpy`.
 
-    Raises:
-      ValueError: a leaf has no counterpart in `like`, or a parameter of `like` got no state.
+    Raises: ValueError: a leaf has no counterpart in `like`, or a parameter of `like` got no state.
 
     torch counterpart: `optimizer.state_dict`.
     """
@@ -194,7 +183,6 @@ def state_to_torch(
 
 
 def _complete(entries: dict[str, dict[str, np.ndarray]], steps: set[int], unknown: list[str]) -> None:
-    """Check that leaves and torch's parameters correspond, and add or remove the steps as in torch."""
     keys = set().union(*entries.values())
     # In parameter groups, SGD without momentum has no state, and its parameters lack none.
     empty = [] if keys <= STEPLESS | {"step"} else [name for name, entry in entries.items() if not entry]
@@ -217,8 +205,6 @@ def _number(stage: Any, slot: Slot) -> np.ndarray:
 
 
 class _StateReader:
-    """Fills the stages with torch's entries, and reports absent and unused ones at the end."""
-
     def __init__(self, entries: Mapping[str, Mapping[str, np.ndarray]], layout: Layout, step: int):
         self.entries, self.layout, self.step = entries, layout, step
         self.used: set[tuple[str, str]] = set()
@@ -347,13 +333,11 @@ def _read(state_dict: Mapping[str, Any], names: Sequence[str] | None) -> dict[st
 
 
 def _array(value: Any) -> np.ndarray:
-    """Convert a tensor to numpy without importing torch. numpy lacks bfloat16; float32 represents it exactly.
-
-    Copies, because JAX may alias a numpy array's memory, and torch updates its state in place.
-    """
+    """Convert a tensor to numpy without importing torch; numpy lacks bfloat16."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         value = (value.float() if "bfloat16" in str(value.dtype) else value).numpy()
+    # Copy, because JAX may alias a numpy array's memory, and torch updates its state in place.
     return np.array(value)
 
 

@@ -1,7 +1,4 @@
-"""CenterCrop and RandomCrop: a part of an image, optionally padded first.
-
-Source: torchvision/transforms/transforms.py, functional.py.
-"""
+"""CenterCrop and RandomCrop. Source: torchvision/transforms/transforms.py, functional.py."""
 
 from __future__ import annotations
 
@@ -59,8 +56,7 @@ class RandomCrop(Draws):
       padding_mode: "constant", or what NumPy's pad calls "edge", "reflect" and "symmetric".
       seed: for torch's default generator; workers have their own.
 
-    Raises:
-      ValueError: the image is smaller than `size`; an unknown mode; a padding of three numbers.
+    Raises: ValueError: the image is smaller than `size`; an unknown mode; a padding of three numbers.
 
     torch counterpart: `torchvision.transforms.RandomCrop`, with the same draws.
 
@@ -122,7 +118,6 @@ class RandomCrop(Draws):
 def pad(
     x: np.ndarray, sides: Sequence[int], fill: float | Sequence[float] = 0, mode: str = "constant"
 ) -> np.ndarray:
-    """Pad an image; `sides` are left, top, right, bottom."""
     left, top, right, bottom = sides
     if mode != "constant":
         return np.pad(x, [(top, bottom), (left, right), (0, 0)][: x.ndim], mode)  # type: ignore[call-overload]

@@ -10,16 +10,10 @@ from ._image import Image, array
 
 
 class RandomHorizontalFlip(Draws):
-    """Mirror an image horizontally with probability `p`.
+    """Mirror an image horizontally with probability `p`, or raise ValueError if that is outside of [0, 1].
 
-    Args:
-      p: the probability.
-      seed: for torch's default generator; workers have their own.
-
-    Raises:
-      ValueError: `p` is outside of [0, 1].
-
-    torch counterpart: `torchvision.transforms.RandomHorizontalFlip`, with the same draws.
+    torch counterpart: `torchvision.transforms.RandomHorizontalFlip`, with the same draws; `seed` is as for
+    `RandomCrop`.
 
     >>> import numpy as np
     >>> from jaxpar.data import transforms

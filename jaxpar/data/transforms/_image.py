@@ -1,7 +1,6 @@
-"""What an image is: one of PIL, or an array [height, width] or [height, width, channels].
+"""Images of PIL, or arrays [height, width] or [height, width, channels].
 
-PIL is not imported. Its images are known by their methods, and resized by them, which is quick and leaves the
-interpreter to other threads.
+PIL is not imported: its images have methods, which release the interpreter lock.
 """
 
 from __future__ import annotations
@@ -21,11 +20,7 @@ def is_pil(img: Image) -> bool:
 
 
 def array(img: Image, function: str) -> np.ndarray:
-    """Return the pixels, [height, width] or [height, width, channels].
-
-    Raises:
-      TypeError: not an image. ValueError: an array with different axes; an image with a palette.
-    """
+    """Return the pixels; TypeError or ValueError if it is not an image, or has a palette."""
     if is_pil(img):
         if img.mode in ("P", "PA"):
             raise ValueError(
@@ -52,14 +47,12 @@ def size_of(img: Image, function: str) -> Size:
 
 
 def crop(img: Image, row: int, column: int, height: int, width: int) -> Image:
-    """Return a part that is inside the image."""
     if is_pil(img):
         return img.crop((column, row, column + width, row + height))
     return img[row : row + height, column : column + width]
 
 
 def pair(size: int | Sequence[int], function: str) -> Size:
-    """Return height and width for a size that may be one number."""
     sides = (size, size) if isinstance(size, int) else tuple(size) * (2 if len(size) == 1 else 1)
     if len(sides) != 2:
         raise ValueError(f"{function}: Please provide only two dimensions (h, w) for size, not {size!r}.")

@@ -10,14 +10,10 @@ from ._image import array
 
 
 class Normalize:
-    """Return (img - mean) / std in the image's own precision.
+    """Return (img - mean) / std in the image's own precision; both have a number for each channel.
 
-    Args:
-      mean, std: a number for each channel.
-
-    Raises:
-      TypeError: the image is not of a floating type; `ToArray` comes first. ValueError: a wrong
-      number of channels; a standard deviation of 0.
+    Raises: TypeError: the image is not of a floating type; `ToArray` comes first. ValueError: a wrong number
+      of channels; a standard deviation of 0.
 
     torch counterpart: `torchvision.transforms.Normalize`; channels are the last axis.
 

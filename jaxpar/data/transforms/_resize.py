@@ -1,8 +1,7 @@
 """Resize: bilinear, every pixel of the image counts (antialias), with PIL's pixels.
 
-torchvision resizes images by PIL, and so does this. Arrays are resized in NumPy with PIL's weights: first
-along rows, then along columns. Bytes are exact: weights of 22 bits, and bytes between the two. Pillow 13
-takes columns first for some sizes, so a few bytes of its images are one apart from these. Floats are PIL's
+Arrays are resized in NumPy with PIL's weights: first along rows, then along columns. Bytes are exact; Pillow
+13 takes columns first for some sizes, so a few bytes of its images are one apart from these. Floats are PIL's
 mode F, and torch.nn.functional.interpolate(antialias=True).
 
 Source: Pillow, src/libImaging/Resample.c; torchvision/transforms/functional.py.
@@ -33,8 +32,7 @@ class Resize:
       max_size: what the longer side may be at most, if `size` is one number.
       antialias: True, the only one here.
 
-    Raises:
-      ValueError: a different interpolation; a `max_size` that is not above `size`.
+    Raises: ValueError: a different interpolation; a `max_size` that is not above `size`.
 
     torch counterpart: `torchvision.transforms.Resize` of PIL images.
 
@@ -85,7 +83,6 @@ def check_bilinear(interpolation: Any, antialias: Any, function: str) -> None:
 
 
 def resize(img: Image, size: Size, function: str) -> np.ndarray:
-    """Return [height, width, ...] of `size`, in the image's dtype."""
     if is_pil(img):
         if img.mode in ("P", "PA"):
             array(img, function)  # raises

@@ -1,7 +1,4 @@
-"""RandomResizedCrop: a part of random size, shape and position, resized.
-
-Source: torchvision/transforms/transforms.py.
-"""
+"""RandomResizedCrop: a part of random size, shape and position, resized."""
 
 from __future__ import annotations
 
@@ -26,14 +23,13 @@ class RandomResizedCrop(Draws):
       size: height and width, or one number for both.
       scale: how much of the image's area, from and to.
       ratio: width by height of the part, from and to.
-      interpolation, antialias: as for `Resize`.
-      seed: for torch's default generator; workers have their own.
+      interpolation, antialias: as for `Resize`. seed: as for `RandomCrop`.
 
-    Raises:
-      TypeError, ValueError: a scale or ratio that is not an increasing pair of positive numbers; as `Resize`.
+    Raises: TypeError, ValueError: a scale or ratio that is not an increasing pair of positive numbers; as
+    `Resize`.
 
-    torch counterpart: `torchvision.transforms.RandomResizedCrop`, with the same draws. It only warns
-    about a decreasing range.
+    torch counterpart: `torchvision.transforms.RandomResizedCrop`, with the same draws. It only warns about a
+    decreasing range. Source: torchvision/transforms/transforms.py.
 
     >>> import numpy as np
     >>> from jaxpar.data import transforms

@@ -8,14 +8,11 @@ from ._image import Image, array
 
 
 class ToArray:
-    """Return [height, width, channels], in float32 from 0 to 1 if the image has bytes.
+    """Return a copy [height, width, channels], in float32 from 0 to 1 if the image has bytes.
 
-    A gray image gets a channel. Other types keep their numbers, as in torch. The result is a contiguous
-    copy. Channels are last because Flax's layers and `jaxpar.nn` want them there; `x.transpose(2, 0,
-    1)` is torch's tensor.
+    A gray image gets a channel. Other types keep their numbers, as in torch.
 
-    Raises:
-      TypeError, ValueError: not an image, or one with a palette.
+    Raises: TypeError, ValueError: not an image, or one with a palette.
 
     torch counterpart: `torchvision.transforms.ToTensor`, whose result is [channels, height, width].
 

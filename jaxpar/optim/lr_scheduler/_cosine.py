@@ -14,10 +14,9 @@ from ._schedule import Schedule, closed_form
 
 
 def cosine_annealing_lr(lr: Scalar, T_max: int, eta_min: float = 0.0) -> Schedule:
-    """Decay from lr to eta_min in T_max steps along a cosine, then rise in the next T_max, as torch does.
+    """Decay from lr to eta_min in T_max steps along a cosine, then rise in the next T_max.
 
-    torch counterpart: `torch.optim.lr_scheduler.CosineAnnealingLR`. `optax.cosine_decay_schedule` stays
-    at the bottom.
+    torch counterpart: `torch.optim.lr_scheduler.CosineAnnealingLR`. `optax.cosine_decay_schedule` stays low.
 
     >>> from jaxpar.optim import lr_scheduler
     >>> schedule = lr_scheduler.cosine_annealing_lr(1.0, T_max=10)
@@ -48,8 +47,7 @@ def cosine_annealing_lr(lr: Scalar, T_max: int, eta_min: float = 0.0) -> Schedul
 def cosine_annealing_warm_restarts(lr: Scalar, T_0: int, T_mult: int = 1, eta_min: float = 0.0) -> Schedule:
     """Decay from lr to eta_min along a cosine, restarting: in T_0 steps, then in T_mult times as many, ...
 
-    Raises:
-      ValueError: T_0 or T_mult is not a positive integer.
+    Raises: ValueError: T_0 or T_mult is not a positive integer.
 
     torch counterpart: `torch.optim.lr_scheduler.CosineAnnealingWarmRestarts`.
 

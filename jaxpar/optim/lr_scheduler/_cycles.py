@@ -35,8 +35,7 @@ def cyclic_lr(
         "iterations", the step.
       cycle_momentum: whether the result has `momentum`, which is `max_momentum` where the rate is lowest.
 
-    Raises:
-      ValueError: an unknown mode.
+    Raises: ValueError: an unknown mode.
 
     torch counterpart: `torch.optim.lr_scheduler.CyclicLR`, which writes the momentum into the optimizer.
 
@@ -92,16 +91,15 @@ def one_cycle_lr(
       total_steps: the length, or `epochs` times `steps_per_epoch`.
       pct_start: the fraction of the steps in which the rate rises.
       anneal_strategy: along a cosine or a straight line.
-      cycle_momentum: whether the result has `momentum`, which is `max_momentum` where the rate is lowest.
+      cycle_momentum: as for `cyclic_lr`.
       three_phase: fall to the initial rate as fast as it rose, and only then to the last.
 
     After the last step, where torch raises, the rate stays: a compiled program cannot raise.
 
-    Raises:
-      ValueError: with torch's message, for values that torch refuses.
+    Raises: ValueError: with torch's message, for values that torch refuses.
 
-    torch counterpart: `torch.optim.lr_scheduler.OneCycleLR`. The phases of
-    `optax.cosine_onecycle_schedule` end elsewhere.
+    torch counterpart: `torch.optim.lr_scheduler.OneCycleLR`. `optax.cosine_onecycle_schedule` has other
+    phases.
 
     >>> from jaxpar.optim import lr_scheduler
     >>> schedule = lr_scheduler.one_cycle_lr(1.0, total_steps=11, pct_start=0.5)

@@ -58,8 +58,7 @@ def exponential_lr(lr: Scalar, gamma: float) -> Schedule:
 def constant_lr(lr: Scalar, factor: float = 1 / 3, total_iters: int = 5) -> Schedule:
     """Return lr * factor before step `total_iters`, and lr from there on.
 
-    Raises:
-      ValueError: a factor above 1 or below 0.
+    Raises: ValueError: a factor above 1 or below 0.
 
     torch counterpart: `torch.optim.lr_scheduler.ConstantLR`.
 
@@ -80,8 +79,7 @@ def linear_lr(
 ) -> Schedule:
     """Change linearly from lr * start_factor to lr * end_factor.
 
-    Raises:
-      ValueError: factors outside of (0, 1] and [0, 1].
+    Raises: ValueError: factors outside of (0, 1] and [0, 1].
 
     torch counterpart: `torch.optim.lr_scheduler.LinearLR`.
 
@@ -114,13 +112,10 @@ def _fraction_done(t: jax.Array, total_iters: int) -> jax.Array:
 
 
 def lambda_lr(lr: Scalar, lr_lambda: Rate) -> Schedule:
-    """Return the schedule lr * lr_lambda(t).
+    """Return the schedule lr * lr_lambda(t), where t is an integer array, traced inside of `jax.jit`.
 
-    `lr_lambda` gets the step as an integer array, inside of `jax.jit` a traced one: use `jnp.where`
-    instead of `if`.
-
-    torch counterpart: `torch.optim.lr_scheduler.LambdaLR`, which takes a list for parameter groups; here
-    each group gets its own schedule.
+    torch counterpart: `torch.optim.lr_scheduler.LambdaLR`, which takes a list for parameter groups; here each
+    group gets its own schedule.
 
     >>> from jaxpar.optim import lr_scheduler
     >>> schedule = lr_scheduler.lambda_lr(1.0, lambda t: 0.5**t)
@@ -132,9 +127,7 @@ def lambda_lr(lr: Scalar, lr_lambda: Rate) -> Schedule:
 
 
 def multiplicative_lr(lr: Scalar, lr_lambda: Rate) -> Schedule:
-    """Return the schedule lr * lr_lambda(1) * ... * lr_lambda(t).
-
-    Every step computes the whole product, by a loop of t rounds in the compiled program.
+    """Return the schedule lr * lr_lambda(1) * ... * lr_lambda(t), by a loop of t rounds at every step.
 
     torch counterpart: `torch.optim.lr_scheduler.MultiplicativeLR`.
 

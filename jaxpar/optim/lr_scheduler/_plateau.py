@@ -1,7 +1,4 @@
-"""Reduce the rate when a metric has stopped improving.
-
-It depends on values that are unknown in advance, so it is a transformation with a state, not a schedule.
-"""
+"""Reduce the rate when a metric has stopped improving."""
 
 from __future__ import annotations
 
@@ -37,9 +34,8 @@ def reduce_lr_on_plateau(
 ) -> optax.GradientTransformationExtraArgs:
     """Scale updates by state.lr / lr; `value=` of each `update` call is torch's `scheduler.step(value)`.
 
-    Put it after an optimizer with the same constant `lr` in `optax.chain`. As in torch, where
-    `optimizer.step()` comes first, a value takes effect with the next update. Every update is an
-    epoch; to look at the metric less often, apply it by itself:
+    Put it after an optimizer with the same constant `lr` in `optax.chain`. As in torch, a value takes effect
+    with the next update. Every update is an epoch; to look at the metric less often, apply it by itself:
     `_, state = plateau.update({}, state, value=metric)`, and scale by `state.lr`.
 
     Args:
@@ -51,8 +47,8 @@ def reduce_lr_on_plateau(
       min_lr: the lowest rate.
       eps: a change of the rate by no more than this is skipped.
 
-    Raises:
-      ValueError: with torch's message, for values that torch refuses. TypeError: `update` without `value`.
+    Raises: ValueError: with torch's message, for values that torch refuses. TypeError: `update` without
+    `value`.
 
     torch counterpart: `torch.optim.lr_scheduler.ReduceLROnPlateau`.
 

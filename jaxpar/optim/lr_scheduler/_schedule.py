@@ -1,11 +1,7 @@
-"""Schedule: a learning rate as a function of the step.
+"""Schedule: a learning rate as a function of the step, in the full width of JAX's floats.
 
-Torch's schedulers write into the optimizer's `lr`, most of them by changing what is there. Here the
-rate of step t is computed from t, as in optax, so that it needs no state and cannot get out of step.
-With `scheduler.step()` after every optimizer step, t = 0, 1, 2, ...; for schedulers that torch steps once
-an epoch, use `lambda t: schedule(t // steps_per_epoch)`.
-
-All arithmetic is in the full width of JAX's floats, float64 under x64.
+With torch's `scheduler.step()` after every optimizer step, t = 0, 1, 2, ...; for schedulers that torch steps
+once an epoch, use `lambda t: schedule(t // steps_per_epoch)`.
 """
 
 from __future__ import annotations

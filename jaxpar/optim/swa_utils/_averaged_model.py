@@ -30,21 +30,18 @@ class AveragedModel(nnx.Module):
       avg_fn: `avg_fn(averaged, current, num_averaged)`, the new average of one array; the mean of equal
         weights if left out.
       multi_avg_fn: instead of `avg_fn`; takes lists of all arrays of a type, returns the list of averages.
-      use_buffers: whether buffers are averaged, too; otherwise they are copied at each update.
+      use_buffers: whether buffers (Variables that are neither `nnx.Param`s nor random streams) are averaged,
+        too; otherwise they are copied at each update.
 
     Attributes:
       module: the averaged module; n_averaged: a Variable, how many were averaged.
 
-    Parameters are `nnx.Param`s; buffers are all other Variables but the random streams, which stay the copy's
-    own. An update is one compiled program, for which nothing waits. The average can be called, saved,
-    and given to `eval_step`.
+    The average can be called, saved, and given to `eval_step`; nothing waits for an update.
 
-    Raises:
-      AssertionError: both functions are given. ValueError, from `update_parameters`: different
-        arrays.
+    Raises: AssertionError: both functions are given. ValueError, from `update_parameters`: different arrays.
 
-    torch counterpart: `torch.optim.swa_utils.AveragedModel`, which pairs arrays in order, up to the end of
-    the shorter list.
+    torch counterpart: `torch.optim.swa_utils.AveragedModel`, which pairs arrays up to the end of the shorter
+    list.
     """
 
     def __init__(
@@ -65,7 +62,6 @@ class AveragedModel(nnx.Module):
             nnx.update(self, jax.device_put(nnx.state(self), device))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the averaged module."""
         return self.module(*args, **kwargs)
 
     def update_parameters(self, model: nnx.Module) -> None:
@@ -88,8 +84,6 @@ class AveragedModel(nnx.Module):
 def _averager(
     avg_fn: AvgFn | None, multi_avg_fn: MultiAvgFn | None, use_buffers: bool, kinds: tuple[bool, ...]
 ) -> Callable[[list, list, jax.Array], tuple[list, jax.Array]]:
-    """Return the compiled update for these functions; `kinds[i]` is true for parameters."""
-
     def one_type(averaged: list, current: list, n: jax.Array) -> Sequence[jax.Array]:
         if multi_avg_fn is not None:
             return multi_avg_fn(averaged, current, n)
@@ -114,7 +108,6 @@ def _averager(
 
 
 def _variables(module: nnx.Module) -> list[nnx.Variable]:
-    """Return parameters and buffers in the order of their paths."""
     return [
         node
         for _, node in nnx.iter_graph(module, graph=True)
@@ -140,5 +133,4 @@ def _check_same(averaged: list[nnx.Variable], other: list[nnx.Variable]) -> None
 
 
 def _on_devices_of(x: jax.Array, average: jax.Array) -> jax.Array:
-    """Move a parameter to its average's devices."""
     return x if x.sharding == average.sharding else jax.device_put(x, average.sharding)

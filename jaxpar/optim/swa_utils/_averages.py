@@ -1,8 +1,4 @@
-"""The two means: exponential, and of equal weights.
-
-torch's `multi_avg_fn` writes into a list of tensors; arrays cannot be written into, so here it returns the
-list. Integers are averaged as floats and cut, in both.
-"""
+"""The two means: exponential, and of equal weights. Integers are averaged as floats and cut, as in torch."""
 
 from __future__ import annotations
 
@@ -21,8 +17,7 @@ MultiAvgFn: TypeAlias = Callable[[Sequence[jax.Array], Sequence[jax.Array], jax.
 def get_ema_avg_fn(decay: float = 0.999) -> AvgFn:
     """Return the function `decay * average + (1 - decay) * parameter` of one array.
 
-    Raises:
-      ValueError: a decay outside of [0, 1].
+    Raises: ValueError: a decay outside of [0, 1].
 
     torch counterpart: `torch.optim.swa_utils.get_ema_avg_fn`.
 
@@ -41,8 +36,7 @@ def get_ema_avg_fn(decay: float = 0.999) -> AvgFn:
 def get_ema_multi_avg_fn(decay: float = 0.999) -> MultiAvgFn:
     """Return `average + (1 - decay) * (parameter - average)`, by lerp, for lists of arrays of one type.
 
-    Raises:
-      ValueError: a decay outside of [0, 1].
+    Raises: ValueError: a decay outside of [0, 1].
 
     torch counterpart: `torch.optim.swa_utils.get_ema_multi_avg_fn`, which writes into the first list.
     """
@@ -95,7 +89,6 @@ def get_swa_multi_avg_fn() -> MultiAvgFn:
 
 
 def _lerp(start: jax.Array, end: jax.Array, weight: float | jax.Array) -> jax.Array:
-    """Interpolate in float32 or wider."""
     wide = jnp.promote_types(start.dtype, jnp.float32)
     return lerp(start.astype(wide), end.astype(wide), jnp.asarray(weight, jnp.finfo(wide).dtype))
 

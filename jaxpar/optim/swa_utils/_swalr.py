@@ -15,9 +15,7 @@ from ..lr_scheduler import LRScheduler
 class SWALR(LRScheduler):
     """Anneal from the current rate to `swa_lr` in `anneal_epochs` steps, then stay.
 
-    Args:
-      swa_lr: one for all groups, or a list.
-      anneal_strategy: along a cosine or a straight line.
+    `swa_lr` is one for all groups, or a list; `anneal_strategy` a cosine or a straight line.
 
     Raises: ValueError: an unknown strategy; epochs that are not a whole number, or below 0.
 
@@ -45,7 +43,6 @@ class SWALR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[float]:
-        """Recover the initial rate from the last step's rate, and anneal one more step."""
         step = self._step_count - 1
         step = max(1, step) if self.anneal_epochs == 0 else step
         before, now = self._part(step - 1), self._part(step)

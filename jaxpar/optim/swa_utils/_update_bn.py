@@ -1,4 +1,4 @@
-"""update_bn: compute an averaged model's running statistics, which no training step has updated."""
+"""update_bn: an averaged model's running statistics, which no training step has updated."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def update_bn(loader: Iterable[Any], model: nnx.Module, device: jax.Device | Non
       model: an NNX module, averaged or not. Modes and momenta are restored afterwards.
       device: where inputs are moved first.
 
-    This covers the BatchNorm layers of Flax and `jaxpar.nn`; Flax's variance has the divisor n, torch's
-    n - 1. A module without such layers is not run.
+    This covers the BatchNorm layers of Flax, whose variance has the divisor n and not torch's n - 1, and of
+    `jaxpar.nn`. A module without such layers is not run.
 
     torch counterpart: `torch.optim.swa_utils.update_bn`.
     """

@@ -33,7 +33,6 @@ class _Combined(LRScheduler):
                 )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, including the states of all combined schedulers."""
         return {
             **super().state_dict(),
             "_schedulers": [scheduler.state_dict() for scheduler in self._schedulers],
@@ -52,12 +51,7 @@ class _Combined(LRScheduler):
 
 
 class SequentialLR(_Combined):
-    """Run schedulers in sequence; the next begins at each milestone.
-
-    Raises: ValueError, TypeError: with torch's message, for schedulers and milestones that torch refuses.
-
-    torch counterpart: `torch.optim.lr_scheduler.SequentialLR`. As a function of the step: `sequential_lr`.
-    """
+    """Write the rates of `sequential_lr` into an optimizer, as torch's class of this name."""
 
     def __init__(
         self,
@@ -88,7 +82,6 @@ class SequentialLR(_Combined):
         self._last_lr = first.get_last_lr()
 
     def step(self) -> None:  # type: ignore[override]
-        """Write the next rate."""
         self.last_epoch += 1
         i = bisect_right(self._milestones, self.last_epoch)
         scheduler = self._schedulers[i]
@@ -100,13 +93,7 @@ class SequentialLR(_Combined):
 
 
 class ChainedScheduler(_Combined):
-    """Step all schedulers, each on the rate that the previous one wrote.
-
-    Raises: ValueError, TypeError: with torch's message, for schedulers that torch refuses.
-
-    torch counterpart: `torch.optim.lr_scheduler.ChainedScheduler`. As a function of the step:
-    `chained_scheduler`.
-    """
+    """Write the rates of `chained_scheduler` into an optimizer, as torch's class of this name."""
 
     def __init__(self, schedulers: Sequence[LRScheduler], optimizer: nnx.Optimizer | None = None):
         if len(schedulers) < 1:
@@ -119,7 +106,6 @@ class ChainedScheduler(_Combined):
         self._last_lr = self._rates()
 
     def step(self) -> None:  # type: ignore[override]
-        """Write the next rate."""
         for scheduler in self._schedulers:
             scheduler.step()
         self._last_lr = self._rates()

@@ -11,11 +11,7 @@ from .scheduler import LRScheduler
 
 
 class CosineAnnealingLR(LRScheduler):
-    """Decay to `eta_min` along half a cosine of `T_max` steps, then rise again.
-
-    torch counterpart: `torch.optim.lr_scheduler.CosineAnnealingLR`, by its recursion, which strays from the
-    closed form in the last digits. As a function of the step: `cosine_annealing_lr`.
-    """
+    """Write the rates of `cosine_annealing_lr` into an optimizer, as torch's class of this name."""
 
     def __init__(self, optimizer: nnx.Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1):
         self.T_max, self.eta_min = T_max, eta_min
@@ -40,12 +36,8 @@ class CosineAnnealingLR(LRScheduler):
 
 
 class CosineAnnealingWarmRestarts(LRScheduler):
-    """Decay to `eta_min` along half a cosine, then restart; each period is `T_mult` times as long.
-
-    Raises: ValueError: with torch's message, for values that torch refuses.
-
-    torch counterpart: `torch.optim.lr_scheduler.CosineAnnealingWarmRestarts`; there, too, `step(epoch)`
-    takes a fraction of an epoch. As a function of the step: `cosine_annealing_warm_restarts`.
+    """Write the rates of `cosine_annealing_warm_restarts` into an optimizer, as torch's scheduler of the same
+    name.
     """
 
     def __init__(

@@ -17,18 +17,10 @@ PerGroup = float | Sequence[float]
 
 
 class CyclicLR(LRScheduler):
-    """Cycle between `base_lr` and `max_lr`: up in `step_size_up` steps, down in `step_size_down`.
+    """Write the rates of `cyclic_lr` into an optimizer, as torch's class of this name.
 
-    Args:
-      base_lr, max_lr, base_momentum, max_momentum: one for all groups, or a list.
-      mode: the amplitude: constant, halved in each cycle, or multiplied by gamma**t.
-      scale_fn: the amplitude instead, a function of the cycle (from 1) or, if `scale_mode` is "iterations",
-        of the step.
-      cycle_momentum: whether the momentum (Adam's beta1) falls where the rate rises.
-
-    Raises: ValueError: an unknown mode; an optimizer without a momentum that could cycle.
-
-    torch counterpart: `torch.optim.lr_scheduler.CyclicLR`. As a function of the step: `cyclic_lr`.
+    Rates and momenta may be lists, with one for each parameter group. With `cycle_momentum` the momentum
+    (Adam's beta1) falls where the rate rises; ValueError for an optimizer without one.
     """
 
     def __init__(
@@ -113,19 +105,9 @@ class CyclicLR(LRScheduler):
 
 
 class OneCycleLR(LRScheduler):
-    """Rise from max_lr / div_factor to max_lr, fall to max_lr / div_factor / final_div_factor.
+    """Write the rates of `one_cycle_lr` into an optimizer, as torch's class of this name.
 
-    Args:
-      max_lr, base_momentum, max_momentum: one for all groups, or a list.
-      total_steps: the length, or `epochs` times `steps_per_epoch`.
-      pct_start: the fraction of the steps in which the rate rises.
-      anneal_strategy: along a cosine or a straight line.
-      cycle_momentum: whether the momentum (Adam's beta1) falls where the rate rises.
-      three_phase: fall to the initial rate as fast as it rose, and only then to the last.
-
-    Raises: ValueError: with torch's message, for values that torch refuses; a step after the last.
-
-    torch counterpart: `torch.optim.lr_scheduler.OneCycleLR`. As a function of the step: `one_cycle_lr`.
+    Groups and momenta are as in `CyclicLR`. A step after the last raises ValueError.
     """
 
     def __init__(

@@ -17,8 +17,6 @@ Factor = Callable[[int], float]
 
 
 class _ByFactor(LRScheduler):
-    """Multiplies the rates by `_scale()` at `last_epoch`; None leaves them."""
-
     def _scale(self) -> float | None:
         raise NotImplementedError
 
@@ -28,10 +26,7 @@ class _ByFactor(LRScheduler):
 
 
 class StepLR(_ByFactor):
-    """Multiply the rate by `gamma` every `step_size` steps.
-
-    torch counterpart: `torch.optim.lr_scheduler.StepLR`. As a function of the step: `step_lr`.
-    """
+    """Write the rates of `step_lr` into an optimizer, as torch's class of this name."""
 
     def __init__(self, optimizer: nnx.Optimizer, step_size: int, gamma: float = 0.1, last_epoch: int = -1):
         if step_size <= 0:
@@ -47,10 +42,7 @@ class StepLR(_ByFactor):
 
 
 class MultiStepLR(_ByFactor):
-    """Multiply the rate by `gamma` at each milestone, twice at a repeated one.
-
-    torch counterpart: `torch.optim.lr_scheduler.MultiStepLR`. As a function of the step: `multi_step_lr`.
-    """
+    """Write the rates of `multi_step_lr` into an optimizer, as torch's class of this name."""
 
     def __init__(
         self, optimizer: nnx.Optimizer, milestones: Iterable[int], gamma: float = 0.1, last_epoch: int = -1
@@ -73,12 +65,7 @@ class MultiStepLR(_ByFactor):
 
 
 class ConstantLR(LRScheduler):
-    """Multiply the rate by `factor` for `total_iters` steps.
-
-    Raises: ValueError: a factor above 1 or below 0.
-
-    torch counterpart: `torch.optim.lr_scheduler.ConstantLR`. As a function of the step: `constant_lr`.
-    """
+    """Write the rates of `constant_lr` into an optimizer, as torch's class of this name."""
 
     def __init__(
         self, optimizer: nnx.Optimizer, factor: float = 1.0 / 3, total_iters: int = 5, last_epoch: int = -1
@@ -102,12 +89,7 @@ class ConstantLR(LRScheduler):
 
 
 class LinearLR(_ByFactor):
-    """Change the factor linearly from `start_factor` to `end_factor` in `total_iters` steps.
-
-    Raises: ValueError: factors outside of (0, 1] and [0, 1].
-
-    torch counterpart: `torch.optim.lr_scheduler.LinearLR`. As a function of the step: `linear_lr`.
-    """
+    """Write the rates of `linear_lr` into an optimizer, as torch's class of this name."""
 
     def __init__(
         self,
@@ -136,10 +118,7 @@ class LinearLR(_ByFactor):
 
 
 class ExponentialLR(_ByFactor):
-    """Multiply the rate by `gamma` at every step.
-
-    torch counterpart: `torch.optim.lr_scheduler.ExponentialLR`. As a function of the step: `exponential_lr`.
-    """
+    """Write the rates of `exponential_lr` into an optimizer, as torch's class of this name."""
 
     def __init__(self, optimizer: nnx.Optimizer, gamma: float, last_epoch: int = -1):
         self.gamma = gamma
@@ -153,10 +132,7 @@ class ExponentialLR(_ByFactor):
 
 
 class PolynomialLR(_ByFactor):
-    """lr * (1 - t / total_iters)**power, and zero from `total_iters` on.
-
-    torch counterpart: `torch.optim.lr_scheduler.PolynomialLR`. As a function of the step: `polynomial_lr`.
-    """
+    """Write the rates of `polynomial_lr` into an optimizer, as torch's class of this name."""
 
     def __init__(
         self, optimizer: nnx.Optimizer, total_iters: int = 5, power: float = 1.0, last_epoch: int = -1
@@ -176,8 +152,6 @@ class PolynomialLR(_ByFactor):
 
 
 class _ByFunction(LRScheduler):
-    """Scale by a user's function, or by a list with one function for each group."""
-
     def __init__(self, optimizer: nnx.Optimizer, lr_lambda: Factor | list[Factor], last_epoch: int = -1):
         n = len(param_groups_of(check_optimizer(optimizer)))
         self.lr_lambdas = list(lr_lambda) if isinstance(lr_lambda, (list, tuple)) else [lr_lambda] * n
@@ -201,10 +175,7 @@ class _ByFunction(LRScheduler):
 
 
 class LambdaLR(_ByFunction):
-    """The first rate times `lr_lambda(t)`, a function of a Python int.
-
-    torch counterpart: `torch.optim.lr_scheduler.LambdaLR`. As a function of the step: `lambda_lr`.
-    """
+    """Write the rates of `lambda_lr` into an optimizer, as torch's class of this name."""
 
     def get_lr(self) -> list[float]:
         return [
@@ -214,11 +185,7 @@ class LambdaLR(_ByFunction):
 
 
 class MultiplicativeLR(_ByFunction):
-    """The rate before times `lr_lambda(t)`.
-
-    torch counterpart: `torch.optim.lr_scheduler.MultiplicativeLR`. As a function of the step:
-    `multiplicative_lr`.
-    """
+    """Write the rates of `multiplicative_lr` into an optimizer, as torch's class of this name."""
 
     def get_lr(self) -> list[float]:
         rates = self._rates()

@@ -12,8 +12,7 @@ from ..._groups import ParamGroup, for_each_group, param_groups_of
 def uses_beta1(optimizer: nnx.Optimizer) -> bool:
     """Return whether the momentum is Adam's beta1.
 
-    Raises:
-      ValueError: the optimizer's state holds neither.
+    Raises: ValueError: the optimizer's state holds neither.
     """
     group = param_groups_of(optimizer)[0]
     if "momentum" not in group and "beta1" not in group:

@@ -15,20 +15,10 @@ from .scheduler import EPOCH_IS_DEPRECATED, LRScheduler
 
 
 class ReduceLROnPlateau(LRScheduler):
-    """Multiply the rate by `factor` after `patience` epochs without a better metric in `step(metric)`.
+    """Write the rates of `reduce_lr_on_plateau` into an optimizer, as torch's class of this name.
 
-    Args:
-      mode: whether a smaller or a larger metric is better.
-      threshold, threshold_mode: what counts as better: by this part of the best, or by this much.
-      cooldown: how many epochs after a reduction are not counted.
-      min_lr: the lowest rate, or a list with one for each group.
-      eps: a change of the rate by no more than this is skipped.
-
-    All processes must pass the same metric (`jaxpar.distributed.all_reduce`), or their rates diverge.
-
-    Raises: ValueError: with torch's message, for values that torch refuses.
-
-    torch counterpart: `torch.optim.lr_scheduler.ReduceLROnPlateau`. In optax's form: `reduce_lr_on_plateau`.
+    `min_lr` may be a list with one for each group. All processes must pass the same metric
+    (`jaxpar.distributed.all_reduce`), or their rates diverge.
     """
 
     def __init__(

@@ -27,12 +27,10 @@ class LRScheduler:
     Attributes:
       optimizer: the optimizer. base_lrs: the groups' initial rates. last_epoch: the number of steps.
 
-    A subclass defines `get_lr()`, which returns each group's next rate. A step never waits for a device: the
-    rates are Python floats. With several processes, each steps its own scheduler in the same way.
+    A subclass defines `get_lr()`. A step never waits for a device. Each process steps its own scheduler.
 
-    Raises:
-      HyperparameterError: the optimizer's state holds no rate. TypeError: not an optimizer. KeyError: no
-        "initial_lr" although `last_epoch` is set.
+    Raises: HyperparameterError: the optimizer's state holds no rate. TypeError: not an optimizer. KeyError:
+      no "initial_lr" although `last_epoch` is set.
 
     torch counterpart: `torch.optim.lr_scheduler.LRScheduler`.
 
@@ -60,9 +58,8 @@ class LRScheduler:
         self._initial_step()
 
     def step(self, epoch: int | None = None) -> None:
-        """Write the next rate. Call it after the optimizer's step.
-
-        `epoch`, deprecated in torch, goes to that epoch, by the closed form where there is one.
+        """Write the next rate, after the optimizer's step; with `epoch` (deprecated) that epoch's, in closed
+        form.
         """
         # torch detects this by wrapping optimizer.step; nnx's optimizer counts its steps.
         if self._step_count == 1 and int(self.optimizer.step[...]) == 0:
@@ -122,5 +119,5 @@ class LRScheduler:
 
 
 def attributes(function: Any) -> dict[str, Any] | None:
-    """Return what torch saves for a user's function: an object's attributes, or None for a function."""
+    """Return the part of a user's function that torch saves: an object's attributes, or None."""
     return None if type(function) is type(attributes) else dict(function.__dict__)
