@@ -8,7 +8,6 @@ own text, with their parts translated.
 """
 
 from . import assignments as assignments
-from . import branches as branches
 from . import calls as calls
 from . import conditions as conditions
 from . import functions as functions

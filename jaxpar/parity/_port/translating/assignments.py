@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import ast
 
-import torch
 from torch import nn
 
 from ..reading.runtime import Beyond
 from ..reading.source import end_of, start_of
 from .blocks import statement
-from .branches import is_drawn_for_chance
 from .context import Context, variables_of
-from .expressions import list_as_tuple, spliced, text, translated
+from .expressions import is_none, list_as_tuple, spliced, text, translated
 from .fragment import Fragment, Hole
 from .gradients import value_of
 from .indexing import PART, set_part
@@ -25,8 +23,6 @@ GROWING = ("append", "extend", "insert", "pop", "add", "update")
 
 @statement(ast.Assign)
 def assign(ctx: Context, node: ast.Assign) -> str | None:
-    if is_drawn_for_chance(ctx, node) or _is_device(ctx, node):
-        return None
     target, single = node.targets[0], len(node.targets) == 1
     if single and isinstance(target, ast.Subscript) and ctx.is_tensor(target.value):
         return set_part(ctx, target, "set", value_of(ctx, node.value))
@@ -44,16 +40,6 @@ def assign(ctx: Context, node: ast.Assign) -> str | None:
     if single and isinstance(target, ast.Name) and text(ctx, node.value) == target.id:
         return None  # x = x.contiguous()
     return spliced(ctx, node, lambda part: (value_of if part is node.value else translated)(ctx, part)).text
-
-
-def _is_device(ctx: Context, node: ast.Assign) -> bool:
-    """Return whether a statement only assigns a device or its name to a variable."""
-    site = ctx.site(node.value)
-    named = all(isinstance(target, ast.Name) for target in node.targets)
-    if not named or site is None or not site.kinds <= {torch.device, str}:
-        return False
-    parts = (ctx.site(part) for part in ast.walk(node.value) if isinstance(part, ast.expr))
-    return any(part_site.kinds == {torch.device} for part_site in parts if part_site)
 
 
 def is_kept(ctx: Context, target: ast.expr) -> bool:
@@ -91,8 +77,9 @@ def _set_attribute(
         raise Hole(f"JAX's arrays have no {target.attr}")
     value = value_of(ctx, node.value)
     site, written = ctx.site(node.value), value.text
-    none = isinstance(node.value, ast.Constant) and node.value.value is None
-    if none and _is_assigned_again(ctx, target):
+    in_constructor = getattr(ctx.source.around(node), "name", "") == "__init__"
+    # NNX fixes at the first assignment whether an attribute can hold arrays; None alone would be static.
+    if is_none(node.value) and _is_assigned_again(ctx, target):
         written = "nnx.data(None)"
     elif site and site.kinds & {list} and not _grows(ctx, target):
         # NNX puts static attributes into the key of a compiled program, which must be hashable.
@@ -100,18 +87,16 @@ def _set_attribute(
         written = list_as_tuple(listed, written) if listed else f"tuple({written})"
     elif site and site.kinds & {set} and not _grows(ctx, target):
         written = "frozenset()" if ctx.source.segment(node.value) == "set()" else f"frozenset({written})"
+    # The variable must stay the same object: compiled steps and checkpoints refer to it.
     elif _is_buffer(ctx, target) and not value.makes_variable:
         variable = f"{text(ctx, target.value)}.{target.attr}"
         return Fragment(f"{variable}[...]", variable=variable), written
-    elif site and site.is_tensor and not _in_constructor(ctx, node) and not value.makes_variable:
+    elif site and site.is_tensor and not in_constructor and not value.makes_variable:
         raise Hole(KEEPS)
+    # The source's parentheses around a value belong to the text between the nodes.
     before = ctx.source.between(end_of(target), start_of(node.value))
     written = f"({written})" if "(" in before and "\n" in written else written
     return Fragment(f"{text(ctx, target.value)}.{target.attr}"), written
-
-
-def _in_constructor(ctx: Context, node: ast.AST) -> bool:
-    return getattr(ctx.source.around(node), "name", "") == "__init__"
 
 
 def _grows(ctx: Context, target: ast.Attribute) -> bool:
@@ -145,10 +130,12 @@ def _tied(ctx: Context, value: ast.expr, target: ast.Attribute) -> tuple[Fragmen
         return None
     if not (ctx.is_module(target.value) and ctx.is_module(value.value)):
         return None
+    # As the target of an assignment it has no array, so the same attribute is translated as a value.
     read = ast.copy_location(ast.Attribute(target.value, target.attr, ast.Load()), target)
     one, other = translated(ctx, read), translated(ctx, value)
     if one.variable and other.variable and one.transposed == other.transposed in ("", ".T"):
         return Fragment(one.variable), other.variable
+    # `kernel` and `embedding` are each other's transpose, so one variable cannot be both.
     linear, embedding = sorted(
         (target.value, value.value), key=lambda part: _is_layer(ctx, part, nn.Embedding)
     )

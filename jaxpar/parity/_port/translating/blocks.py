@@ -8,51 +8,42 @@ copied), contexts without a meaning in JAX.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
 from ..reading.aliases import read_later
 from ..reading.runtime import Beyond
 from ..reading.source import end_of, start_of
 from .conditions import test
-from .context import Context
+from .context import Context, Registry
 from .expressions import hole, positioned, text
 from .fragment import Hole
 from .gradients import require_no_changes
 from .indexing import rebound
-from .initial import is_silent, note_initial_values
+from .omitted import is_omitted
 
-Handler = TypeVar("Handler", bound=Callable[[Context, Any], "str | None"])
-_HANDLERS: dict[type[ast.AST], Callable[[Context, Any], str | None]] = {}
-
-
-def statement(*kinds: type[ast.stmt]) -> Callable[[Handler], Handler]:
-    """Register the function that writes statements of these types, or returns None to leave one out."""
-
-    def register(handler: Handler) -> Handler:
-        _HANDLERS.update(dict.fromkeys(kinds, handler))
-        return handler
-
-    return register
+statement = Registry()
+"""`@statement(ast.If)` registers a function from a context and a statement to its text, or None."""
+REFUSED: dict[type[ast.stmt], str] = {
+    ast.Global: "it changes a variable of the file",
+    ast.Match: "there is no rule for match",
+    ast.ClassDef: "a class inside of a function",
+}
 
 
 def written_statement(ctx: Context, node: ast.stmt) -> str | None:
     """Write a statement in JAX; None if it is left out."""
     try:
-        _require_no_aliases(ctx, node)
+        changed = ctx.watched.aliases.changed.get((ctx.source.path, node.lineno), set())
+        if read := read_later(ctx.source, node, changed - {rebound(ctx, node)}):
+            raise Hole(f"it changes {' and '.join(read)} as well, in place")
         require_no_changes(ctx, node)
-        if not isinstance(node, ast.Pass) and is_silent(ctx, node):
-            note_initial_values(ctx, node)
+        if is_omitted(ctx, node):
             return None
-        return _HANDLERS.get(type(node), with_blocks)(ctx, node)
+        if type(node) in REFUSED:
+            raise Hole(REFUSED[type(node)])
+        return statement.get(type(node), with_blocks)(ctx, node)
     except Hole as reason:
         return hole(ctx, node, str(reason)).text
-
-
-def _require_no_aliases(ctx: Context, node: ast.stmt) -> None:
-    changed = ctx.watched.aliases.changed.get((ctx.source.path, node.lineno), set())
-    if read := read_later(ctx.source, node, changed - {rebound(ctx, node)}):
-        raise Hole(f"it changes {' and '.join(read)} as well, in place")
 
 
 def with_blocks(ctx: Context, node: ast.AST) -> str:
@@ -86,6 +77,7 @@ def blocks_of(node: ast.AST) -> list[list[ast.stmt]]:
 
 def block(ctx: Context, body: Sequence[ast.stmt], last: bool = False) -> str:
     """Write a block; a statement that raises if it did not run and has no counterpart."""
+    # The outermost block that did not run raises; those inside are part of its text or are not written.
     if ctx.ran(body[0]) or not ctx.ran(ctx.source.parents[body[0]]):
         return _statements(ctx, body, last)
     try:
@@ -116,6 +108,8 @@ def _statements(ctx: Context, body: Sequence[ast.stmt], last: bool) -> str:
             with ctx.needs.unless_beyond():
                 line = written_statement(ctx, node)
         except Beyond:
+            # After an early return, the rest of a block that ran can raise. A block that did not run is
+            # replaced as a whole.
             if ctx.ran(node) or not ctx.ran(body[0]):
                 raise
             return (written + between + _refusal(ctx, node)).lstrip("\n").lstrip()

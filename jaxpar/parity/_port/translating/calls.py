@@ -18,7 +18,7 @@ from ..reading.scope import UNKNOWN, dotted, is_layer, is_torchs, jaxpar_layer, 
 from .conditions import require_no_numbers, resolved
 from .context import Context
 from .drawing import DRAWN, draws, needs_rngs, stream, targets_of
-from .expressions import arguments_of, by_rule, expression, extended, text
+from .expressions import argument, arguments_of, by_rule, expression, extended, text
 from .fragment import Fragment, Hole
 from .methods import COLLECTIONS, method
 from .names import left_out
@@ -32,6 +32,7 @@ def call(ctx: Context, node: ast.Call) -> Fragment:
     if isinstance(node.func, ast.Attribute) and (fragment := method(ctx, node, node.func)):
         return fragment
     target = ctx.scope.value(node.func)
+    # No value can be an instance of a class that is not written.
     if target is isinstance and left_out(ctx, ctx.scope.value(node.args[1])):
         return Fragment("False", value=False)
     if target is hasattr and is_torchs(owner := ctx.scope.value(node.args[0])):
@@ -39,7 +40,12 @@ def call(ctx: Context, node: ast.Call) -> Fragment:
     if target is not UNKNOWN and (is_torchs(target) or rule_name(target)):
         return _of_torch(ctx, node, target)
     require_no_numbers(ctx, node)
-    return _with_rngs(ctx, node, targets_of(ctx, node))
+    targets = [target for target in targets_of(ctx, node) if not _sees_rngs(ctx, target, node)]
+    # A function that builds layers and draws takes one argument for both.
+    if any(needs_rngs(ctx, target) for target in targets):
+        return extended(ctx, node, "rngs=rngs")
+    drawing = any(draws(ctx, target) for target in targets)
+    return extended(ctx, node, f"rngs={stream(ctx)}" if drawing else "")
 
 
 def _of_torch(ctx: Context, node: ast.Call, target: Any) -> Fragment:
@@ -55,16 +61,15 @@ def _of_torch(ctx: Context, node: ast.Call, target: Any) -> Fragment:
     if is_pair(ctx, node):
         raise Hole(BOTH)
     candidates = rules.FUNCTIONS[name]
-    # Such a rule uses the `rngs` of a constructor: it makes initial values.
+    # Such a rule uses the `rngs` of a constructor: in a call, its numbers would be different each time.
     if "rngs." in candidates[0].template and ctx.in_call(node):
         raise Hole(DRAWN)
     return by_rule(ctx, node, candidates, name)
 
 
 def parameter(ctx: Context, node: ast.Call) -> Fragment:
-    keywords = {keyword.arg: keyword.value for keyword in node.keywords}
-    flag = keywords.get("requires_grad", node.args[1] if len(node.args) > 1 else None)
-    value = node.args[0] if node.args else keywords["data"]
+    value, flag = argument(node, 0, "data"), argument(node, 1, "requires_grad")
+    assert value is not None
     trained = flag is None or (isinstance(flag, ast.Constant) and flag.value)
     written = f"nnx.{'Param' if trained else 'Variable'}({text(ctx, value)})"
     return Fragment(written, makes_variable=True)
@@ -96,18 +101,9 @@ def _check_arguments(target: type, jaxpars: type, arguments: Sequence[ast.AST]) 
     parameters = inspect.signature(jaxpars).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
-    for argument in arguments:
-        if isinstance(argument, ast.keyword) and argument.arg and argument.arg not in parameters:
-            raise Hole(f"jaxpar's {target.__name__} has no {argument.arg}")
-
-
-def _with_rngs(ctx: Context, node: ast.Call, targets: list[Any]) -> Fragment:
-    """Write a call of a user's function, with `rngs` if it builds layers or draws."""
-    targets = [target for target in targets if not _sees_rngs(ctx, target, node)]
-    if any(needs_rngs(ctx, target) for target in targets):
-        return extended(ctx, node, "rngs=rngs")
-    drawing = any(draws(ctx, target) for target in targets)
-    return extended(ctx, node, f"rngs={stream(ctx)}" if drawing else "")
+    for part in arguments:
+        if isinstance(part, ast.keyword) and part.arg and part.arg not in parameters:
+            raise Hole(f"jaxpar's {target.__name__} has no {part.arg}")
 
 
 def _sees_rngs(ctx: Context, target: Any, node: ast.Call) -> bool:

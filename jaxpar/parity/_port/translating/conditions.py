@@ -13,11 +13,11 @@ import torch
 from ..reading.runtime import Beyond
 from ..reading.scope import UNKNOWN
 from .context import Context
-from .expressions import expression, hole, spliced, text, translated
+from .expressions import expression, hole, root_of, spliced, text, translated
 from .fragment import COMPARE, Fragment, Hole
 
 NUMERIC = ("int", "float", "bool", "complex", "range", "max", "min", "any", "all", "sorted", "divmod")
-"""Functions of Python that read a tensor's numbers."""
+"""Functions of Python that read a tensor's numbers; all functions of `math` and NumPy do, too."""
 _NUMERIC = {id(getattr(builtins, name)) for name in NUMERIC}
 DECIDES = "it decides by data"
 
@@ -94,17 +94,12 @@ def _branch(ctx: Context, node: ast.AST) -> Fragment:
 def require_no_numbers(ctx: Context, node: ast.Call) -> None:
     """Refuse `int(x)` and similar calls on a tensor."""
     value = ctx.scope.value(node.func)
-    if value is UNKNOWN or not (id(value) in _NUMERIC or _is_numeric_library(ctx, node.func)):
+    if value is UNKNOWN or (
+        id(value) not in _NUMERIC and ctx.scope.value(root_of(node.func)) not in (math, np)
+    ):
         return
     if any(map(ctx.is_tensor, _arguments(node))):
         raise Hole("it takes a number out of a tensor")
-
-
-def _is_numeric_library(ctx: Context, func: ast.expr) -> bool:
-    """Return whether a function is from `math` or NumPy."""
-    while isinstance(func, ast.Attribute):
-        func = func.value
-    return ctx.scope.value(func) in (math, np)
 
 
 def _arguments(node: ast.Call) -> Iterator[ast.expr]:

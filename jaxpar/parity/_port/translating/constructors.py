@@ -1,4 +1,4 @@
-"""Constructors: `super().__init__()`, what Flax needs after it, and registered buffers and parameters."""
+"""Constructors: `super().__init__()`, attributes that Flax needs, registered buffers and parameters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..reading.scope import defined_by_user, definition
 from ..reading.source import start_of
 from .context import Context
 from .drawing import STREAM, draws_first
-from .expressions import text
+from .expressions import argument, is_none, text
 from .fragment import Hole
 
 MODE = "self.deterministic = False"
@@ -19,21 +19,13 @@ MODE = "self.deterministic = False"
 
 
 def super_init(ctx: Context, call: ast.Call) -> str | None:
-    """Write `super().__init__()`, without that of nn.Module, and the attributes that Flax needs."""
-    bases = ctx.kind.__mro__[1:] if ctx.kind else ()
-    base = next((base for base in bases if "__init__" in vars(base)), None)
-    reads_first = reads_training_first(ctx.kind)
-    lines = [MODE] if reads_first else []
-    if draws_first(ctx, ctx.kind):
-        lines.append(STREAM)
-    if (
-        base is nn.Module
-        and not reads_first
-        and any(map(_reads_training, ctx.kind.__mro__ if ctx.kind else ()))
-    ):
-        lines.insert(0, MODE)
-    if base is not nn.Module:
-        lines.insert(0, text(ctx, call))
+    """Write `super().__init__()`, unless nn.Module is the base, and the attributes that Flax needs."""
+    kinds = ctx.kind.__mro__ if ctx.kind else ()
+    base = next((base for base in kinds[1:] if "__init__" in vars(base)), None)
+    # A base class without its own constructor could not set the mode that it reads.
+    has_mode = reads_training_first(ctx.kind) or (base is nn.Module and any(map(_reads_training, kinds)))
+    lines = [] if base is nn.Module else [text(ctx, call)]
+    lines += [MODE] * has_mode + [STREAM] * draws_first(ctx, ctx.kind)
     parent = ctx.source.parents[ctx.source.parents[call]]
     same_line = getattr(parent, "lineno", None) == call.lineno
     return ("; " if same_line else f"\n{' ' * start_of(call)[1]}").join(lines) or None
@@ -52,12 +44,12 @@ def _reads_training(kind: type) -> bool:
 
 
 def registered_buffer(ctx: Context, call: ast.Call, func: ast.Attribute) -> str:
-    named = {keyword.arg: keyword.value for keyword in call.keywords}
-    name = call.args[0] if call.args else named["name"]
-    value = call.args[1] if len(call.args) > 1 else named.get("tensor")
-    if value is None or _is_none(value):
+    name, value = argument(call, 0, "name"), argument(call, 1, "tensor")
+    persistent = argument(call, 2, "persistent")
+    assert name is not None
+    if value is None or is_none(value):
         return _set(ctx, func, name, "nnx.data(None)")
-    persistent = named.get("persistent", call.args[2] if len(call.args) > 2 else None)
+    # torch does not save this buffer, so it is a plain array: a Variable would be part of the state.
     if isinstance(persistent, ast.Constant) and not persistent.value:
         return _set(ctx, func, name, text(ctx, value))
     return _set(ctx, func, name, f"nnx.Variable({text(ctx, value)})")
@@ -67,11 +59,7 @@ def registered_parameter(ctx: Context, call: ast.Call, func: ast.Attribute) -> s
     if len(call.args) != 2:
         raise Hole("give the name and the parameter by their places")
     name, value = call.args
-    return _set(ctx, func, name, "nnx.data(None)" if _is_none(value) else text(ctx, value))
-
-
-def _is_none(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
+    return _set(ctx, func, name, "nnx.data(None)" if is_none(value) else text(ctx, value))
 
 
 def _set(ctx: Context, func: ast.Attribute, name: ast.expr, value: str) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -13,6 +13,21 @@ from ..reading.scope import Scope
 from ..reading.source import Function, Source
 from ..reading.watching import PROBED_NODES, Site, Watched
 from .needs import Needs
+
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+
+class Registry(dict[type[ast.AST], Callable[..., Any]]):
+    """The functions that translate nodes, by the node's type."""
+
+    def __call__(self, *kinds: type[ast.AST]) -> Callable[[Handler], Handler]:
+        """Register a function for nodes of these types."""
+
+        def register(handler: Handler) -> Handler:
+            self.update(dict.fromkeys(kinds, handler))
+            return handler
+
+        return register
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +73,7 @@ class Context:
     def site(self, node: ast.AST) -> Site | None:
         """Return an expression's values; for a variable that did not run, those from other lines."""
         site = self.watched.site(self.source, node)
+        # Only local variables: two functions can use one name for different things.
         if site is None and isinstance(node, ast.Name) and node.id in self.scope.local:
             return self.watched.variables(self.source).get((self.source.around(node), node.id))
         return site
@@ -67,6 +83,7 @@ class Context:
         child: ast.AST | None = node
         while child is not None and not isinstance(child, ast.stmt):
             parent = self.source.parents.get(child)
+            # The line of a conditional expression ran, but only one of its branches.
             chosen = isinstance(parent, ast.IfExp) and child is not parent.test
             if chosen and isinstance(child, PROBED_NODES) and self.watched.site(self.source, child) is None:
                 return False

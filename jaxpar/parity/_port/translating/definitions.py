@@ -23,9 +23,9 @@ from .context import Context
 from .drawing import STREAM, draws, draws_first, needs_rngs
 from .expressions import pieces, text
 from .functions import decorator, function, head_parts
-from .initial import gives_initial_values
 from .names import left_out
 from .needs import Needs
+from .omitted import gives_initial_values
 
 RNGS = "nnx.Rngs"
 EMPTY = '"""Not ported, for the example does not run it."""'
@@ -56,13 +56,10 @@ def constant_text(source: Source, node: ast.stmt, module: ModuleType, watched: W
 
 def _context(value: Any, watched: Watched, needs: Needs) -> Context:
     source, _ = definition(value)
-    names = (
-        dict(vars(sys.modules[value.__module__]))
-        if inspect.isclass(value)
-        else inspect.unwrap(value).__globals__
-    )
-    is_module = inspect.isclass(value) and issubclass(value, nn.Module)
-    return Context(source, watched, Scope(names), needs, value if is_module else None)
+    if not inspect.isclass(value):
+        return Context(source, watched, Scope(inspect.unwrap(value).__globals__), needs)
+    kind = value if issubclass(value, nn.Module) else None
+    return Context(source, watched, Scope(dict(vars(sys.modules[value.__module__]))), needs, kind)
 
 
 def _class(ctx: Context, value: type, node: ast.ClassDef) -> str:
@@ -78,6 +75,7 @@ def _class(ctx: Context, value: type, node: ast.ClassDef) -> str:
         separated = isinstance(member, Function) or isinstance(previous, Function)
         written.append(("\n" if separated and previous is not None else "") + member_text)
         previous = member
+    # Members are separated by one line, and methods by an empty one, which has no indent.
     line = "\n" + " " * node.body[0].col_offset
     body = line.join(written).replace(f"{line}\n", f"\n{line}") or (EMPTY if ctx.kind else "pass")
     return _head(ctx, node) + body
@@ -86,11 +84,10 @@ def _class(ctx: Context, value: type, node: ast.ClassDef) -> str:
 def _members(ctx: Context, value: type, node: ast.ClassDef) -> Iterator[tuple[ast.stmt, str | None]]:
     """Yield a class's statements; additions for a missing constructor follow the docstring."""
     documented = ast.get_docstring(node) is not None
-    # The additions come first: like all text, they change what is known of the class's needs in order.
-    added = [] if "__init__" in vars(value) else [*_state(ctx, value, node)]
     if documented:
         yield node.body[0], written_statement(ctx, node.body[0])
-    yield from added
+    if "__init__" not in vars(value):
+        yield from _state(ctx, value, node)
     for member in node.body[documented:]:
         assigned = ctx.scope.value(member.value) if isinstance(member, ast.Assign) else None
         if any(for_runtime(value, name) for name in defined(member)) or left_out(ctx, assigned):
@@ -135,28 +132,26 @@ def _decorator(ctx: Context, node: ast.ClassDef, expression: ast.expr) -> str | 
 
 
 def _method(ctx: Context, value: type, node: Function) -> str | None:
-    """Write a method; None if it did not run, or only sets initial values."""
+    """Write a method; None if it is left out.
+
+    A method of a module must have run; a method of any other class must not have holes.
+    """
     method = function_in(value, node.name)
     if method is None or ctx.source.function(method.__code__) is not node:
         return None  # an overload, or replaced by a decorator
     name = f"{value.__name__}.{node.name}"
     if ctx.kind is None:
-        return _without_holes(ctx, node, name)
+        with contextlib.suppress(Beyond):
+            if written := ctx.needs.without_holes(lambda: function(ctx, node)):
+                return written
+        ctx.needs.note(f"{name} is not ported: it has no counterpart")
+        return None
     if gives_initial_values(ctx, method):
         return None
     if not any((ctx.source.path, statement.lineno) in ctx.watched.lines for statement in node.body):
         ctx.needs.note(f"{name} is not ported: the example does not run it")
         return None
     return function(ctx, node, RNGS if node.name == "__init__" or needs_rngs(ctx, method) else "")
-
-
-def _without_holes(ctx: Context, node: Function, name: str) -> str | None:
-    """Write a method of a class that is not a module; None if it has holes."""
-    with contextlib.suppress(Beyond):
-        if written := ctx.needs.without_holes(lambda: function(ctx, node)):
-            return written
-    ctx.needs.note(f"{name} is not ported: it has no counterpart")
-    return None
 
 
 def function_in(value: type, name: str) -> Any:
@@ -170,9 +165,7 @@ def function_in(value: type, name: str) -> Any:
 def not_run(source: Source, node: ast.AST, watched: Watched, report: Callable[[ast.stmt], None]) -> None:
     """Report the first statements of blocks that did not run although the code around them did."""
     for body in blocks_of(node):
-        if isinstance(node, ast.ClassDef):
-            pass
-        elif (source.path, body[0].lineno) not in watched.lines:
+        if not isinstance(node, ast.ClassDef) and (source.path, body[0].lineno) not in watched.lines:
             # Refusals need not run.
             if not isinstance(node, Function) and not isinstance(body[0], ast.Raise):
                 report(body[0])

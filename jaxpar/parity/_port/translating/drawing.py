@@ -27,16 +27,10 @@ from .fragment import Hole
 
 DRAWN = "JAX draws other random numbers"
 STREAM = "self.rngs = rngs.dropout.fork()"
+Condition = Callable[[Context, ast.Call], bool]
 Answers = WeakKeyDictionary[FunctionType, bool]
 _DRAWS: Answers = WeakKeyDictionary()
 _BUILDS: Answers = WeakKeyDictionary()
-
-
-def _remembered(answers: Answers, function: FunctionType, examine: Callable[[], bool]) -> bool:
-    if function not in answers:
-        answers[function] = False  # ends the recursion of functions that call themselves
-        answers[function] = examine()
-    return answers[function]
 
 
 def stream(ctx: Context) -> str:
@@ -48,7 +42,7 @@ def require_stream(ctx: Context) -> None:
     """Refuse a class that draws but has no constructor in which its stream could be made."""
     kinds: tuple[Any, ...] = ctx.kind.__mro__ if ctx.kind else ()
     first = [base for base in kinds if draws_first(ctx, base)]
-    # Without any constructor, `classes` writes one.
+    # Without any constructor, `definitions` writes one.
     if not any("__init__" in vars(base) or base.__init__ is nn.Module.__init__ for base in first):
         raise Hole("it draws random numbers, by a stream that a constructor of the class would make")
 
@@ -59,13 +53,21 @@ def draws(ctx: Context, target: Any) -> bool:
         return draws(ctx, target.func)
     if isinstance(target, MethodType) or not defined_by_user(target) or inspect.isclass(target):
         return False
-    function = inspect.unwrap(target)
+    return _examined(ctx, inspect.unwrap(target), call_draws, _DRAWS)
 
-    def examine() -> bool:
+
+def _examined(ctx: Context, function: FunctionType, condition: Condition, answers: Answers) -> bool:
+    """Return whether a call in a user's function satisfies a condition."""
+    if function in answers:
+        return answers[function]
+    answers[function] = False  # ends the recursion of functions that call themselves
+    try:
         source, node = definition(function)
-        return _any_call(ctx.elsewhere(source, function.__globals__), node, call_draws)
-
-    return _remembered(_DRAWS, function, examine)
+    except (LookupError, OSError, SyntaxError):
+        return False
+    inner = ctx.elsewhere(source, function.__globals__)
+    answers[function] = is_users(source.path) and _any_call(inner, node, condition)
+    return answers[function]
 
 
 def draws_itself(ctx: Context, kind: type | None) -> bool:
@@ -73,6 +75,7 @@ def draws_itself(ctx: Context, kind: type | None) -> bool:
     if kind is None or not defined_by_user(kind):
         return False
     source, node = definition(kind)
+    # A class in a different file sees that file's names, and its calls use its own stream.
     inner = ctx.elsewhere(source, vars(inspect.getmodule(kind)), kind)
     methods = [statement for statement in getattr(node, "body", []) if isinstance(statement, Function)]
     return any(_any_call(inner, method, call_draws) for method in methods)
@@ -100,7 +103,7 @@ def _rules_of(ctx: Context, node: ast.Call) -> list[CallRule]:
     return rules.METHODS.get(node.func.attr, []) if site is None or site.is_tensor else []
 
 
-def _any_call(ctx: Context, node: ast.AST, condition: Callable[[Context, ast.Call], bool]) -> bool:
+def _any_call(ctx: Context, node: ast.AST, condition: Condition) -> bool:
     inner = ctx.inside(node)
     return any(isinstance(child, ast.Call) and condition(inner, child) for child in ast.walk(node))
 
@@ -126,7 +129,12 @@ def needs_rngs(ctx: Context, target: Any) -> bool:
         base = next(base for base in target.__mro__ if "__init__" in vars(base))
         constructed = defined_by_user(base) or takes_rngs_as_base(base)
         return constructed or any(draws_itself(ctx, base) for base in target.__mro__)
-    return isinstance(target, FunctionType) and _builds(ctx, inspect.unwrap(target))
+    if not isinstance(target, FunctionType):
+        return False
+    function = inspect.unwrap(target)
+    # `forward` draws from the module's own stream, and nothing passes `rngs` to it.
+    is_forward = "." in function.__qualname__ and function.__name__ in ("forward", "__call__")
+    return not is_forward and _examined(ctx, function, _builds_layer, _BUILDS)
 
 
 def takes_rngs_as_base(base: type) -> bool:
@@ -134,22 +142,6 @@ def takes_rngs_as_base(base: type) -> bool:
     if is_layer(base):
         return base.__name__ in rules.ACCEPTING
     return defined_by_user(base) and issubclass(base, nn.Module)
-
-
-def _builds(ctx: Context, function: FunctionType) -> bool:
-    """Return whether a user's function builds layers."""
-
-    def examine() -> bool:
-        if "." in function.__qualname__ and function.__name__ in ("forward", "__call__"):
-            return False
-        try:
-            source, node = definition(function)
-        except (LookupError, OSError, SyntaxError):
-            return False
-        elsewhere = ctx.elsewhere(source, function.__globals__)
-        return is_users(source.path) and _any_call(elsewhere, node, _builds_layer)
-
-    return _remembered(_BUILDS, function, examine)
 
 
 def _builds_layer(ctx: Context, node: ast.Call) -> bool:

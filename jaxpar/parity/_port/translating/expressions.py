@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -17,28 +17,19 @@ from ..reading.runtime import Beyond
 from ..reading.scope import UNKNOWN
 from ..reading.source import end_of, start_of
 from ..rules import CallRule
-from .context import Context
+from .context import Context, Registry
 from .drawing import require_stream, stream
 from .fragment import Fragment, Hole, joined, level, parsed
 
-Handler = TypeVar("Handler", bound=Callable[[Context, Any], Fragment])
-_HANDLERS: dict[type[ast.AST], Callable[[Context, Any], Fragment]] = {}
-
-
-def expression(*kinds: type[ast.AST]) -> Callable[[Handler], Handler]:
-    """Register the function that translates nodes of these types."""
-
-    def register(handler: Handler) -> Handler:
-        _HANDLERS.update(dict.fromkeys(kinds, handler))
-        return handler
-
-    return register
+expression = Registry()
+"""`@expression(ast.Call)` registers a function from a context and a call to its Fragment."""
 
 
 def text(ctx: Context, node: ast.AST, form: str = "") -> str:
     """Write a node in JAX; `form` is an argument's form in `rules`."""
     fragment = translated(ctx, node)
     if form == "n":
+        # `unbiased=False` becomes `ddof=0`.
         flag = fragment.value
         return str(int(flag)) if isinstance(flag, bool) else f"int({fragment.text})"
     if form == "t":
@@ -87,10 +78,11 @@ def translated(ctx: Context, node: ast.AST) -> Fragment:
 
 def _in_torchs_order(ctx: Context, node: ast.AST) -> Fragment:
     try:
-        return _HANDLERS.get(type(node), spliced)(ctx, node)
+        return expression.get(type(node), spliced)(ctx, node)
     except Hole as reason:
         if not isinstance(node, ast.expr):
             raise
+        # An annotation can be left out, whereas a call of `hole` would run with the definition.
         if ctx.in_annotation(node):
             raise Beyond(str(reason)) from reason
         return hole(ctx, node, str(reason))
@@ -98,6 +90,7 @@ def _in_torchs_order(ctx: Context, node: ast.AST) -> Fragment:
 
 def hole(ctx: Context, node: ast.AST, reason: str) -> Fragment:
     """Write an expression that raises with torch's line."""
+    # A line that did not run may be of no use in JAX, so its hole does not fail the port.
     message = f"{ctx.source.place(node)}: {ctx.code(node)}: {reason}"
     if ctx.ran(node) and not (isinstance(node, ast.Name) and node.id in ctx.unbound):
         ctx.needs.hole(message)
@@ -129,6 +122,7 @@ def _value(node: ast.AST, written: str, values: list[Any]) -> Any:
         if any(value is not UNKNOWN and bool(value) is decisive for value in values):
             return decisive
         return UNKNOWN if UNKNOWN in values else not decisive
+    # Without names and calls, none of the user's code runs here.
     constant = isinstance(node, ast.UnaryOp | ast.Compare | ast.Tuple) and UNKNOWN not in values
     try:
         return eval(f"({written}\n)", {"__builtins__": {}}) if constant else UNKNOWN
@@ -147,6 +141,13 @@ def positioned(node: ast.AST) -> Iterator[ast.AST]:
             yield from positioned(child)
 
 
+def root_of(node: ast.AST) -> ast.AST:
+    """Return the `a` of `a.b.c`."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node
+
+
 def pieces(ctx: Context, parts: list[ast.AST], at: tuple[int, int]) -> str:
     """Write parts that follow a position, with the source's text between them."""
     written = ""
@@ -154,6 +155,21 @@ def pieces(ctx: Context, parts: list[ast.AST], at: tuple[int, int]) -> str:
         written += ctx.source.between(at, start_of(part)) + text(ctx, part)
         at = end_of(part)
     return written
+
+
+def name_of(func: ast.expr) -> str:
+    """Return the last part of a callable's name; "" without one."""
+    return getattr(func, "attr", getattr(func, "id", ""))
+
+
+def argument(node: ast.Call, position: int, name: str) -> ast.expr | None:
+    """Return an argument that may be passed by position or by name."""
+    named = {keyword.arg: keyword.value for keyword in node.keywords}
+    return named.get(name, node.args[position] if len(node.args) > position else None)
+
+
+def is_none(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
 
 
 def arguments_of(ctx: Context, node: ast.Call) -> str:
@@ -180,11 +196,7 @@ def extended(ctx: Context, node: ast.Call, extra: str) -> Fragment:
 
 
 def by_rule(
-    ctx: Context,
-    node: ast.Call,
-    candidates: Sequence[CallRule],
-    what: str,
-    owner: ast.expr | None = None,
+    ctx: Context, node: ast.Call, candidates: Sequence[CallRule], what: str, owner: ast.expr | None = None
 ) -> Fragment:
     """Write a call by the first rule that accepts its arguments.
 

@@ -70,6 +70,7 @@ class Fragment:
 @functools.lru_cache(maxsize=4096)
 def parsed(text: str) -> Fragment:
     """Return a fragment for a table's text, whose structure only its syntax tree shows."""
+    # A text with line breaks is an expression only in parentheses.
     for candidate in (textwrap.dedent(text).strip(), f"({text}\n)"):
         try:
             node = ast.parse(candidate, mode="eval").body
@@ -100,8 +101,10 @@ def joined(parent: ast.AST, part: ast.AST, fragment: Fragment) -> str:
 def _needed(parent: ast.AST, part: ast.AST) -> int:
     if isinstance(parent, ast.BinOp):
         parent_level = level(parent)
+        # Only `**` groups from the right: `a - (b - c)`, but `(a ** b) ** c`.
         tighter = part is (parent.left if isinstance(parent.op, ast.Pow) else parent.right)
         return parent_level + 1 if tighter else parent_level
+    # `(a < b) < c` is different from the chain `a < b < c`.
     if isinstance(parent, ast.UnaryOp | ast.Compare):
         return level(parent) + isinstance(parent, ast.Compare)
     if isinstance(parent, ast.BoolOp):

@@ -12,19 +12,15 @@ from ..reading.source import Function, end_of, start_of
 from .blocks import begin_of, block, statement
 from .context import Context
 from .expressions import positioned, text
-from .gradients import is_decorated
-from .initial import is_docstring
+from .gradients import stops_gradients
+from .omitted import is_docstring
 
 
 @statement(ast.FunctionDef)
-def nested(ctx: Context, node: ast.FunctionDef) -> str:
-    return function(ctx, node)
-
-
 def function(ctx: Context, node: Function, rngs: str = "") -> str:
     """Write a function; `rngs` is the type of its argument for random numbers, "" without one."""
     inner = ctx.inside(node)
-    if is_decorated(ctx, node):
+    if any(stops_gradients(ctx, expression) for expression in node.decorator_list):
         inner = inner.stopping()
     decorators = [decorator(ctx, expression) for expression in node.decorator_list]
     indent = " " * node.col_offset
@@ -50,6 +46,7 @@ def _head(ctx: Context, node: Function, rngs: str) -> str:
         if part is last:
             written += _rngs_parameter(node, rngs)
     written += ctx.source.between(at, begin_of(node.body[0]))
+    # Only a function without any parameter has no part after which one could be added.
     if rngs and last is None:
         written = written.replace("()", "(*, rngs)", 1)
     if ctx.kind is not None and node.name == "forward":

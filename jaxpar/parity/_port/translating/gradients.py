@@ -9,7 +9,6 @@ import ast
 
 import torch
 
-from ..reading.source import Function
 from .context import Context
 from .expressions import spliced, translated
 from .fragment import Fragment, Hole
@@ -27,6 +26,7 @@ def value_of(ctx: Context, node: ast.AST) -> Fragment:
 
 def stopped(ctx: Context, node: ast.AST, fragment: Fragment) -> Fragment:
     """Stop the gradient of a computed value; names and attributes keep theirs."""
+    # Where a name was assigned, outside or inside of the context, decides about its gradient.
     if not ctx.stops or isinstance(node, ast.Name | ast.Attribute | ast.Constant):
         return fragment
     return Fragment(f"jax.lax.stop_gradient({fragment.text})") if _carries(ctx, node) else fragment
@@ -47,33 +47,28 @@ def require_no_changes(ctx: Context, node: ast.stmt) -> None:
         return
     if isinstance(node, ast.AugAssign):
         target: ast.expr = node.target
-    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and _ends_in_place(node.value.func):
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         target = node.value.func
+        if not (isinstance(target, ast.Attribute) and is_in_place(target.attr)):
+            return
     else:
         return
     while isinstance(target, ast.Subscript | ast.Call | ast.Attribute):
         if isinstance(target, ast.Attribute) and ctx.is_module(target.value):
             return
         target = target.func if isinstance(target, ast.Call) else target.value
-    if isinstance(target, ast.Name) and _is_tensor_somewhere(ctx, target.id):
+    # Probes record values that are read, not targets, so any variable of the target's name counts.
+    names = (child for child in ast.walk(ctx.source.tree) if isinstance(child, ast.Name))
+    if isinstance(target, ast.Name) and any(n.id == target.id and ctx.is_tensor(n) for n in names):
         raise Hole(STOPS)
 
 
-def _ends_in_place(func: ast.expr) -> bool:
-    return isinstance(func, ast.Attribute) and func.attr.endswith("_")
-
-
-def _is_tensor_somewhere(ctx: Context, name: str) -> bool:
-    """Return whether a variable of this name is a tensor anywhere in the file."""
-    nodes = (node for node in ast.walk(ctx.source.tree) if isinstance(node, ast.Name) and node.id == name)
-    return any(map(ctx.is_tensor, nodes))
+def is_in_place(name: str) -> bool:
+    """Return whether a method changes its tensor, by torch's convention for names."""
+    return name.endswith("_") and not name.endswith("__")
 
 
 def stops_gradients(ctx: Context, node: ast.expr) -> bool:
     """Return whether a context or a decorator is `torch.no_grad()`."""
     value = ctx.scope.value(node.func if isinstance(node, ast.Call) else node)
     return getattr(value, "__name__", "") in NO_GRAD and str(value.__module__).startswith("torch.")
-
-
-def is_decorated(ctx: Context, node: Function) -> bool:
-    return any(stops_gradients(ctx, decorator) for decorator in node.decorator_list)

@@ -18,7 +18,7 @@ from .context import Context
 from .drawing import targets_of
 from .expressions import expression, spliced, text, translated
 from .fragment import Fragment, Hole
-from .gradients import stopped, value_of
+from .gradients import is_in_place, stopped, value_of
 from .pairs import FIELDS, chosen, literal
 
 SHAPE = "its shape depends on data"
@@ -106,10 +106,6 @@ def _changed_variable(ctx: Context, target: ast.expr) -> str:
     if isinstance(target, ast.Attribute) and fragment.is_whole_variable:
         return fragment.text
     raise Hole(PART)
-
-
-def is_in_place(name: str) -> bool:
-    return name.endswith("_") and not name.endswith("__")
 
 
 def set_part(ctx: Context, target: ast.Subscript, verb: str, value: Fragment) -> str:

@@ -15,7 +15,7 @@ from ..reading.scope import UNKNOWN, is_layer, is_torchs, jaxpar_layer
 from ..reading.watching import Site
 from .context import Context
 from .drawing import DRAWN, takes_rngs_as_base
-from .expressions import arguments_of, by_rule, text, translated
+from .expressions import arguments_of, by_rule, name_of, text, translated
 from .fragment import Fragment, Hole
 from .pairs import BOTH, is_pair
 
@@ -28,12 +28,14 @@ CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 def method(ctx: Context, node: ast.Call, func: ast.Attribute) -> Fragment | None:
     """Write a call of a tensor's or module's method; None for any other."""
     owner, name = ctx.site(func.value), func.attr
-    if isinstance(func.value, ast.Call) and _is_super(func.value):
+    if isinstance(func.value, ast.Call) and name_of(func.value.func) == "super":
         return Fragment(_super(ctx, node, func))
     if owner and any(issubclass(kind, nn.Module) for kind in owner.kinds):
         return _of_module(ctx, node, func, owner)
     if name == "copy" and owner and owner.kinds == {list}:
-        return Fragment(f"list({text(ctx, func.value)})")  # attributes that are lists have become tuples
+        # Attributes that are lists become tuples, which have no `copy`.
+        return Fragment(f"list({text(ctx, func.value)})")
+    # In a line that did not run, a method with a rule is assumed to be a tensor's.
     unrecorded = owner is None and ctx.scope.value(func) is UNKNOWN and is_method(name)
     if not (owner and owner.is_tensor) and not unrecorded:
         return None
@@ -78,6 +80,7 @@ def _to(ctx: Context, node: ast.Call, owner: ast.expr) -> Fragment:
             return Fragment(f"{array.grouped}.astype({text(ctx, argument, 'a')}.dtype)")
         if isinstance(value, torch.device) or (site and site.kinds <= {torch.device}):
             continue
+        # "cuda" and "float" are both strings, but `type` takes only the name of a type.
         named = isinstance(argument, ast.Constant) and isinstance(argument.value, str)
         if not named or (isinstance(node.func, ast.Attribute) and node.func.attr == "type"):
             raise Hole("it is not clear whether this is a type or a device")
@@ -89,6 +92,7 @@ def _of_module(ctx: Context, node: ast.Call, func: ast.Attribute, owner: Site) -
     name = func.attr
     if name == "forward":
         return Fragment(f"{text(ctx, func.value)}({arguments_of(ctx, node)})")
+    # jaxpar's containers have torch's methods; nnx.Module does not.
     if name == "add_module" and not any(issubclass(kind, CONTAINERS) for kind in owner.kinds):
         return Fragment(f"setattr({text(ctx, func.value)}, {arguments_of(ctx, node)})")
     if name in ("children", "named_children") and not all(
@@ -110,10 +114,6 @@ def _counterpart(kind: type) -> Any:
     """Return the counterpart of the torch layer that a class is or derives from."""
     base = next(base for base in kind.__mro__ if is_layer(base))
     return getattr(nnx, COLLECTIONS[base]) if base in COLLECTIONS else jaxpar_layer(base) or nnx.Module
-
-
-def _is_super(node: ast.Call) -> bool:
-    return isinstance(node.func, ast.Name) and node.func.id == "super"
 
 
 def _super(ctx: Context, node: ast.Call, func: ast.Attribute) -> str:

@@ -28,7 +28,7 @@ from ..reading.scope import (
     rule_name,
 )
 from .context import Context, variables_of
-from .expressions import expression, hole, text, translated
+from .expressions import expression, hole, is_none, root_of, text, translated
 from .fragment import NOT, Fragment, Hole
 from .pairs import FIELDS, chosen
 
@@ -46,6 +46,7 @@ def attribute(ctx: Context, node: ast.Attribute) -> Fragment:
     if node.attr in FIELDS.values() and (field := chosen(ctx, node.value, node.attr)):
         return field
     site = ctx.site(node)
+    # JAX places arrays by shardings; a device that is passed on is replaced by None, a default.
     if site and site.kinds == {torch.device}:
         return Fragment("None", value=None)
     value = ctx.scope.value(node)
@@ -62,22 +63,27 @@ def attribute(ctx: Context, node: ast.Attribute) -> Fragment:
     if variable := _variable(ctx, node):
         return variable
     array = translated(ctx, node.value)
-    if node.attr == "dtype" and array.variable and isinstance(_root(node), ast.Name):
+    # A variable has its array's dtype, so the array need not be read.
+    if node.attr == "dtype" and array.variable and isinstance(root_of(node), ast.Name):
         return Fragment(f"{array.variable}.dtype")
     return Fragment(f"{array.grouped}.{node.attr}")
 
 
 def _arrays_have(name: str) -> bool:
     """Return whether arrays have an attribute of tensors; methods have rules, others are the user's."""
-    own = getattr(torch.Tensor, name, None)
-    return not hasattr(torch.Tensor, name) or name in rules.ATTRIBUTES or callable(own)
+    is_listed = not hasattr(torch.Tensor, name) or name in rules.ATTRIBUTES
+    return is_listed or callable(getattr(torch.Tensor, name))
 
 
 def _variable(ctx: Context, node: ast.Attribute) -> Fragment | None:
     """Write a read of a module's parameter or buffer as its array: `self.weight[...]`."""
     modules = [module for module in ctx.modules(node.value) if node.attr in variables_of(module)]
-    if not modules or isinstance(node.ctx, ast.Store) or _compared_with_none(ctx, node):
+    parent = ctx.source.parents.get(node)
+    is_compared = isinstance(parent, ast.Compare) and any(map(is_none, parent.comparators))
+    # The variable itself is assigned, or compared with None; only its array is computed with.
+    if not modules or isinstance(node.ctx, ast.Store) or is_compared:
         return None
+    # Modules of several classes pass here: the text must be right for all of them.
     layers = {_layer_with(type(module), node.attr) for module in modules}
     layer = layers.pop()
     counterpart = rules.leaves(layer).get(node.attr) if layer else f"{node.attr}[...]"
@@ -88,16 +94,10 @@ def _variable(ctx: Context, node: ast.Attribute) -> Fragment | None:
     return Fragment(f"{variable}[...]{transposed}", variable=variable, transposed=transposed)
 
 
-def _compared_with_none(ctx: Context, node: ast.AST) -> bool:
-    parent = ctx.source.parents.get(node)
-    return isinstance(parent, ast.Compare) and any(
-        isinstance(operand, ast.Constant) and operand.value is None for operand in parent.comparators
-    )
-
-
 def _layer_with(kind: type, name: str) -> str | None:
     """Return the torch layer that a class is or derives from; None if the user's class adds the tensor."""
     layers = [base for base in kind.__mro__ if is_layer(base) and base is not nn.Module]
+    # Modules do not record which class added a tensor, but the source of torch's layer names its own.
     of_torch = re.compile(rf"self\.{name}\b|['\"]{name}['\"]|\b{name}:")
     recurrent = name.startswith(("weight_", "bias_"))  # torch computes `weight_ih_l0` from parts of the name
     if not layers or not (recurrent or any(of_torch.search(inspect.getsource(layer)) for layer in layers)):
@@ -107,13 +107,12 @@ def _layer_with(kind: type, name: str) -> str | None:
 
 def reference(ctx: Context, node: ast.AST, value: Any, name: str | None) -> Fragment:
     """Write a global name, or an attribute of one, whose `name` is None."""
-    if of_library(value) or stand_in(value):
-        written = _of_library(ctx, node, value)
-        if written:
-            return Fragment(written)
+    if (of_library(value) or stand_in(value)) and (written := _of_library(ctx, node, value)):
+        return Fragment(written)
     listed = rule_name(value)
+    # A number such as `torch.pi` has no module; its name in the source is the only trace.
     if listed is None and isinstance(value, float | int) and name is None:
-        root = ctx.scope.value(_root(node))
+        root = ctx.scope.value(root_of(node))
         listed = f"torch.{ctx.source.segment(node).partition('.')[2]}" if is_torchs(root) else None
     if listed in rules.NAMES:
         return Fragment(rules.NAMES[listed])
@@ -154,6 +153,7 @@ def left_out(ctx: Context, value: Any) -> bool:
 
 def _users(ctx: Context, node: ast.AST, value: Any) -> str:
     """Write a user's class or function; a module that only annotates becomes `nnx.Module`."""
+    # Writing a class that did not run only for an annotation would pull in code that cannot be proven.
     if inspect.isclass(value) and issubclass(value, nn.Module) and ctx.in_annotation(node):
         functions = {id(function) for function in ctx.watched.functions.values()}
         if not any(id(member) in functions for member in vars(value).values()):
@@ -182,9 +182,3 @@ def _of_file(ctx: Context, name: str) -> str:
     elif not hasattr(builtins, name) and not name.startswith("__"):
         raise Hole("it is not clear where this name comes from")
     return name
-
-
-def _root(node: ast.AST) -> ast.AST:
-    while isinstance(node, ast.Attribute):
-        node = node.value
-    return node

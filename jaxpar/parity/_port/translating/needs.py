@@ -80,6 +80,7 @@ class Needs:
     @contextmanager
     def unless_beyond(self) -> Iterator[None]:
         """Restore everything if the context ends with `Beyond`."""
+        # Shallow copies are enough: entries are added and removed, but never changed.
         before = {name: copy.copy(value) for name, value in vars(self).items()}
         try:
             yield

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..rules import PAIRS
 from .context import Context
-from .expressions import by_rule, text
+from .expressions import argument, by_rule, name_of, text
 from .fragment import Fragment, Hole
 
 FIELDS = {0: "values", 1: "indices", -1: "indices"}
@@ -20,7 +20,7 @@ BOTH = "it gives values and places"
 
 def is_pair(ctx: Context, node: ast.Call) -> bool:
     """Return whether a call of `max`, `min`, `sort` or `topk` returns values and indices."""
-    if f"{_function_name(node)}.values" not in PAIRS:
+    if f"{name_of(node.func)}.values" not in PAIRS:
         return False
     site = ctx.site(node)
     return bool(site and site.kinds and all(kind.__module__ == "torch.return_types" for kind in site.kinds))
@@ -57,8 +57,7 @@ def assigned_pair(ctx: Context, node: ast.Assign) -> str | None:
 
 
 def _is_along_last(ctx: Context, owner: ast.expr, call: ast.Call) -> bool:
-    named = {keyword.arg: keyword.value for keyword in call.keywords}
-    axis_node = named.get("dim", call.args[1] if len(call.args) > 1 else None)
+    axis_node = argument(call, 1, "dim")
     if axis_node is None:
         return True
     site, axis = ctx.site(owner), literal(axis_node)
@@ -73,12 +72,7 @@ def _parts(ctx: Context, node: ast.expr) -> tuple[str, ast.expr, ast.Call] | Non
     if isinstance(func, ast.Attribute) and ctx.is_tensor(func.value):
         return func.attr, func.value, node
     call = ast.copy_location(ast.Call(func, node.args[1:], node.keywords), node)
-    return (_function_name(node), node.args[0], call) if node.args else None
-
-
-def _function_name(node: ast.Call) -> str:
-    func = node.func
-    return func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
+    return (name_of(node.func), node.args[0], call) if node.args else None
 
 
 def literal(node: ast.expr) -> Any:

@@ -1,4 +1,7 @@
-"""Statements without a file of their own: imports, contexts, returns, and calls for their effects."""
+"""Statements without a file of their own: branches, contexts, imports, returns, and calls for their effects.
+
+A branch that is taken at random raises in the ported file, unless its probability is zero.
+"""
 
 from __future__ import annotations
 
@@ -7,34 +10,94 @@ import ast
 import torch
 
 from .. import rules
-from ..reading.scope import dotted
+from ..reading.scope import UNKNOWN, dotted
 from .assignments import KEEPS, is_kept
 from .blocks import begin_of, dedented, statement, with_blocks
-from .branches import is_logging, note_unchecked
 from .conditions import test
 from .constructors import registered_buffer, registered_parameter, super_init
 from .context import Context
-from .expressions import spliced, text
+from .expressions import spliced, text, translated
 from .fragment import Hole
-from .gradients import stops_gradients, value_of
-from .indexing import PARTS, changed_in_place, is_in_place, rebound
+from .gradients import is_in_place, stops_gradients, value_of
+from .indexing import PARTS, changed_in_place, rebound
 from .methods import is_method
+from .omitted import is_below, is_drawn_for_chance
 
 KEEPING = ("append", "appendleft", "extend", "insert", "add", "update", "setdefault")
 
 
-@statement(ast.Import)
-def imported(ctx: Context, node: ast.Import) -> str | None:
-    return None if all(map(_is_torch, (alias.name for alias in node.names))) else ctx.source.segment(node)
+@statement(ast.If)
+def branch(ctx: Context, node: ast.If) -> str | None:
+    if written := _by_chance(ctx, node):
+        return written
+    # torch raises there on certain values; without them both compute the same.
+    refuses = all(isinstance(child, ast.Raise) for child in node.body) and not node.orelse
+    if refuses and _is_unchecked(ctx, node, node.test):
+        return None
+    # Rules replace conditions such as `torch.jit.is_scripting()` by constants.
+    condition = test(ctx, node.test).value
+    if condition is UNKNOWN:
+        return with_blocks(ctx, node)
+    chosen = node.body if condition else node.orelse
+    return dedented(ctx, chosen, begin_of(node)[1]) if chosen else None
 
 
-@statement(ast.ImportFrom)
-def imported_from(ctx: Context, node: ast.ImportFrom) -> str | None:
-    return None if _is_torch(node.module or "") else ctx.source.segment(node)
+@statement(ast.Assert)
+def assertion(ctx: Context, node: ast.Assert) -> str | None:
+    return None if _is_unchecked(ctx, node, node.test) else with_blocks(ctx, node)
 
 
-def _is_torch(module: str) -> bool:
-    return module.split(".")[0] == "torch"
+def _is_unchecked(ctx: Context, node: ast.stmt, condition: ast.expr) -> bool:
+    """Return whether a check is left out: its condition has holes, which are forgotten."""
+    if ctx.needs.without_holes(lambda: test(ctx, condition)):
+        return False
+    note_unchecked(ctx, node)
+    return True
+
+
+def note_unchecked(ctx: Context, node: ast.stmt) -> None:
+    """Note that a check of numbers is left out: it changes no result, and JAX traces abstract arrays."""
+    ctx.note(node, "what it checks depends on data; left out")
+
+
+def _by_chance(ctx: Context, node: ast.If) -> str | None:
+    """Write `if torch.rand([]) < p` that was never true, also in an `if`: raise if `p` is positive."""
+    statements = [child for child in node.body if not is_drawn_for_chance(ctx, child)]
+    alone = statements[0] if len(statements) == 1 < len(node.body) and not node.orelse else None
+    outer = ""
+    if isinstance(alone, ast.If):
+        outer, node = f"{test(ctx, node.test).grouped} and ", alone
+    if not _is_by_chance(ctx, node):
+        return None
+    assert isinstance(node.test, ast.Compare)
+    reason = f"{ctx.source.place(node)}: {ctx.source.segment(node.test)}: it decides by random numbers"
+    ctx.needs.note(f"raises where it is not zero: {reason}")
+    # A branch with probability zero, such as a disabled LayerDrop, is never taken by either side.
+    ctx.needs.refused.add((ctx.source.path, node.body[0].lineno))
+    chance = f"{translated(ctx, node.test.comparators[0]).grouped} > 0"
+    indent = " " * (node.col_offset + 4)
+    return f"if {outer}{chance}:\n{indent}raise NotImplementedError({reason!r})"
+
+
+def _is_by_chance(ctx: Context, node: ast.If) -> bool:
+    check = node.test
+    if node.orelse or not (isinstance(check, ast.Compare) and isinstance(check.left, ast.Name)):
+        return False
+    drawn = [
+        child
+        for child in ast.walk(ctx.source.around(node) or node)
+        if isinstance(child, ast.Assign) and ast.unparse(child.targets[0]) == check.left.id
+    ]
+    chance = bool(drawn) and is_below(ctx, check.left)
+    return chance and all(is_drawn_for_chance(ctx, child) for child in drawn)
+
+
+@statement(ast.Import, ast.ImportFrom)
+def imported(ctx: Context, node: ast.Import | ast.ImportFrom) -> str | None:
+    modules = (
+        [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+    )
+    return None if all(module.split(".")[0] == "torch" for module in modules) else ctx.source.segment(node)
 
 
 @statement(ast.With)
@@ -63,28 +126,19 @@ def call_statement(ctx: Context, node: ast.Expr) -> str | None:
     call = node.value
     if not isinstance(call, ast.Call):
         return text(ctx, call)
-    if is_logging(ctx, node):
-        return None
     if ctx.scope.value(call.func) is torch._assert:
-        return _torch_assert(ctx, node, call)
-    if (
-        isinstance(call.func, ast.Attribute)
-        and isinstance(call.func.value, ast.Call)
-        and call.func.attr == "__init__"
-    ):
-        return super_init(ctx, call)
-    written = _method_statement(ctx, call, call.func) if isinstance(call.func, ast.Attribute) else None
-    if written is None and (name := rebound(ctx, node)):
-        written = f"{name} = {text(ctx, call)}"
-    return written or text(ctx, call)
-
-
-def _torch_assert(ctx: Context, node: ast.Expr, call: ast.Call) -> str | None:
-    if ctx.is_tensor(call.args[0]):
-        note_unchecked(ctx, node)
-        return None
-    message = f", {text(ctx, call.args[1])}" if len(call.args) > 1 else ""
-    return f"assert {test(ctx, call.args[0]).text}{message}"
+        if ctx.is_tensor(call.args[0]):
+            note_unchecked(ctx, node)
+            return None
+        message = f", {text(ctx, call.args[1])}" if len(call.args) > 1 else ""
+        return f"assert {test(ctx, call.args[0]).text}{message}"
+    if isinstance(call.func, ast.Attribute):
+        if isinstance(call.func.value, ast.Call) and call.func.attr == "__init__":
+            return super_init(ctx, call)
+        if written := _method_statement(ctx, call, call.func):
+            return written
+    variable = rebound(ctx, node)
+    return f"{variable} = {text(ctx, call)}" if variable else text(ctx, call)
 
 
 def _method_statement(ctx: Context, call: ast.Call, func: ast.Attribute) -> str | None:
@@ -101,18 +155,3 @@ def _method_statement(ctx: Context, call: ast.Call, func: ast.Attribute) -> str 
     if is_in_place(name) and (owner.is_tensor if owner else is_method(name) or name in PARTS):
         return changed_in_place(ctx, call, func)
     return None
-
-
-@statement(ast.Global)
-def global_names(ctx: Context, node: ast.Global) -> str:
-    raise Hole("it changes a variable of the file")
-
-
-@statement(ast.Match)
-def match(ctx: Context, node: ast.Match) -> str:
-    raise Hole("there is no rule for match")
-
-
-@statement(ast.ClassDef)
-def local_class(ctx: Context, node: ast.ClassDef) -> str:
-    raise Hole("a class inside of a function")
