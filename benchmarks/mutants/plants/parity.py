@@ -31,7 +31,7 @@ PLANTS = [
         ('if verb != "set" and any(is_array(ctx, index) for index in indices):', 'if False:', "tests/test_port.py -k colleague"),
     ),
     *plants("jaxpar/parity/_port/translating/functions.py",
-        ('names = ctx.needs.turned.get(node, ())', 'names = ()', "tests/test_port.py -k colleague"),
+        ('names = ctx.needs.turned.get(node, ())', 'names = ()', "tests/test_port_images.py -k turned_once"),
     ),
     *plants("jaxpar/parity/_port/writing.py",
         ('"(?!F[0-9])[A-Z]+[0-9]+"', '"[A-Z]+[0-9]+"', "tests/test_ported.py -k authors"),
