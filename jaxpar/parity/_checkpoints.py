@@ -1,9 +1,7 @@
 """Load and save the checkpoints of a torch training script: weights and optimizer state.
 
-Such scripts write a dict, `{"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3}`,
-with the prefix `module.` on every name if the model was wrapped in DataParallel or DistributedDataParallel.
-The weights go through `load_torch` and `to_torch`. The optimizer's state uses the same links, because a
-moment has the layout of its parameter.
+Such scripts write a dict, `{"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3}`.
+The optimizer's state uses the links of the weights, because a moment has the layout of its parameter.
 """
 
 from __future__ import annotations
@@ -62,9 +60,8 @@ def load_checkpoint(
       The file's other entries, such as the epoch.
 
     Raises:
-      FileError: the file is missing, damaged, or lacks one of `keys`.
-      MatchError: the weights do not fit.
-      ValueError: the optimizer's state does not fit. In all cases nothing has changed.
+      FileError, MatchError, ValueError: the file is unusable, or its weights or optimizer do not fit. Nothing
+        has changed then.
 
     torch counterpart: `torch.load` and two calls of `load_state_dict`.
 
@@ -131,9 +128,7 @@ def save_checkpoint(
       extra: additional entries, such as the epoch: numbers, strings, and containers of these.
 
     Raises:
-      MatchError: the names in `like` are not the model's.
-      ValueError: the optimizer's state does not fit.
-      FileError: `like` cannot be read.
+      MatchError, ValueError, FileError: `like` does not fit, or cannot be read.
       OSError: the file cannot be written; an existing file is left unchanged.
 
     torch counterpart: `torch.save({"model": ..., "optimizer": ...}, path)`.
@@ -218,7 +213,6 @@ def _entry(file: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any]:
 def _names(
     links: Links, model: Mapping[str, Any], optimizer_state: Mapping[str, Any], names: Sequence[str] | None
 ) -> list[str] | None:
-    """Return the parameters' names in the weights, in the optimizer's order."""
     groups = optimizer_state["param_groups"]
     recorded_names = [called for group in groups for called in group.get("param_names", ())]
     count = sum(len(group["params"]) for group in groups)

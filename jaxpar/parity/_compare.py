@@ -4,8 +4,8 @@
     Flax module ──┼─► Sides ─► level: steps ─► Difference ... ─► judge ─► Comparison ┼─ Divergence
     inputs, loss ─┘                                                                 └─ Curve
 
-torch has no counterpart. Neither module is changed, and other threads see JAX, Flax and torch unmodified;
-`_sides/torch_side` names the few settings that torch has only per process.
+Neither module is changed, and other threads see JAX, Flax and torch unmodified; `_sides/torch_side` names the
+few settings that torch has only per process.
 """
 
 from __future__ import annotations
@@ -172,12 +172,7 @@ def run(
     progress: Progress | None = None,
     take: Callable[[LevelStep], None] | None = None,
 ) -> Comparison:
-    """Run the steps, judge the differences, and search for causes if the models differ.
-
-    Args:
-      findings: an empty object that collects the measurements.
-      take: called with every step.
-    """
+    """Run the steps, judge the differences, and search for causes; `take` is called with every step."""
     with exact(), between_steps() as check:
         pair = request.pair()
         try:
@@ -236,7 +231,6 @@ def _steps(pair: ModelPair, request: Request, findings: Findings) -> Iterator[Le
 
 
 def _loop(level: Level, resync: bool) -> Callable[..., Iterator[LevelStep]]:
-    """Return the generator function of a level."""
     if level is Level.TRAJECTORY:
         return _levels.resynchronised if resync else _levels.free
     loops = {Level.SEMANTIC: _levels.semantic, Level.AS_IT_RUNS: _levels.as_it_runs}
@@ -244,7 +238,6 @@ def _loop(level: Level, resync: bool) -> Callable[..., Iterator[LevelStep]]:
 
 
 def _start(pair: ModelPair, sides: Sides[TorchSide], request: Request) -> tuple[TorchSide, FlaxSide]:
-    """Return both sides in their state before the first step."""
     reference = pair.reference(sides.reference.dtype)
     candidate = pair.candidate(reference)
     if request.parsed_level is Level.TRAJECTORY and request.resync:
@@ -281,7 +274,6 @@ def _check_determinism(
 
 
 def _forms(torch_returned: Returned, flax_returned: Returned) -> list[str]:
-    """Note outputs that were left out, and a single output that the two sides nest differently."""
     notes = []
     if (
         torch_returned.sole is not None

@@ -14,8 +14,8 @@ import jax
 from .. import _stamp
 from ._sides.step_data import OWN, Task
 
+# The user's settings outside `exact`: whether float64 is enabled, and the precision of matrix products.
 _users: ContextVar[tuple[bool, str | None]] = ContextVar("users")
-"""The user's settings outside `exact`: whether float64 is enabled, and the precision of matrix products."""
 
 
 @contextmanager

@@ -1,9 +1,8 @@
 """Recognize differences that come only from constants rounded to float32 before the comparison.
 
-A table that torch computes in `__init__` stays float32, while Flax may compute it in `__call__`, in float64
-here. So if the models differ, each runs again with its constants perturbed by up to half a unit of their
-dtype. Rounding explains the difference if that moves every tensor as far as the models differ, or if torch
-agrees with Flax when it runs with Flax's table.
+A table that torch computes in `__init__` stays float32, while Flax may compute it in `__call__`, in float64.
+So each model runs again with its constants perturbed by up to half a unit. Rounding explains the difference
+if that moves every tensor as far as the models differ, or if torch agrees when it runs with Flax's table.
 """
 
 from __future__ import annotations
@@ -22,14 +21,10 @@ from ._tensors import widened
 from .measuring import Difference, Judged, Kind, Outcome, judge
 
 SEEDS = (1, 2, 3)
-FACTOR = 4.0
-"""How many times the effect of the perturbation a difference may be, since only a few seeds are tried."""
-SHARE = 1e-2
-"""Constants that explain a smaller share of the differences are not named."""
-SINGLY = 16
-"""The number of constants that are perturbed one at a time; each costs a run of both models."""
-CLOSE = 1e-4
-"""The relative distance up to which two tables count as the same table, computed in float32."""
+FACTOR = 4.0  # times the effect of the perturbation is explained, since only a few seeds are tried
+SHARE = 1e-2  # constants that explain a smaller share of the differences are not named
+SINGLY = 16  # constants that are perturbed one at a time; each costs a run of both models
+CLOSE = 1e-4  # the relative distance up to which two tables count as the same table, computed in float32
 
 Key = tuple[Kind, str, int]
 
@@ -145,7 +140,7 @@ class _Run:
 
 
 def _moves(moved: _Run, base: _Run) -> dict[Key, float]:
-    """Return how far each tensor moved: max|difference|, summed over the two models."""
+    """Return each tensor's max|difference|, summed over the two models."""
     distances: dict[Key, float] = {}
     for side, start in base.start.items():
         # The perturbed run and the base run start from the same weights.

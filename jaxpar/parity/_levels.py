@@ -7,8 +7,7 @@ numeric     oracle torch float64, torch and Flax in    the reference's weights; 
 as it runs  the oracle, torch and Flax as they are     the reference's weights; one step
 trajectory  as numeric                                 the reference's previous step (resync), or its own
 
-A loop yields the results of each step. torch's sides may be live or replayed from a record, so this file does
-not import torch.
+torch's sides may be live or replayed from a record, so this file does not import torch.
 """
 
 from __future__ import annotations
@@ -29,12 +28,10 @@ from .measuring import Difference, Kind, measure, noise, noise_elements, unit_ro
 if TYPE_CHECKING:
     from ._sides.torch_side import TorchSide
 
-MEMBERS = 5
-"""The number of runs of the reference on inputs one ulp off, which form the envelope of a free trajectory."""
-OUTSIDE = 3.0
-"""How many times the envelope's largest error a free trajectory's error may be."""
+MEMBERS = 5  # runs of the reference on inputs one ulp off, the envelope of a free trajectory
+OUTSIDE = 3.0  # how many times the envelope's largest error a free trajectory's error may be
+# The smallest ratio of update to weight at which a float64 difference of weights has ten digits.
 RESOLVED = 2.0**-52 / 1e-10 * 16
-"""The smallest ratio of update to weight at which a float64 difference of weights has ten digits."""
 
 PARTS = {
     Kind.OUTPUT: "outputs",
@@ -42,8 +39,7 @@ PARTS = {
     Kind.STATE: "state",
     Kind.INPUT_GRADIENT: "input_gradients",
     Kind.GRADIENT: "gradients",
-}
-"""The attribute of a step's results for each kind, in the order of computation."""
+}  # in the order of computation
 
 Batches = Callable[[int], Batch]
 
@@ -61,24 +57,16 @@ R = TypeVar("R", bound=Reference)
 
 @dataclasses.dataclass(frozen=True)
 class Sides(Generic[R]):
-    """The models of a level, all with the same weights.
-
-    Attributes:
-      reference, candidate: torch and Flax in the dtype under test.
-      oracle: torch in float64; None at the semantic level, where the reference is in float64.
-      single: creates torch in float32, which tells the semantic level which gradients are noise.
-    """
+    """The models of a level, all with the same weights: torch and Flax in the dtype under test."""
 
     reference: R
     candidate: FlaxSide
-    oracle: R | None = None
-    single: Callable[[], R] | None = None
+    oracle: R | None = None  # torch in float64; at the semantic level, the reference is
+    single: Callable[[], R] | None = None  # torch in float32, which shows which gradients are noise
 
 
 @dataclasses.dataclass(frozen=True)
 class LevelStep:
-    """The results of one step. Without an oracle (semantic level), `reference` is in float64."""
-
     number: int
     batch: Batch
     candidate: Observation
@@ -98,7 +86,6 @@ class Findings:
     steps: int = 0
 
     def add_noise(self, double: Named, single: Named) -> None:
-        """Add the noise in the reference's gradients, given in two precisions: parameters and elements."""
         self.noise |= noise(double, single)
         for name, mask in noise_elements(double, single).items():
             self.noise_elements[name] = mask | self.noise_elements.get(name, False)
@@ -150,7 +137,6 @@ def as_it_runs(sides: Sides[R], batches: Batches, steps: int, findings: Findings
 
 
 def _error(results: Named, true: Named) -> float:
-    """Return the largest max|x - o| / max|o| of all tensors."""
     errors = [0.0]
     for name, o in true.items():
         x = results.get(name)
@@ -261,11 +247,7 @@ def step_differences(
 def resolved_updates(
     before: tuple[Named, Named], after: tuple[Named, Named], step: int, left_out: Named
 ) -> list[Difference]:
-    """Measure the weights after the step, and the updates that are large enough to have digits.
-
-    Args:
-      before, after: (candidate's, reference's) weights.
-    """
+    """Measure the weights of (candidate, reference), and the updates that are large enough to have digits."""
     c, r = (_Moves(b, a, tuple(_moving(b, a))) for b, a in zip(before, after, strict=True))
     resolved = tuple(name for name in r if name in c and _top(r[name]) > RESOLVED * _top(before[1][name]))
     candidate_moves, reference_moves = (dataclasses.replace(side, names=resolved) for side in (c, r))

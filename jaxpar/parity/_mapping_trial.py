@@ -45,23 +45,17 @@ from ._weights.suggest import Calls, LayerGroup
 from ._weights.tree import FlaxModule, Variables, tree_of
 from ._weights.unmatched import ignored
 
+# Groups, and the index of the axis order for each array with several possible ones.
 Attempt = tuple[Sequence[LayerGroup], tuple[int, ...]]
-"""Groups, and the index of the axis order for each array with several possible ones."""
-FITS = 1e-6
-"""The error up to which outputs agree; a wrong order of random weights moves them much farther."""
+FITS = 1e-6  # the error up to which outputs agree; a wrong order of random weights moves them much farther
 MOST_ORDERS, MOST_EXCHANGES = 64, 64
-# Four layers have 4! - 1 = 23 further orders; five would have 119, more than MOST_ORDERS.
+# Four layers have 4! - 1 = 23 further orders; five would have 119, more than MOST_ORDERS. In larger groups
+# only neighbours are exchanged.
 SMALL = 4
-"""The largest group whose orders are all tried; in larger groups only neighbours are exchanged."""
 
 
 class MappingTrial:
-    """Both models on one example in float64, with random weights.
-
-    Attributes:
-      outputs: torch's outputs.
-      calls: for torch and Flax, the position of each layer in the order of first calls.
-    """
+    """Both models on one example in float64, with random weights; `calls` are the layers' orders of calls."""
 
     def __init__(
         self,
@@ -255,8 +249,6 @@ def _shaken(module: torch.nn.Module, ignore: Iterable[str]) -> torch.nn.Module:
 
 @contextmanager
 def _noting(module: torch.nn.Module, order: dict[str, int]) -> Iterator[None]:
-    """Record the order of first calls into `order`."""
-
     def note(path: str, layer: torch.nn.Module, args: tuple) -> None:
         order.setdefault(path, len(order))
 

@@ -20,27 +20,13 @@ from ._sides.flax_mode import flags, in_mode, of_init
 from ._sides.step_data import Batch, Move, Task, same, to_channels_last
 from ._weights.tree import FlaxModule, Variables
 
-Inputs = Any
-"""The arguments of one call: a single argument, a tuple or list of positional arguments, or a dict of keyword
-arguments, all possibly nested; or a function of the step number (from 1) that returns one of these."""
-
+Inputs = Any  # as `compare` documents them
 Outputs = str | int | Sequence[str | int] | Mapping[str | int, str | int]
-"""Names of outputs common to both sides, or a mapping from torch's names to Flax's."""
-
 Kwargs = Mapping[str, Any] | None
 
 
 class ModelInputs:
-    """Builds both sides' calls for every step.
-
-    Args:
-      inputs: common inputs, torch's, Flax's; the last two in each side's own layout. None where not passed.
-      kwargs: additional keyword arguments for torch and for Flax.
-      as_array: converts an argument to a NumPy array.
-
-    Raises:
-      TypeError: a side has no inputs, or has them twice.
-    """
+    """Builds both sides' calls for every step, from the common inputs, torch's and Flax's."""
 
     def __init__(
         self,
@@ -146,8 +132,6 @@ def zero_variables(module: linen.Module, call: Call) -> Variables:
 
 
 def variable_shapes(module: linen.Module, call: Call) -> Any:
-    """Return a Linen module's variables as ShapeDtypeStructs."""
-
     def init(call: Call) -> Variables:  # inside eval_shape, for models that test isinstance(x, jax.Array)
         streams = call.kwargs.get("rngs", {})
         streams = streams if isinstance(streams, dict) else {}
@@ -158,7 +142,6 @@ def variable_shapes(module: linen.Module, call: Call) -> Any:
 
 
 def in_float32(call: Call) -> Call:
-    """Return the call with float64 arrays cast to float32, for tracing shapes."""
-    # float64 is NumPy's default rather than the user's choice, and it would break the initialization of a
-    # model that starts a scan from float32 zeros.
+    # For tracing shapes. float64 is NumPy's default rather than the user's choice, and it would break the
+    # initialization of a model that starts a scan from float32 zeros.
     return call.map(lambda x: x.astype(np.float32) if x.dtype == np.float64 else x)

@@ -19,22 +19,14 @@ from .measuring import Level
 
 @dataclasses.dataclass(frozen=True)
 class ModelPair:
-    """Two modules and their task.
-
-    Attributes:
-      variables: a Linen module's variables; zeros if torch's weights are loaded.
-      links: the torch tensors of each Flax leaf.
-      weights: "torch" if Flax gets torch's weights, "own" if each module keeps its own.
-    """
-
     torch_module: torch.nn.Module
     flax_module: FlaxModule
-    variables: Variables | None
+    variables: Variables | None  # a Linen module's; zeros if torch's weights are loaded
     task: Task
-    links: Links
-    weights: str
+    links: Links  # the torch tensors of each Flax leaf
+    weights: str  # "torch" if Flax gets torch's weights, "own" if each module keeps its own
+    # One Flax side per dtype, so that later sides reuse its compiled step.
     _candidates: dict[str, FlaxSide] = dataclasses.field(default_factory=dict, compare=False)
-    """One Flax side per dtype, so that later sides reuse its compiled step."""
 
     def reference(self, dtype: str, constants: Constants | None = None) -> TorchSide:
         return TorchSide(self.torch_module, self.links, self.task, dtype, constants)

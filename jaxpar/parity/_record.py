@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from ._request import Request
 
 Calls = tuple[Arguments, Call]
+# In the order of Observation's constructor.
 PARTS = ("outputs", "loss", "input_gradients", "gradients", "state", "weights")
-"""The attributes of a step's results that are stored, in the order of the constructor."""
 
 
 def record(
@@ -199,7 +199,6 @@ def check(
 
 
 def _start(pair: ModelPair, dtype: str, first: LevelStep) -> Named:
-    """Return both sides' initial weights and state, and the factors of the default loss."""
     reference = pair.reference(dtype)
     arrays = {f"start/{name}": x for name, x in {**reference.weights(), **reference.state()}.items()}
     if not pair.task.loss:

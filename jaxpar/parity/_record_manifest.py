@@ -1,4 +1,4 @@
-"""The .json of a record: its fields, its validation, and the bounds of its comparison."""
+"""The .json of a record: its fields, their validation, and the bounds of the comparison."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ FIELDS = {
     **dict.fromkeys(("environment", "policy", "noise"), dict),
     **dict.fromkeys(("ratios", "calls", "outputs"), list),
 }
-"""The fields of the .json besides its format and version, with their types."""
 
 
 def manifest_of(
@@ -60,7 +59,6 @@ def manifest_of(
 
 
 def _ratios(comparison: Comparison) -> Iterator[tuple[str, str, int, float | None]]:
-    """Yield the kind, name, step and larger ratio of every row."""
     for row in comparison.rows:
         d = row.difference
         # Strict JSON has no infinity; a row without a ratio has no bound on the ratio's growth.

@@ -25,16 +25,12 @@ from ._weights.mapping import Entries
 from ._weights.tree import FlaxModule, Variables
 from .measuring import Level, Policy
 
-Arrays = Any
-"""One array, a tuple of arrays, or a function of the step number (from 1) that returns either."""
-
+Arrays = Any  # one array, a tuple of arrays, or a function of the step number (from 1) that returns either
 DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """The arguments of `compare`."""
-
     torch_module: torch.nn.Module
     flax_module: FlaxModule
     inputs: Inputs
@@ -118,7 +114,6 @@ class Request:
         return {Level.SEMANTIC: "float64", Level.AS_IT_RUNS: OWN}.get(self.parsed_level, self.dtype)
 
     def pair(self) -> ModelPair:
-        """Link both modules' leaves."""
         task, module, variables = self.task, self.flax_module, self.variables
         if task.training:
             refuse_unwatchable(self.torch_module, task.replicas)

@@ -1,8 +1,7 @@
 """Loosen the bounds of tensors whose digits cancel, as measured by stochastic arithmetic in torch.
 
-In the mean of what a norm has just centred, or in a gradient through two norms, most digits cancel, in torch
-too. torch itself shows how many: where the models differ, torch runs again with the result of every
-operation, forward and backward, moved at random by one unit of float64 (stochastic arithmetic, as in CADNA).
+In the mean of what a norm has just centred, or in a gradient through two norms, most digits cancel. torch
+shows how many: it runs again with each result moved at random by one unit of float64, as in CADNA.
 A tensor that moves farther than rounding gets a bound in proportion; one that moves too far gets no verdict.
 Tensors that still differ are judged again from Flax's program compiled without optimizations.
 """
@@ -20,12 +19,9 @@ from ._model_pair import ModelPair
 from .measuring import Judged, Key, Kind, Outcome, judge
 
 SEEDS = (1, 2, 3)
-FACTOR = 16.0
-"""How many times the effect of perturbing torch a difference may be: Flax rounds at different operations."""
-NOTHING = 1e-3
-"""The highest bound of a verdict; a tensor that would need a higher one is noise."""
-OUTPUTS = 1e-6
-"""The highest bound of an output or a loss: a model whose outputs have fewer digits is not usable."""
+FACTOR = 16.0  # times the effect of perturbing torch is rounding: Flax rounds at different operations
+NOTHING = 1e-3  # the highest bound of a verdict; a tensor that would need a higher one is noise
+OUTPUTS = 1e-6  # the highest bound of an output or a loss: with fewer digits a model is not usable
 
 
 def judge_lost_digits(pair: ModelPair, batches: Batches, compared: Comparison) -> Comparison:
@@ -52,7 +48,6 @@ def _key(row: Judged) -> Key:
 
 
 def _most(row: Judged) -> float:
-    """Return the highest bound at which the row gets a verdict."""
     return OUTPUTS if row.difference.kind in (Kind.OUTPUT, Kind.LOSS) else NOTHING
 
 

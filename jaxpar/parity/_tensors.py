@@ -10,8 +10,7 @@ import numpy as np
 
 from ..errors import FileError
 
-SIZED = {1: "uint8", 2: "int16"}
-"""By item size: the dtype through which tensors pass whose dtype NumPy lacks."""
+SIZED = {1: "uint8", 2: "int16"}  # by item size: through which tensors pass whose dtype NumPy lacks
 
 
 def is_tensor(value: Any) -> bool:
@@ -20,11 +19,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def array_of(tensor: Any) -> np.ndarray:
-    """Return a tensor's values as an array, which shares memory with a CPU tensor.
-
-    Raises:
-      TypeError: the tensor has no plain values: it is sparse, quantized, on `meta`, or not initialized.
-    """
+    """Return a tensor's values as an array, which shares memory with a CPU tensor, or raise TypeError."""
     import torch
 
     tensor = tensor.detach()

@@ -25,12 +25,7 @@ from .sites import SiteSearch, in_order
 
 
 def find(pair: ModelPair, batches: Batches, compared: ComparisonData) -> Divergence | None:
-    """Return the divergences, those that change the outputs first; None if float64 shows none.
-
-    Searches the weights first, if each model has its own; then layers and the code between them; the loss;
-    the gradients, whose last divergent layer is the first one of the backward pass; and the update.
-    Divergences that leave the outputs unchanged come last.
-    """
+    """Return the first divergence, which holds the others; those that change the outputs come first."""
     step = min((row.difference.step for row in compared.different), default=1)
     different = [row.difference for row in compared.different if row.difference.step == step]
     noise = {row.difference.name for row in compared.rows if row.outcome is Outcome.NOISE}

@@ -12,8 +12,7 @@ from .._tensors import widened
 from .catalogue.scales import described
 from .search import EQUAL, SINGLE, Explanation, relative_error
 
-FEWEST = 4
-"""The smallest array that may be reported as a multiple; smaller ones may be multiples by chance."""
+FEWEST = 4  # elements; a smaller array may be a multiple by chance
 
 
 def array_changes(flax_array: np.ndarray, torch_array: np.ndarray) -> list[Explanation]:

@@ -19,11 +19,7 @@ class NotRecomputable(Exception):
 
 
 class Dataflow:
-    """The traced functions between the layers, up to op number `end`; layers return their recorded outputs.
-
-    Args:
-      layer_call: use the functions inside this call instead.
-    """
+    """The functions between the layers up to op `end`, or inside `layer_call`; the layers are not called."""
 
     def __init__(self, trace: Trace, end: int, layer_call: LayerCall | None = None):
         self.trace, self.end = trace, end
@@ -36,12 +32,7 @@ class Dataflow:
         self._last_written = {address: op.index for op in trace.ops for address in op.written}
 
     def after(self, departure: Departure, target: torch.Tensor) -> torch.Tensor | None:
-        """Return the value of `target` under the departure; None if the departure does not affect it.
-
-        Raises:
-          NotRecomputable: a function on the path works in place, reads a tensor that is written to
-            later, or draws random numbers.
-        """
+        """Return the value of `target` under the departure; None if the departure does not affect it."""
         if departure.inputs:
             raise NotRecomputable
         instead = dict(self._returned(departure))

@@ -25,16 +25,11 @@ def rerun(
     forced: bool = True,
     keep: bool = False,
 ) -> tuple[Observation | None, Trace]:
-    """Run forward and loss once more from the same start, without a backward pass.
-
-    Args:
-      until: where to stop; the observation is None then.
-      forced: whether replayed layers return the outputs of the traced pass, as Flax's layers do in the
-        replay. Then a layer's inputs depend only on the code between the layers, as they do there.
-      keep: whether to record the ops.
-    """
+    """Run forward and loss once more from the same start; the observation is None if it stops at `until`."""
     restore(forward)
     trace = Trace()
+    # Replayed layers return the outputs of the traced pass, as Flax's layers do in the replay. Then a layer's
+    # inputs depend only on the code between the layers, as they do there.
     if forced:
         returned = {call.key: call.outputs for call in forward.trace.calls if call.replayed}
         departure = Departure(outputs=returned) | departure
@@ -86,7 +81,6 @@ def layer_output_of_any_shape(forward: AlignedForward, call: LayerCall, departur
 
 
 def in_flax_layout(forward: AlignedForward, call: LayerCall, tensors: Sequence[torch.Tensor]) -> Named:
-    """Return the first of a layer's tensors in Flax's layout."""
     if not tensors:
         return {}
     array = to_numpy(tensors[0])
@@ -101,7 +95,6 @@ def layer_input(forward: AlignedForward, call: LayerCall, index: int, departure:
 
 
 def input_of(forward: AlignedForward, call: LayerCall, again: LayerCall, index: int) -> Named:
-    """Return one input of the same call in a different run, in Flax's layout and shape."""
     return _like(forward, call, again.inputs[index], forward.arriving(call)[index])
 
 

@@ -1,8 +1,7 @@
 """Replay Flax's layers on the reference's inputs, in one compiled run of the whole model.
 
-A layer's inputs are recorded and then replaced by the reference's; its outputs likewise. So errors do not
-propagate: a layer's outputs depend on the layer alone, and its recorded inputs only on the code between the
-layers.
+A layer's inputs and outputs are recorded and then replaced by the reference's. So errors do not propagate:
+the outputs depend on the layer alone, and the recorded inputs only on the code between the layers.
 """
 
 from __future__ import annotations
@@ -26,42 +25,26 @@ from .._weights.tree import FlaxModule
 from .torch_trace import LayerCall
 
 Array = np.ndarray | jax.Array
-Key = tuple[str, int]
-"""A call of a Flax layer: its path, and the number of earlier calls."""
-Both = tuple[np.ndarray, np.ndarray]
-"""Flax's array, and the reference's in the same layout."""
+Key = tuple[str, int]  # a call of a Flax layer: its path, and the number of earlier calls
+Both = tuple[np.ndarray, np.ndarray]  # Flax's array, and the reference's in the same layout
 
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """The arrays of one replay.
-
-    Attributes:
-      inputs: each call's original inputs by position: the first array, and later ones if floating. A single
-        row of integers may represent a batch of equal rows.
-      results: the first output of each call, computed from the reference's inputs.
-      outputs: the model's outputs.
-      state: the model's state after the call.
-      misfits: the first output of calls whose shapes differ from the reference's.
-      unreplayed: calls that Flax did not make, or whose shapes do not fit, with the reason.
-    """
-
+    # Original inputs by position: the first array, and later ones if floating. A single row of integers may
+    # represent a batch of equal rows.
     inputs: dict[Key, dict[int, Both]]
-    results: dict[Key, Both]
+    results: dict[Key, Both]  # each call's first output, computed from the reference's inputs
     outputs: Named
-    state: Named
-    misfits: dict[Key, np.ndarray]
-    unreplayed: dict[Key, str]
+    state: Named  # after the call
+    misfits: dict[Key, np.ndarray]  # the first output of calls whose shapes differ from the reference's
+    unreplayed: dict[Key, str]  # why: Flax did not make the call, or its shapes do not fit
 
 
 def replay(
     side: FlaxSide, batch: Batch, masks: tuple[np.ndarray, ...], calls: Mapping[Key, tuple[LayerCall, bool]]
 ) -> Replay:
-    """Run the model forward once.
-
-    Args:
-      calls: for each call of a Flax layer, the reference's call, and whether Flax has its channels last.
-    """
+    """Run the model forward once; `calls` has the reference's calls, and whether Flax has channels last."""
     # Arguments of the compiled function rather than constants: XLA would spend minutes folding these.
     references = {key: (call.inputs, call.outputs) for key, (call, _) in calls.items()}
     channels_last = {key: last for key, (_, last) in calls.items()}
@@ -176,10 +159,7 @@ def _is_whole(x: Any) -> bool:
 def together(
     flax_array: Array, torch_array: Array, channels_last: bool, rows: bool
 ) -> tuple[Array, Array] | None:
-    """Return Flax's array and torch's in the same layout, or None if the shapes do not fit.
-
-    With `rows`, a single row that represents a batch is broadcast.
-    """
+    """Return both arrays in the same layout, with `rows` a single row as a batch; None if they do not fit."""
     exactly = fit(torch_array, flax_array.shape, channels_last)
     if exactly is not None:
         return flax_array, exactly
@@ -190,11 +170,7 @@ def together(
 
 
 def fit(array: Array, shape: Shape, channels_last: bool, rows: bool = False) -> Array | None:
-    """Return torch's array in the layout of Flax's shape: as it is, channels last, or time and batch swapped.
-
-    Args:
-      rows: whether one row may represent a batch, as for positions that are equal in every row.
-    """
+    """Return torch's array in the layout of Flax's shape; with `rows`, one row may represent a batch."""
     if channels_last and array.ndim > 2:
         array = jnp.moveaxis(array, 1, -1)
         return array if array.shape == shape else None

@@ -32,29 +32,19 @@ STATE = "its state differs"
 
 @dataclasses.dataclass(frozen=True)
 class AlignedForward:
-    """One traced forward pass of torch and its replay in Flax, both with the reference's weights.
+    """One traced forward pass of torch and its replay in Flax, both with the reference's weights."""
 
-    Attributes:
-      step: the training step, from 1.
-      links: the replayed layers by torch path: the outermost ones with a rule in the rulebook.
-      initial: torch's parameters and buffers before the pass.
-      trace, observed: torch's layers and functions, and the step's results.
-      replay: Flax's layers on the inputs of torch's layers.
-      channels_last: calls of user-defined layers that have channels last in Flax and first in torch.
-      layers: the result of every call, in torch's order.
-    """
-
-    step: int
+    step: int  # from 1
     batch: Batch
-    links: dict[str, Link]
+    links: dict[str, Link]  # by torch path: the outermost layers with a rule in the rulebook
     reference: TorchSide
     candidate: FlaxSide
-    initial: dict[str, torch.Tensor]
+    initial: dict[str, torch.Tensor]  # torch's parameters and buffers before the pass
     trace: Trace
     observed: Observation
     replay: Replay = dataclasses.field(default_factory=lambda: Replay({}, {}, {}, {}, {}, {}))
-    channels_last: frozenset[Key] = frozenset()
-    layers: tuple[LayerResult, ...] = ()
+    channels_last: frozenset[Key] = frozenset()  # user-defined layers that torch calls with channels first
+    layers: tuple[LayerResult, ...] = ()  # in torch's order
 
     @property
     def module(self) -> torch.nn.Module:
@@ -74,7 +64,6 @@ class AlignedForward:
         return bool(rule and rule.channels == "last") or self.key(call) in self.channels_last
 
     def ops(self, call: LayerCall) -> list[Op]:
-        """The torch functions that a layer called."""
         return self.trace.ops[call.first : call.last]
 
     def arriving(self, call: LayerCall) -> dict[int, Both]:
@@ -92,7 +81,6 @@ class AlignedForward:
 
 
 def forward_passes(pair: ModelPair, batches: Batches, step: int) -> AlignedForward:
-    """Trace torch at a training step, and replay Flax on the trace."""
     return align(trace_torch(pair, batches, step))
 
 
@@ -129,7 +117,6 @@ def align(forward: AlignedForward) -> AlignedForward:
 
 
 def replayed(forward: AlignedForward, without: Collection[Key] = ()) -> AlignedForward:
-    """Replay Flax's layers, except those in `without`."""
     calls = {forward.key(call): call for call in forward.trace.calls}
     layouts = {
         key: (call, forward.has_channels_last(call)) for key, call in calls.items() if key not in without
@@ -147,7 +134,6 @@ def mark(forward: AlignedForward, trace: Trace) -> None:
 
 
 def restore(forward: AlignedForward) -> None:
-    """Reset torch to its state before the pass."""
     forward.reference.steps = forward.step - 1
     for name, x in _tensors(forward.module).items():
         before = forward.initial.get(name)

@@ -1,7 +1,6 @@
 """Detect torch layers with a custom `forward` that computes their inputs, such as positions from a mask.
 
-The Flax counterpart is the plain layer, called on the computed inputs. Replayed on the torch layer's inputs,
-it would correctly return something different.
+The Flax counterpart is the plain layer, which correctly returns something different for the same inputs.
 """
 
 from __future__ import annotations
@@ -22,10 +21,7 @@ from .torch_trace import LayerCall, tensors
 
 
 def plain_results(layer: torch.nn.Module, rule: Rule, call: LayerCall) -> list[np.ndarray] | None:
-    """Return the results of the rule's torch class for a call of its subclass, one for each way to call it.
-
-    None if the layer does not override `forward`, or if its class is neither a subclass nor an embedding.
-    """
+    """Return the results of the rule's torch class, one for each way to call it; None without an override."""
     plain = _plain_forward(layer, rule)
     if plain is None or not call.outputs:
         return None

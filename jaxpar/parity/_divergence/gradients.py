@@ -14,8 +14,7 @@ from . import departures
 from .forward import AlignedForward
 from .search import EQUAL, relative_error
 
-Intervention = tuple[str, Callable[[], AbstractContextManager[None]]]
-"""A description of the change, and a context manager that applies it to torch."""
+Intervention = tuple[str, Callable[[], AbstractContextManager[None]]]  # a text, and what applies it to torch
 
 
 def causes(forward: AlignedForward, path: str, flax: str) -> tuple[Cause, ...]:

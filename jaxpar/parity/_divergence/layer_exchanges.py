@@ -18,19 +18,13 @@ from .forward import AlignedForward
 from .search import EQUAL, Explanation, Hypothesis, relative_error
 from .torch_trace import Change, Departure, Function, LayerCall, Op
 
-RECENT = 6
-"""The number of layer calls before a divergence that may have been exchanged."""
+RECENT = 6  # layer calls before a divergence that may have been exchanged
 
 
 def exchanges(
     forward: AlignedForward, call: LayerCall | None, layer_differs: bool = False
 ) -> Iterator[list[Hypothesis]]:
-    """Yield hypotheses on which layers are called, in stages.
-
-    Args:
-      call: the call whose inputs differ; None for the model's outputs.
-      layer_differs: whether the call's own result differs instead.
-    """
+    """Yield hypotheses in stages for a call whose inputs or result differ; None for the model's outputs."""
     if layer_differs and call is not None:
         yield [*_weights_of_others(forward, call)]
         return
@@ -48,11 +42,7 @@ def exchanges(
 def norm_position(
     forward: AlignedForward, call: LayerCall | None, flax_array: np.ndarray
 ) -> list[Explanation]:
-    """Recognize pre-norm in place of post-norm, or the reverse, from the arrays alone.
-
-    Args:
-      flax_array: the layer's input in Flax.
-    """
+    """Recognize pre-norm in place of post-norm, or the reverse, from the layer's input in Flax."""
     explanations = []
     for other in forward.trace.calls if call is not None else []:
         assert call is not None

@@ -43,13 +43,9 @@ OTHERS = {"Adam": ("AdamW", "NAdam"), "AdamW": ("Adam",), "NAdam": ("Adam",), "R
 
 
 def divergence(pair: ModelPair, batches: Batches, steps: int, noise: Collection[str]) -> Divergence | None:
-    """Run both sides for `steps` steps, torch with each variation in turn, and compare the weights.
-
-    Args:
-      steps: should extend past the first differing step: settings that are equivalent for one step (a smaller
-        rate, more dampening) differ in the next.
-      noise: parameters to leave out.
-    """
+    """Run both sides, torch with each variation in turn, and compare all weights except `noise`."""
+    # `steps` extends past the first differing step: settings that are equivalent for one step (a smaller
+    # rate, more dampening) differ in the next.
     if not pair.task.optimizer:
         return None
     build, tx = pair.task.optimizer

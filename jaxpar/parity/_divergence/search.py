@@ -22,23 +22,16 @@ from .catalogue import Variation, anything_wrong, variations
 from .dataflow import NotRecomputable
 from .torch_trace import Departure, Op
 
-Watch = Callable[[Departure], Named]
-"""Runs torch with a departure; returns the arrays to compare with Flax's."""
-
-Quick = Callable[[Departure], Named]
-"""The same without a run of the model; raises NotRecomputable where that is impossible."""
+Watch = Callable[[Departure], Named]  # runs torch with a departure; returns the arrays to compare with Flax's
+Quick = Callable[[Departure], Named]  # the same without a run, or raises NotRecomputable
 
 EQUAL = 1e-10
-SINGLE = 2.0**-20
-"""How far float32 values may be from float64 ones: a few roundings."""
+SINGLE = 2.0**-20  # how far float32 values may be from float64 ones: a few roundings
+# A cause explains a difference if it leaves at most this share of the difference, and at most SINGLE.
 SHARE = 1e-5
-"""A cause explains a difference if it leaves at most this share of the difference, and at most SINGLE."""
-HYPOTHESES = 3000
-"""The limit per site; a window of many calls has many variations."""
-OPS = 60_000
-"""The limit of function calls in runs of the whole model, per site; three times as many for all sites."""
-FEWEST = 40
-"""The minimum number of runs per site, for deep models."""
+HYPOTHESES = 3000  # per site; a window of many calls has many variations
+OPS = 60_000  # function calls in runs of the whole model, per site; three times as many for all sites
+FEWEST = 40  # the minimum number of runs per site, for deep models
 
 
 class Hypothesis(NamedTuple):
@@ -60,12 +53,9 @@ def causes_of(explanations: Iterable[Explanation]) -> tuple[Cause, ...]:
 
 
 class Search:
-    """The searches of one comparison, which share a budget of runs and try earlier explanations first.
+    """The searches of one comparison, which share a budget of runs and try earlier explanations first."""
 
-    Args:
-      length: the number of functions that a run of the model calls.
-    """
-
+    # `length` is the number of functions that a run of the model calls.
     def __init__(self, length: int):
         self.limit = max(FEWEST, OPS // max(length, 1))
         self.remaining = 3 * self.limit
@@ -79,12 +69,9 @@ class Search:
         quick: Quick | None = None,
         before: float = 0.0,
     ) -> list[Explanation]:
-        """Return the hypotheses that explain Flax's arrays, of the first stage that has any, the best first.
-
-        Args:
-          before: torch's error without a departure. A small part may remain, because tables of float32,
-            such as rotary positions, may differ by rounding.
-        """
+        """Return the hypotheses of the first stage that explains Flax's arrays, the best first."""
+        # A small part of `before`, the error without a departure, may remain, because tables of float32, such
+        # as rotary positions, may differ by rounding.
         tolerance = max(EQUAL, min(SINGLE, SHARE * before)) if math.isfinite(before) else EQUAL
         runs = _Runs(min(self.limit, self.remaining), watch, quick, flax, tolerance)
         # Later stages are never needed once an earlier one explains the difference, so they stay unevaluated.
@@ -103,8 +90,6 @@ class Search:
 
 @dataclasses.dataclass
 class _Runs:
-    """A limited number of runs of the model."""
-
     limit: int
     watch: Watch
     quick: Quick | None

@@ -1,9 +1,8 @@
 """SiteSearch: find the sites where the forward passes differ independently, and their causes.
 
-A site is a layer whose result differs although it received the reference's inputs, or the code leading to a
-layer. A site's error also reaches later layers through residual connections, which the replay does not cut.
-So torch is made wrong in the same way, by the site's cause if one is known and by Flax's array otherwise;
-only what still differs after that is a site of its own.
+A site is a layer whose result differs on the reference's inputs, or the code leading to a layer. Its error
+also reaches later layers through residual connections. So torch is made wrong in the same way, by the site's
+cause or else by Flax's array; only what still differs after that is a site of its own.
 """
 
 from __future__ import annotations
@@ -48,18 +47,14 @@ from .search import (
 )
 from .torch_trace import Departure, LayerCall, Trace
 
-SHARE = 1e-2
-"""Sites that change the outputs by a smaller share than this of the largest change are listed last."""
-CLOSE = 40
-"""The number of functions before a site whose known mistakes are tried before exchanges of layers."""
+SHARE = 1e-2  # of the largest change of the outputs; sites with a smaller change are listed last
+CLOSE = 40  # functions before a site whose known mistakes are tried before exchanges of layers
 
 
 @dataclasses.dataclass(frozen=True)
 class DivergenceSite:
-    """An independent divergence, and the relative change of torch's outputs that it causes."""
-
     divergence: Divergence
-    output_change: float
+    output_change: float  # the relative change of torch's outputs that the divergence causes
 
 
 def in_order(sites: list[DivergenceSite]) -> tuple[Divergence, ...]:
@@ -73,16 +68,12 @@ def in_order(sites: list[DivergenceSite]) -> tuple[Divergence, ...]:
 
 
 class SiteSearch:
-    """Yields the sites of one forward pass; can be iterated once.
-
-    Attributes:
-      departure: makes torch as wrong as Flax between the layers, at the sites so far.
-      expected, outputs: the trace and outputs of torch's run under `departure`.
-      first: whether no site has been yielded yet.
-    """
+    """Yields the sites of one forward pass; can be iterated once."""
 
     def __init__(self, forward: AlignedForward):
         self.forward, self.search = forward, Search(len(forward.trace.ops))
+        # The departure makes torch as wrong as Flax between the layers, at the sites so far. `expected` and
+        # `outputs` belong to torch's run under it.
         self.first, self.departure = True, Departure()
         self.expected, self.outputs = forward.trace, forward.observed.outputs
 
@@ -296,7 +287,6 @@ class SiteSearch:
             self.expected, self.outputs = before
 
     def _input_errors(self, call: LayerCall) -> dict[int, float]:
-        """Return the errors of the layer's inputs that differ from torch's run, by position."""
         again = self.expected.call(call.key)
         errors = {}
         for index, (flax_array, _) in self.forward.arriving(call).items():
@@ -312,7 +302,6 @@ class SiteSearch:
         return relative_error(self.forward.replay.outputs.get(name, np.empty(0)), self.outputs[name])
 
     def _unreplayed_before(self, call: LayerCall) -> str:
-        """Return a sentence for each unreplayed layer directly before the call."""
         calls = self.forward.trace.calls
         before = calls[: calls.index(call)]
         unknown: list[str] = []

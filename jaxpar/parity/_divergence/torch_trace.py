@@ -1,8 +1,7 @@
 """Trace torch's layers and functions, and run the model with departures from its own behaviour.
 
-Departures are how causes are found: "what if torch's layer_norm had eps=1e-6?" is answered by a run of torch,
-which is compared with Flax's result. Hooks are registered only on the compared copy, and the mode that
-intercepts functions is local to this thread.
+"What if torch's layer_norm had eps=1e-6?" is answered by such a run. Hooks are registered only on the
+compared copy, and the mode that intercepts functions is local to this thread.
 """
 
 from __future__ import annotations
@@ -23,27 +22,20 @@ from .._sides.torch_side import named_leaves, to_numpy
 from .._tensors import tensor_of
 
 Function = Callable[..., PyTree]
-Change = Callable[[Function, tuple, dict], PyTree]
-"""Called as change(function, args, kwargs) in place of function(*args, **kwargs)."""
-Nth = tuple[str, int]
-"""A call of a torch layer: its path, and the number of earlier calls."""
+Change = Callable[[Function, tuple, dict], PyTree]  # change(function, args, kwargs) replaces the call
+Nth = tuple[str, int]  # a call of a torch layer: its path, and the number of earlier calls
 
 
 @dataclasses.dataclass(eq=False)
 class Op:
-    """One call of a torch function.
+    """One call of a torch function."""
 
-    Attributes:
-      index: the position in the run's order of calls.
-      written: the addresses of the storages that it modified in place.
-    """
-
-    index: int
+    index: int  # in the run's order of calls
     function: Function
     args: tuple
     kwargs: dict
     result: PyTree = None
-    written: frozenset[int] = frozenset()
+    written: frozenset[int] = frozenset()  # the addresses of the storages that it modified in place
 
     @property
     def name(self) -> str:
@@ -52,28 +44,19 @@ class Op:
 
 @dataclasses.dataclass(eq=False)
 class LayerCall:
-    """One call of a layer.
-
-    Attributes:
-      nth: the number of earlier calls of the layer.
-      inputs, outputs: its arrays in torch's layout; the outputs are those before a departure.
-      first, last: its ops are range(first, last).
-      input_tensors, output_tensors: the tensors themselves, in a run that keeps its ops.
-      arguments: its (args, kwargs), in such a run.
-      replayed: whether Flax's layer gets the same inputs in the replay. Otherwise its ops count as code
-      between
-        the layers.
-    """
+    """One call of a layer. Arrays are in torch's layout; its ops are range(first, last)."""
 
     path: str
-    nth: int
+    nth: int  # the number of earlier calls of the layer
     inputs: list[np.ndarray]
-    outputs: list[np.ndarray]
+    outputs: list[np.ndarray]  # before a departure
     first: int
     last: int = -1
+    # Filled only in a run that keeps its ops: the tensors, and (args, kwargs).
     input_tensors: list[torch.Tensor] = dataclasses.field(default_factory=list)
     output_tensors: list[torch.Tensor] = dataclasses.field(default_factory=list)
     arguments: tuple[tuple, dict] = ((), {})
+    # Whether Flax's layer gets the same inputs in the replay. Otherwise its ops count as code between layers.
     replayed: bool = True
 
     @property
@@ -92,7 +75,6 @@ class Trace:
 
     @property
     def inside(self) -> set[int]:
-        """The indices of ops inside replayed layers."""
         return {i for call in self.calls if call.replayed for i in range(call.first, call.last)}
 
     def call(self, key: Nth) -> LayerCall | None:
@@ -101,19 +83,12 @@ class Trace:
 
 @dataclasses.dataclass(frozen=True)
 class Departure:
-    """The changes of a run of torch relative to its own behaviour.
+    """The changes of a run of torch relative to its own behaviour."""
 
-    Attributes:
-      changes: replacements of function calls, by op index.
-      exchanged: pairs of layers' paths, each called in place of the other.
-      inputs: for a layer's call, the position of an input and the array that replaces it.
-      outputs: for a layer's call, the arrays that replace its first outputs.
-    """
-
-    changes: Mapping[int, Change] = dataclasses.field(default_factory=dict)
-    exchanged: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    inputs: Mapping[Nth, tuple[int, np.ndarray]] = dataclasses.field(default_factory=dict)
-    outputs: Mapping[Nth, list[np.ndarray]] = dataclasses.field(default_factory=dict)
+    changes: Mapping[int, Change] = dataclasses.field(default_factory=dict)  # by op index
+    exchanged: Mapping[str, str] = dataclasses.field(default_factory=dict)  # layers called for one another
+    inputs: Mapping[Nth, tuple[int, np.ndarray]] = dataclasses.field(default_factory=dict)  # one, by position
+    outputs: Mapping[Nth, list[np.ndarray]] = dataclasses.field(default_factory=dict)  # the first ones
 
     def __or__(self, other: Departure) -> Departure:
         fields, other_fields = (vars(departure) for departure in (self, other))
@@ -168,14 +143,7 @@ def watched(
     keep: bool = False,
     outputs: Callable[[PyTree], dict[str, torch.Tensor]] = named_leaves,
 ) -> Iterator[None]:
-    """Fill a trace while the module runs.
-
-    Args:
-      outputs: names the tensors that the module returns.
-      paths: the paths of the layers to trace.
-      until: a layer's call and "inputs" or "outputs": raises Enough when these are known.
-      keep: whether to record the ops, with references to their tensors.
-    """
+    """Fill a trace while the module runs; raise Enough once the inputs or outputs in `until` are known."""
     departure = departure or Departure()
     ops = _Ops(trace, departure.changes, keep)
     layers = _Layers(trace, departure, until, ops)
@@ -247,7 +215,6 @@ def tensors(tree: PyTree) -> list[torch.Tensor]:
 
 
 def storage(x: torch.Tensor) -> int:
-    """Return the address of a tensor's storage, which its views share."""
     return x.untyped_storage().data_ptr()
 
 

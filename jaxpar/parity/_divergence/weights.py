@@ -13,8 +13,7 @@ from .array_changes import blocks
 from .catalogue.variation import orders
 from .search import EQUAL, relative_error
 
-MOST_SORTED = 128
-"""The largest number of heads or experts whose names may have been sorted as strings."""
+MOST_SORTED = 128  # heads or experts whose names may have been sorted as strings
 
 
 def divergence(pair: ModelPair, different: list[Difference]) -> Divergence:

@@ -1,8 +1,4 @@
-"""Convert a comparison to JSON and back; the document mirrors the dataclasses field by field.
-
-JSON has no NaN, infinity or complex numbers. They are written as the strings "NaN", "Infinity" and
-"-Infinity", and as an object with `real` and `imag`.
-"""
+"""Convert a comparison to JSON and back; the document mirrors the dataclasses field by field."""
 
 from __future__ import annotations
 
@@ -24,6 +20,7 @@ Json: TypeAlias = dict[str, Any] | list[Any] | str | int | float | None
 
 FORMAT = "jaxpar.parity.Comparison"
 VERSION = 1
+# JSON has no NaN, infinity or complex numbers; the latter are objects with `real` and `imag`.
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -50,11 +47,7 @@ def _line(value: Json) -> str:
 
 
 def loads(text: str, kind: type[R]) -> R:
-    """Return the `kind` that `dumps` wrote.
-
-    Raises:
-      ValueError: the text is not JSON, or not a comparison; the message names the offending element.
-    """
+    """Return the `kind` that `dumps` wrote, or raise a ValueError that names the offending element."""
     try:
         # Strict in both respects: Python's json accepts NaN, and silently keeps the last of two equal keys.
         content = json.loads(text, parse_constant=_no_such_number, object_pairs_hook=_once)

@@ -12,16 +12,11 @@ from .._comparison_data import ComparisonData
 from ..measuring import Judged, Level
 from . import pages, phrases, plots
 
-ROWS = 1000
-"""The number of rows in the table, those nearest to their limit; the others are counted."""
+ROWS = 1000  # in the table, those nearest to their limit; the others are counted
 
 
 def dumps(comparison: ComparisonData) -> str:
-    """Return the page. It is also valid XML, so that a test notices when a name becomes markup.
-
-    Raises:
-      ImportError: jinja2 is not installed.
-    """
+    """Return the page. It is also valid XML, so that a test notices when a name becomes markup."""
     try:
         import jinja2
     except ImportError as error:
@@ -75,7 +70,6 @@ def _view(comparison: ComparisonData) -> dict[str, Any]:
 
 
 def _circumstances(comparison: ComparisonData) -> list[str]:
-    """Return the date (today if the comparison has none), the versions and the command of the comparison."""
     environment = comparison.environment
     versions = ", ".join(f"{name} {environment[name]}" for name in _stamp.SHOWN if name in environment)
     return [
@@ -92,7 +86,6 @@ def _cells(row: Judged) -> dict[str, Any]:
 
 
 def path(points: list[tuple[float, float]]) -> str:
-    """Return an SVG path through the points."""
     return "M" + "L".join(f"{x:g},{y:g}" for x, y in points)
 
 

@@ -9,8 +9,7 @@ from ..measuring import Judged, Outcome
 from . import phrases
 from .phrases import legal
 
-STEPS = 10
-"""The number of steps that a failure lists."""
+STEPS = 10  # that a failure lists
 
 
 def dumps(comparison: ComparisonData) -> str:

@@ -25,10 +25,9 @@ BY_KIND = {
     r"loss|\w*Loss": "losses",
     r"optimizer|SGD|ASGD|\w*Ada\w*|\w+Adam\w*|RMSprop|Rprop|LBFGS|Muon": "optim",
 }
-"""The page of each torch class, by regular expression; the catalogue of causes covers all others."""
-CATALOGUE = "compare"
+CATALOGUE = "compare"  # the page of all other classes
+# An address must not have other schemes, so that a report never links to executable code.
 SCHEME = re.compile(r"(?!https?:)[\w+.-]+:|//", re.I)
-"""Schemes that an address must not have, so that a report never links to executable code."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,16 +17,13 @@ QUESTIONS = {
     Level.TRAJECTORY: "each step's error against a float64 oracle, the candidate's over the reference's own",
 }
 ORDER = (Outcome.DIFFERENT, Outcome.CONSTANTS, Outcome.WORSE, Outcome.SAME, Outcome.NOISE)
-PLACES = 5
-"""The number of divergences described after the first; the others are listed."""
-LISTED = 8
-"""The number of names in a list; the others are counted."""
+PLACES = 5  # divergences described after the first; the others are listed
+LISTED = 8  # names in a list; the others are counted
+# Characters that are invalid in XML even when escaped, and should not be in HTML.
 FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""Characters that are invalid in XML even when escaped, and should not be in HTML."""
 
 
 def legal(text: str) -> str:
-    """Replace characters that are invalid in XML and HTML."""
     return FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", text)
 
 

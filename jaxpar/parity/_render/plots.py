@@ -10,12 +10,10 @@ from .._comparison_data import ComparisonData, Curve, LayerResult
 from ..measuring import Judged, Kind, Level, Outcome
 from . import phrases
 
-POINTS = 1500
-"""The maximum number of points of one plot of errors."""
+POINTS = 1500  # the maximum of one plot of errors
 WIDTH, HEIGHT = 360, 278
 LEFT, RIGHT, TOP, BOTTOM = 92, 348, 12, 212
-ZERO_X, ZERO_Y = 70, 230
-"""The pixels of zeros, which a logarithmic axis does not have."""
+ZERO_X, ZERO_Y = 70, 230  # the pixels of zeros, which a logarithmic axis does not have
 CURVE_WIDTH, CURVE_HEIGHT = 720, 300
 # Below float64's unit roundoff of 1.1e-16, so that a difference of one rounding still has a visible bar.
 BAR_FLOOR = 1e-17
@@ -52,8 +50,6 @@ class Axis:
 
 @dataclasses.dataclass(frozen=True)
 class Guide:
-    """A line of constant relative error."""
-
     text: str
     start: tuple[float, float]
     end: tuple[float, float]
@@ -79,8 +75,8 @@ def scatters(comparison: ComparisonData) -> list[Scatter]:
     return [_scatter(kind, rows, comparison) for kind, rows in kinds.items() if rows]
 
 
+# The drawing order: later marks cover earlier ones.
 ON_TOP = (Outcome.NOISE, Outcome.SAME, Outcome.WORSE, Outcome.CONSTANTS, Outcome.DIFFERENT)
-"""The drawing order: later marks cover earlier ones."""
 
 
 def _scatter(kind: Kind, rows: Sequence[Judged], comparison: ComparisonData) -> Scatter:
@@ -118,24 +114,20 @@ def _guide(text: str, factor: float, x: Axis, y: Axis) -> Guide | None:
 
 @dataclasses.dataclass(frozen=True)
 class Bar:
-    """A bar for a layer or a tensor; `part` is the filled percentage of the width."""
-
     label: str
     kind: str
     text: str
-    part: float
+    part: float  # the filled percentage of the width
     outcome: Outcome
     note: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Bars:
-    """Bars in order of execution; `limit` is the position of the bound in percent of the width."""
-
     title: str
     text: str
-    limit: float
-    bars: list[Bar]
+    limit: float  # the position of the bound in percent of the width
+    bars: list[Bar]  # in order of execution
 
 
 def bars(comparison: ComparisonData) -> Bars:
@@ -187,8 +179,6 @@ def _tensor_bars(comparison: ComparisonData) -> Bars:
 
 @dataclasses.dataclass(frozen=True)
 class Trajectory:
-    """The points of the curve of errors by step, and of its envelope."""
-
     x: list[tuple[float, str]]
     y: Axis
     candidate: list[tuple[float, float]]

@@ -13,16 +13,14 @@ from .._comparison_data import ComparisonData
 from ..measuring import Judged, Level, Outcome
 from . import phrases
 
-WIDTH = 120
-"""The width of the text that `str` returns; a terminal has its own width."""
+WIDTH = 120  # of the text that `str` returns; a terminal has its own width
 SHOWN = {
     Outcome.DIFFERENT: 20,
     Outcome.CONSTANTS: 10,
     Outcome.WORSE: 10,
     Outcome.SAME: 3,
     Outcome.NOISE: 5,
-}
-"""The number of rows shown for each outcome, the worst first; the others are counted."""
+}  # rows, the worst first; the others are counted
 STYLES = {
     Outcome.DIFFERENT: "bold red",
     Outcome.CONSTANTS: "yellow",

@@ -11,9 +11,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+# Elements per chunk. In float64 a chunk fits a core's cache, and is below the 128 KiB above which the
+# allocator requests fresh memory from the system for every temporary array.
 CHUNK = 1 << 13
-"""Elements per chunk. In float64 a chunk fits a core's cache, and is below the 128 KiB above which the
-allocator requests fresh memory from the system for every temporary array."""
 
 Array = np.ndarray[Any, Any]
 
@@ -22,30 +22,22 @@ Array = np.ndarray[Any, Any]
 class Distance:
     """The sums and maxima of one pass over c, r and an optional oracle o; see `Difference`."""
 
-    largest: float = 0.0
-    """max|c - r|"""
-    position: int = 0
-    """The index of the largest |c - r| in the flattened arrays."""
+    largest: float = 0.0  # max|c - r|
+    position: int = 0  # of the largest |c - r| in the flattened arrays
     rms: float = 0.0
-    element_wise: float = 0.0
-    """max(|c - r| / |r|)"""
+    element_wise: float = 0.0  # max(|c - r| / |r|)
     ulp: int | None = None
-    magnitude: float = 0.0
-    """max|r|"""
-    compared: int = 0
-    """The number of elements that the numbers include."""
-    disagreements: int = 0
-    """The number of mismatched NaNs and infinities, or of unequal integers."""
+    magnitude: float = 0.0  # max|r|
+    compared: int = 0  # the number of elements that the numbers include
+    disagreements: int = 0  # mismatched NaNs and infinities, or unequal integers
     first_disagreement: int = 0
-    candidate_error: tuple[float, float] = (0.0, 0.0)
-    """RMS and maximum of c - o."""
+    candidate_error: tuple[float, float] = (0.0, 0.0)  # RMS and maximum of c - o
     reference_error: tuple[float, float] = (0.0, 0.0)
     oracle_size: tuple[float, float] = (0.0, 0.0)
 
 
 @functools.cache
 def category(dtype: np.dtype[Any]) -> str:
-    """`bool`, `integer`, `float`, `complex` or `other`."""
     if dtype.kind in "biufc":
         return {"b": "bool", "i": "integer", "u": "integer", "f": "float", "c": "complex"}[dtype.kind]
     for numbers, name in ((ml_dtypes.finfo, "float"), (ml_dtypes.iinfo, "integer")):
@@ -70,16 +62,11 @@ def smallest_normal(dtype: np.dtype[Any]) -> float:
 
 
 def narrower(c: Array, r: Array) -> np.dtype[Any]:
-    """Return the dtype with fewer digits."""
     return c.dtype if unit_roundoff(c.dtype) >= unit_roundoff(r.dtype) else r.dtype
 
 
 def distance(c: Array, r: Array, o: Array | None = None, left_out: Array | None = None) -> Distance:
-    """Compare floats or complex numbers of one shape in float64 or complex128.
-
-    The numbers exclude positions where both arrays have the same NaN or infinity, where only the oracle has
-    one, and where `left_out` is True.
-    """
+    """Compare in float64 or complex128 all positions that are finite in every array and not in `left_out`."""
     measured = Distance(ulp=0)
     wide = np.complex128 if "c" in (c.dtype.kind, r.dtype.kind) else np.float64
     narrow = narrower(c, r)
@@ -168,16 +155,13 @@ class _Chunk:
     c: Array
     r: Array
     o: Array | None
-    keep: Array | None
-    """True for the elements to compare; None for all."""
-    positions: Array | None = None
-    """The elements' positions in the part, if the chunk holds only some of its elements."""
+    keep: Array | None  # True for the elements to compare; None for all
+    positions: Array | None = None  # in the part, if the chunk holds only some of its elements
 
     def __getitem__(self, positions: Array) -> _Chunk:
         return _Chunk(self.start, self.c[positions], self.r[positions], None, None, positions)
 
     def at(self, i: int) -> int:
-        """Return the position of element i in the flattened arrays."""
         return self.start + (i if self.positions is None else int(self.positions[i]))
 
 
@@ -202,7 +186,6 @@ def _parts(arrays: list[Array]) -> Iterable[tuple[Array, ...]]:
 
 
 def _find_apart(measured: Distance, chunk: _Chunk, a: Array, b: Array) -> None:
-    """Count mismatched NaNs and infinities."""
     disagreeing = ~((np.isfinite(a) & np.isfinite(b)) | (a == b) | (np.isnan(a) & np.isnan(b)))
     _count_apart(measured, disagreeing if chunk.keep is None else disagreeing & chunk.keep, chunk)
 

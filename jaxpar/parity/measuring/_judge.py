@@ -1,10 +1,8 @@
 """judge: decide which differences are differences in meaning. docs/comparison.md derives the bounds.
 
-torch counterpart: the tolerances of `torch.testing.assert_close`. A fixed tolerance is wrong in both
-directions: it fails a healthy float32 matmul of 256 columns and passes a wrong epsilon. So float64 is
-compared with float64 under a bound far above its rounding, and float32 with the reference's own loss in
-float32. Cosine similarity, means and element-wise relative errors are not used: a constant added to every
-pixel leaves a cosine of 0.9996.
+torch counterpart: the tolerances of `torch.testing.assert_close`. A fixed tolerance fails a healthy float32
+matmul of 256 columns and passes a wrong epsilon. So float64 is compared with float64 under a bound far above
+its rounding, and float32 with the reference's own loss in float32.
 """
 
 from __future__ import annotations
@@ -42,11 +40,7 @@ class Level(enum.Enum):
 
     @classmethod
     def parse(cls, level: str | Level) -> Level:
-        """Return the level of that name.
-
-        Raises:
-          ValueError: the name is unknown.
-        """
+        """Return the level of that name, or raise ValueError."""
         try:
             return cls(level if isinstance(level, Level) else re.sub("[-_]", " ", str(level).lower()))
         except ValueError:
@@ -138,8 +132,7 @@ class Judged:
         return self.value / self.limit if self.limit and not math.isnan(self.value) else math.inf
 
 
-Key = tuple[Kind, str, int]
-"""Kind, name and step of a difference."""
+Key = tuple[Kind, str, int]  # kind, name and step of a difference
 
 
 def judge(
@@ -190,7 +183,6 @@ def judge(
 
 
 def _equal_gradients(differences: Iterable[Difference]) -> set[str]:
-    """Return the parameters whose gradients are bit-identical on both sides at every step."""
     gradients = [d for d in differences if d.kind is Kind.GRADIENT]
     return {d.name for d in gradients} - {d.name for d in gradients if d.fault is not None or d.max_abs > 0}
 

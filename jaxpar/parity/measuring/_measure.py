@@ -1,7 +1,4 @@
-"""measure: compute how far two sides' tensors are apart, in one pass, without judging.
-
-torch counterpart: `torch.testing.assert_close`, which measures and judges at once. No tensor is skipped.
-"""
+"""measure: compute how far two sides' tensors are apart, in one pass, without judging."""
 
 from __future__ import annotations
 
@@ -17,11 +14,9 @@ import numpy.typing as npt
 from ._distance import Array, Distance, category, distance, integers, narrower, unit_roundoff
 
 Number = int | float | complex | None
-Arrays = Mapping[str, Any]
-"""Array-likes by name: anything that NumPy accepts."""
+Arrays = Mapping[str, Any]  # array-likes by name: anything that NumPy accepts
 
-SAMPLES = 2000
-"""The total number of points per call for the plot of error against magnitude."""
+SAMPLES = 2000  # points per call for the plot of error against magnitude
 
 
 class Kind(enum.Enum):
@@ -98,7 +93,6 @@ class Difference:
 
     @property
     def size(self) -> int:
-        """The number of elements."""
         return math.prod(self.shape)
 
 
@@ -130,7 +124,8 @@ def measure(
       carriers: for some of the names, the array that the tensor was computed from (an update from a weight).
         The tensor contains the carrier's rounding, so the ratios tolerate an error of u·|carrier|.
 
-    Memory: a few arrays of 65,536 elements, for leaves of any size; no array is copied as a whole.
+    Memory: a few arrays of 65,536 elements, for leaves of any size. torch counterpart:
+    `torch.testing.assert_close`, which measures and judges at once.
 
     >>> import numpy as np
     >>> from jaxpar.parity.measuring import Kind, measure
@@ -205,7 +200,6 @@ def _numbers(
     points: int,
     carrier: npt.ArrayLike | None,
 ) -> dict[str, Any]:
-    """Return the attributes of two arrays' difference, with a fault if they had to be equal and are not."""
     exact = category(r.dtype) in ("bool", "integer")
     measured = integers(c, r, left_out) if exact else distance(c, r, o, left_out)
     numbers = _plain(measured, c, r)

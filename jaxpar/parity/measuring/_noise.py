@@ -1,8 +1,7 @@
 """noise: find gradients that consist of rounding only, which cannot be compared; and elements at a kink.
 
-torch has no such rule. The bias before a BatchNorm and the key bias of attention have gradient 0; the
-computed value is the rounding of a sum, which differs between frameworks. Adam divides it by its own size, so
-these parameters take random steps of the learning rate, in either framework.
+The bias before a BatchNorm and the key bias of attention have gradient 0; the computed value is the rounding
+of a sum. Adam divides it by its own size, so these parameters take random steps of the learning rate.
 """
 
 from __future__ import annotations
@@ -15,10 +14,8 @@ import numpy.typing as npt
 
 from ._distance import category, distance
 
-NOISE = 0.1
-"""The relative error of float32 above which a gradient is noise: no digit is correct."""
-ROUNDING = 2.0**-44
-"""A float64 gradient this small relative to the model's largest is the rounding of a sum (512 units)."""
+NOISE = 0.1  # the relative error of float32 above which a gradient is noise: no digit is correct
+ROUNDING = 2.0**-44  # a float64 gradient this small, relative to the largest, is a sum's rounding (512 units)
 
 
 def noise(gradient64: Mapping[str, Any], gradient32: Mapping[str, Any] | None = None) -> dict[str, str]:
@@ -100,11 +97,9 @@ def kinks(array: npt.ArrayLike, points: Sequence[float] = (0.0,), width: float =
 
 
 def _is_there(gradient: npt.ArrayLike | None) -> bool:
-    """Whether the gradient is neither None nor JAX's float0."""
     return gradient is not None and category(np.asarray(gradient).dtype) in ("float", "complex")
 
 
 def _size(gradient: npt.ArrayLike) -> tuple[float, float]:
-    """Return the gradient's RMS and maximum."""
     g = np.asarray(gradient)
     return distance(g, g, g).oracle_size

@@ -1,9 +1,7 @@
 """The catalogue of known causes: for each torch function, the mistakes that ports make.
 
-An entry is a function from an `Op` to `Variation`s. A variation calls torch's function in a wrong way; if
-torch then computes Flax's arrays, the variation's text states what Flax should have done. To add one, write
-an entry in the file for that kind of function, and list the torch functions here. `any_call` covers functions
-without an entry.
+A `Variation` calls torch's function in a wrong way; if torch then computes Flax's arrays, its text states
+what Flax should have done. To add one, write an entry (from an `Op` to variations) and list its functions.
 """
 
 from __future__ import annotations
@@ -81,15 +79,13 @@ NAMES: dict[Entry, tuple[str, ...]] = {
     ),
     losses.divergence_loss: ("kl_div",),
 }  # fmt: skip
-"""For each entry, the names of its torch functions."""
 
 ENTRIES: dict[str, list[Entry]] = {}
 for _entry, _names in NAMES.items():
     for _name in _names:
         ENTRIES.setdefault(_name, []).append(_entry)
 
-REMOVABLE = {"softmax", "layer_norm", "batch_norm", *ACTIVATIONS}
-"""Functions that a port can leave out without changing a shape."""
+REMOVABLE = {"softmax", "layer_norm", "batch_norm", *ACTIVATIONS}  # without changing a shape
 
 
 def variations(ops: Sequence[Op], index: int) -> Iterator[Variation]:

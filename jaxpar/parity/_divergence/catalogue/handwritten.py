@@ -11,17 +11,12 @@ from ..torch_trace import Function, Op
 from .layers import ACTIVATIONS
 from .variation import Kwargs, Variation
 
-REACH = 16
-"""How many calls back the activation's argument may be; gelu's tanh form takes eight."""
+REACH = 16  # how many calls back the activation's argument may be; gelu's tanh form takes eight
 SAMPLE = 64
 
 
 def by_hand(ops: Sequence[Op], end: int, direct: frozenset[str]) -> Iterator[Variation]:
-    """Yield wrong activations for ops[end], if its result is a known activation of an earlier tensor.
-
-    Args:
-      direct: names of functions that are activations, and have an entry of their own.
-    """
+    """Yield wrong activations for ops[end] if it computes one; those named in `direct` have an entry."""
     op = ops[end]
     y = op.result
     if op.name in direct or not _is_real(y):

@@ -161,7 +161,6 @@ OF_SCORES: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
     "sigmoid": lambda x, axis: torch.sigmoid(x),
     "x / x.sum()": lambda x, axis: x / x.sum(axis, keepdim=True),
 }
-"""Functions from scores to weights, over an axis."""
 
 
 def _over(other: Function, axis: int, input: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:

@@ -11,8 +11,7 @@ import torch
 from ..torch_trace import Op
 from .variation import Variation, afterwards, applying
 
-SHIFTS = (1, -1, 2, -2)
-"""Encoders with a padding token start at 2."""
+SHIFTS = (1, -1, 2, -2)  # encoders with a padding token start at 2
 
 
 def counted(op: Op) -> Iterator[Variation]:

@@ -13,25 +13,18 @@ import torch
 from ...._typing import PyTree
 from ..torch_trace import Change, Function, Op
 
-Kwargs = dict[str, Any]
-"""A call's arguments by parameter name."""
+Kwargs = dict[str, Any]  # a call's arguments by parameter name
 
 
 @dataclasses.dataclass(frozen=True)
 class Variation:
-    """A wrong way to call a function.
+    """A wrong way to call a function."""
 
-    Attributes:
-      text: the right behaviour in Flax's terms, and in parentheses what Flax seems to do.
-      change: makes the wrong call.
-    """
-
-    text: str
+    text: str  # the right behaviour in Flax's terms, and in parentheses what Flax seems to do
     change: Change
 
 
 Entry = Callable[[Op], Iterator[Variation]]
-"""Yields the wrong variations of one call."""
 
 _CONVOLUTION = ["input", "weight", "bias", "stride", "padding", "dilation", "groups"]
 _TRANSPOSED = ["input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation"]
@@ -78,10 +71,7 @@ def calling(text: str, **other: Any) -> Variation:
 
 
 def recalling(text: str, change: Callable[[Kwargs], Kwargs]) -> Variation:
-    """Call the same function with some arguments computed from the original ones.
-
-    `change` gets the arguments of the new run, in which earlier values may have changed.
-    """
+    """Call the same function with some arguments computed from the new run's arguments."""
 
     def again(function: Function, args: tuple, kwargs: Kwargs) -> PyTree:
         bound = arguments(function, args, kwargs)
