@@ -1,7 +1,7 @@
-"""Read and write weight files: `.safetensors`, and torch's own formats. Nothing in a file is executed.
+"""Read and write weight files: `.safetensors`, and torch's own formats.
 
 Every file is treated as hostile: its header is checked against its size before any array is allocated, and a
-pickle may only construct tensors. Writing never leaves a partial file.
+pickle may only construct tensors.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The safetensors format: eight bytes of length, a JSON header, and the arrays' bytes.
 
-The safetensors library checks offsets, overlaps, overflows and sizes. For duplicate keys it keeps the last
-one, so they are refused here. Arrays are views of the memory-mapped file.
+The safetensors library checks offsets, overlaps, overflows and sizes, but of duplicate keys it keeps the
+last.
 """
 
 from __future__ import annotations

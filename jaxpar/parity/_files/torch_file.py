@@ -1,8 +1,4 @@
-"""torch's own files: zip archives with a pickle, from which only tensors are unpickled.
-
-Files are always loaded with `weights_only=True`. torch trusts the sizes in an archive, so they are compared
-with the file's size first.
-"""
+"""torch's own files: zip archives with a pickle, from which only tensors are unpickled."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Changes: the side effects of calling a torch module that the comparison of its state misses.
 
-torch counts the writes to a tensor, through whichever alias, and numbers among a module's attributes can be
-compared. Observing the effect also catches writes in a form that the translation does not recognise; those
-that it recognises become holes.
+Observing the effect also catches writes in a form that the translation does not recognise.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Call: a model's arguments, split into named arrays and a static form with everything else.
-
-Only arrays are cast, laid out, nudged and differentiated. All other objects are passed unchanged and are
-static in the compiled program.
-"""
+"""Call: a model's arguments, split into named arrays and a static form with everything else."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Intercept the calls of a model's layers: a handler runs between each layer and its caller.
 
-Linen has interceptors, which are thread-local. NNX has none, so each layer of the compared copy temporarily
-becomes an instance of a subclass of its class that overrides `__call__`. Replacing `__call__` on the class
-itself would be shorter, but would affect the models of all other threads.
+NNX has no interceptors, so each layer of the compared copy temporarily becomes an instance of a subclass that
+overrides `__call__`. Replacing `__call__` on the class itself would affect the models of all other threads.
 """
 
 from __future__ import annotations
@@ -34,11 +33,7 @@ class Handler(Protocol):
 
 
 def watch(root: FlaxModule, handler: Handler) -> AbstractContextManager[None]:
-    """Route every call of a layer below `root` to `handler(path, layer, call, args, kwargs)`.
-
-    Args:
-      root: the model; an NNX module must not be used by other threads meanwhile.
-    """
+    """Route every call of a layer below `root`, which no other thread may use meanwhile, to `handler`."""
     return _watch_nnx(root, handler) if isinstance(root, nnx.Module) else _watch_linen(handler)
 
 

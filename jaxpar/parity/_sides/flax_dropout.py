@@ -1,8 +1,7 @@
 """Dropout in Flax: torch's masks instead of drawn ones.
 
-Layers named Dropout, Flax's attention layers, and `bernoulli` and `normal` of NNX's random streams use
-torch's masks and noise. Models that draw with their own keys (`make_rng("dropout")`, `jax.random`) cannot be
-intercepted; `compare` refuses them where the draws affect the outputs.
+Models that draw with their own keys (`make_rng("dropout")`, `jax.random`) cannot be intercepted; `compare`
+refuses them where the draws affect the outputs.
 """
 
 from __future__ import annotations

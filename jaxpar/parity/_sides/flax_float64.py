@@ -1,13 +1,10 @@
 """Run a Flax model in float64 throughout, whatever types its code requests.
 
-`x.astype(jnp.float32)`, a layer's `dtype` and the softmax of `jax.nn.dot_product_attention` each round, and
-an error of 1e-7 is a thousand times the bound for a difference in meaning. `torch_float64` is torch's
-counterpart.
-
-JAX has no such switch, and patching JAX's functions during a comparison would affect every thread of the
-process. Instead, operations are changed while they are traced: a cast to float32 becomes a cast to float64,
-and a following `0.1 * x` is float64 as well. The bodies of jit, scan and cond are traced separately, where no
-hook applies, so the finished program is rewritten too; by then, constants such as 0.1 are already rounded.
+`x.astype(jnp.float32)` or a layer's `dtype` rounds, and an error of 1e-7 is a thousand times the bound for a
+difference in meaning. JAX has no such switch, and patching its functions would affect every thread. Instead,
+operations are changed while they are traced: a cast to float32 becomes a cast to float64, and a following
+`0.1 * x` is float64 as well. The bodies of jit, scan and cond are traced separately, where no hook applies,
+so the finished program is rewritten too; by then, constants such as 0.1 are already rounded.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Training and evaluation mode of a Flax model: the `__call__` flags that correspond to torch's `train()`.
-
-NNX modules store the mode in their layers, where `train()` and `eval()` set it. Linen modules, and NNX
-modules written in Linen's style, take a flag at each call.
-"""
+"""Training and evaluation mode of a Flax model: the `__call__` flags that correspond to torch's `train()`."""
 
 from __future__ import annotations
 

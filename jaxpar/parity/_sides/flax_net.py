@@ -1,7 +1,6 @@
 """FlaxNet: a Flax model as pure functions over named leaves, the same for NNX and Linen.
 
-`parameters` and `extra_state` are the model's own pytrees, as optax and jit use them. `named_parameters`,
-`named_extra_state` and `filled` convert between them and the flat dicts by path in which models are compared.
+`parameters` and `extra_state` are the model's own pytrees; models are compared as flat dicts by path.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Flatten a model's outputs to arrays whose names are the same in both frameworks.
 
-torch code returns dict subclasses, dataclasses and named tuples, Flax code `flax.struct` and pytrees. All are
-walked by field names, so `Out(logits=x)` on one side corresponds to `{"logits": x}` on the other. A single
-array is named "", however deeply it is nested. An object that holds arrays and cannot be walked is an error.
+Containers are walked by field names, so `Out(logits=x)` on one side corresponds to `{"logits": x}` on the
+other. A single array is named "". An object that holds arrays and cannot be walked is an error.
 """
 
 from __future__ import annotations

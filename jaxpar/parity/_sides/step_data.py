@@ -1,7 +1,5 @@
 """Framework-independent data of a compared step: Task and Batch go in, an Observation comes out.
 
-A Layout describes the channel axis: 1 in torch, the last one in Flax; tokens have no channels.
-
 Without a user-defined loss, the loss is a fixed random projection of all outputs. Every element of every
 output has a different factor, so errors cannot cancel: a plain sum would hide a permutation, and the gradient
 of a mean after BatchNorm is zero.

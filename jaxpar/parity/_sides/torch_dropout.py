@@ -1,7 +1,6 @@
 """Dropout in torch: capture masks and noise in the order of the calls.
 
-The numbers are torch's own: a mask is dropout applied to ones, which draws the same numbers as dropout
-applied to the input. Layers that draw inside a fused kernel cannot be observed and are refused.
+A mask is dropout applied to ones, which draws the same numbers as dropout applied to the input.
 """
 
 from __future__ import annotations

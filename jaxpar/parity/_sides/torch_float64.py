@@ -1,8 +1,7 @@
 """Run a torch model in float64 throughout, whatever types its code requests; `flax_float64` is the Flax side.
 
-`x.float()`, `softmax(..., dtype=torch.float32)` and `torch.arange(4) / 3`, which has torch's default type,
-all return float64. The default type is process-wide and stays unchanged; tensors of the default type are
-created again in float64. Modes are thread-local, so other threads are not affected.
+The default type is process-wide and stays unchanged; tensors of the default type are created again in
+float64. Modes are thread-local, so other threads are not affected.
 """
 
 from __future__ import annotations

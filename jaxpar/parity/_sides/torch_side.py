@@ -1,8 +1,4 @@
-"""TorchSide: a step of the torch model in one element type, alone or in torch's DataParallel.
-
-PyTorch is the reference, so a step is the documented sequence of `zero_grad`, forward, `backward` and `step`.
-Results are returned with Flax's names and layout.
-"""
+"""TorchSide: a step of the torch model in one element type, alone or in torch's DataParallel."""
 
 from __future__ import annotations
 

@@ -1,15 +1,8 @@
 """Weights: pairing a torch model with a Flax model, and moving arrays between them.
 
-    links = links_of(flax_module, torch_module, mapping=..., inputs=...)
-    links.layers                      # Link(torch path, flax path, Rule or None, parts), in Flax's order
-    links.to_flax(arrays)             # {torch name: array} to {leaf path: array}; also for a subset
-    links.parameters(arrays), links.state(arrays)
-    links.to_torch(leaves)            # both directions accept gradients: gradient=True
-
 `tree` (Flax) and `source` (torch) describe the two models. `names` and `mapping` map torch's names to Flax
-paths. `fusion` presents fused layers to `pairing` as separate ones, `pairing` pairs them, `unmatched` raises
-for leftovers, and `guesses` proposes a mapping. `reversible` holds the moves of arrays that all of
-them use. The public functions `load_torch` and `to_torch` are on top.
+paths. `fusion` presents fused layers to `pairing` as separate ones, `unmatched` raises for leftovers, and
+`guesses` proposes a mapping. `reversible` holds the moves of arrays that all of them use.
 """
 
 from .load_torch import links_of as links_of

@@ -1,8 +1,7 @@
 """Copy host arrays in any axis order at about memory bandwidth, and place them on devices.
 
 NumPy copies a transposed matrix column by column, so that every element is a cache miss. `aligned_copy`
-copies each tile twice: along the rows into a small buffer, whose rows are padded so that they do not evict
-each other, and from the buffer in the new order. All cores are used.
+copies each tile twice: along the rows into a small buffer with padded rows, and from there in the new order.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Fusion: layers that are one in torch and several in Flax or vice versa, such as fused projections.
 
-`pairing` pairs a single torch layer with a single Flax layer. `split`, `concatenated` and `stacked` are
-handled here: before pairing, their arrays are replaced by the other side's (`PairingView`), and afterwards
-the parts found are joined to parts between the models' own arrays (`PairingView.links`).
+Before `pairing`, which pairs single layers, their arrays are replaced by the other side's. Afterwards the
+parts are joined to parts between the models' own arrays.
 
     torch qkv.weight  ──►  qkv[0].weight, qkv[1].weight, qkv[2].weight  ──►  pairing
     torch gate.weight, up.weight  ──►  gate+up.weight                   ──►  pairing

@@ -1,16 +1,10 @@
-"""Mapping: Flax paths by torch names, for the names that differ.
+"""Mapping: Flax paths by torch names, for the names that differ. The longest key that fits a name applies.
 
-    {"encoder.layers": "blocks",                          # and all names nested under it
-     "head": "classifier",
-     "fc": parity.flattened("fc", (512, 7, 7)),           # a Linear after a flatten of (C, H, W)
-     "rnn": ("rnns.0", "rnns.1"),                         # a stack of two layers in torch
-     "proj": parity.transposed("proj", (1, 0)),           # one array, its axes given by hand
-     "qkv": parity.split(0, ("query", "key", "value")),   # one layer in torch, three in Flax
-     ("gate", "up"): parity.concatenated(0, "gate_up"),   # two in torch, one in Flax
-     "layers": parity.stacked("layers"),                  # a list in torch, one scanned layer in Flax
-     "h.*.mlp.c_fc": "h_*.mlp.fc"}                        # each * is the same on both sides
-
-The longest key that fits a name applies.
+{"encoder.layers": "blocks",                          # and all names nested under it
+ "rnn": ("rnns.0", "rnns.1"),                         # a stack of two layers in torch
+ "qkv": parity.split(0, ("query", "key", "value")),   # one layer in torch, three in Flax
+ ("gate", "up"): parity.concatenated(0, "gate_up"),   # two in torch, one in Flax
+ "h.*.mlp.c_fc": "h_*.mlp.fc"}                        # each * is the same on both sides
 """
 
 from __future__ import annotations

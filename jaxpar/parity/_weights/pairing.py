@@ -1,9 +1,8 @@
 """Pair torch tensors with Flax leaves by name; the result is `Links`.
 
-Layers are paired first, parents before children: where a torch path and a Flax path are equal (or mapped) and
-the rulebook has a rule for the layer, the rule's parts claim torch names and Flax leaves. The remaining
-arrays belong to the user's own modules; they are paired by their full names and converted unchanged. Every
-tensor and every leaf is used exactly once; `unmatched` raises for leftovers.
+Layers are paired first, parents before children: where a torch path and a Flax path are equal (or mapped),
+the parts of the layer's rule claim torch names and Flax leaves. The remaining arrays belong to the user's own
+modules; they are paired by their full names and converted unchanged.
 
 Shapes never determine a pair; they are only checked afterwards. A model has many layers of equal shape, and
 two of them swapped would load without an error.

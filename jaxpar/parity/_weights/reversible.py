@@ -1,8 +1,7 @@
 """Reversible moves: rearrangements of named arrays, each with its inverse.
 
-`Moves` converts in both directions with one list: torch to Flax in order, Flax to torch in reverse order. The
-elements only change names and positions, so gradients are moved like values, except by parts of the rulebook
-that treat them differently.
+The elements only change names and positions, so gradients are moved like values, except by parts of the
+rulebook that treat them differently.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Stacks: torch's nn.LSTM holds all layers and directions in one module, Flax has a module for each.
-
-Flax's modules are matched in the order of torch's names: `weight_ih_l0`, `weight_ih_l0_reverse`, ...
-"""
+"""Stacks: torch's nn.LSTM holds all layers and directions in one module, Flax has a module for each."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Tree: a Flax model as layers and leaves by path, the same for NNX and Linen.
 
 Linen's collections are not part of a path, so BatchNorm's `scale` and `mean` have the same parent in both.
-NNX modules hold their Variables as attributes. Linen modules create submodules only while they run, so the
-layers are recorded during one abstract call.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Turns: guess name and axis order of arrays in Flax layers without a rule.
-
-If the shapes allow two axis orders, as for a square matrix, the guess is ambiguous unless the models run.
-"""
+"""Turns: guess name and axis order of arrays in Flax layers without a rule."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Axes: the effect of an expression on the axes of its images.
 
-The effect does not depend on whether the images have their channels last in the end. It lists the expressions
-that share one order of axes, and the changes to the text if that order is [N, H, W, C]. Images that it does
-not list are transposed back before the expression, so expressions without a rule are correct as well.
+An effect lists the expressions that share one order of axes, and the changes to the text if that order is
+[N, H, W, C]. Images that it does not list are transposed back, so expressions without a rule are correct as
+well.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Aliases: which statements change a tensor that a second name still refers to.
+"""Aliases: which statements change a tensor that a second name still refers to: `y = x; y += 1` changes x.
 
-torch changes tensors in place, visible under every name that shares their memory: `y = x; y += 1` changes x.
 JAX's arrays do not change, so such a statement has no counterpart if the second name is read afterwards.
 torch counts the writes to a tensor in `_version`; it is read for all variables between two statements.
 """

@@ -1,8 +1,7 @@
 """Watching: which lines of the user's classes run, and the values of every expression while they run.
 
 A first run records which functions run. For a second run each of them gets a code object compiled from the
-same syntax tree with a probe around every expression, and its own code back afterwards. The recorded values
-complete the source: `norm_layer` is BatchNorm2d, `x` is a tensor and not a list, a branch never ran.
+same syntax tree with a probe around every expression, and its own code back afterwards.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""transformers: the parts of its runtime that a ported file replaces, and those that it leaves out.
-
-Its models are ported like a user's; the functions that they call elsewhere in the library are the runtime.
-"""
+"""transformers: the parts of its runtime that a ported file replaces, and those that it leaves out."""
 
 LIBRARY = "transformers"
 """Its `models` are ported; from the other subpackages, the runtime, only functions that ran."""

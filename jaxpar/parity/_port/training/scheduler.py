@@ -1,8 +1,4 @@
-"""The line of `jaxpar.optim.lr_scheduler` for a torch scheduler.
-
-The classes have torch's names and arguments. A torch scheduler's arguments are read from its attributes, most
-of which have the arguments' names.
-"""
+"""The line of `jaxpar.optim.lr_scheduler` for a torch scheduler, whose attributes have the arguments."""
 
 from __future__ import annotations
 

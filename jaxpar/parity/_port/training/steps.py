@@ -1,8 +1,7 @@
 """The proof of training lines: execute them as written and compare with torch's objects.
 
 From the same weights, with the same gradients, both optimizers take a few steps in float64. Both schedulers
-take many more, and their final states are compared. Options whose effect a few steps do not show are compared
-as numbers.
+take many more. Options whose effect a few steps do not show are compared as numbers.
 """
 
 from __future__ import annotations
