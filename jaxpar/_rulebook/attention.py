@@ -13,8 +13,7 @@ BIASES = ("query.bias", "key.bias", "value.bias")
 def attention(layer: Layer, shapes: Shapes | None) -> Rule | None:
     """Convert in_proj_weight (3E, E) to three kernels (E, H, E/H), out_proj.weight (E, E) to (H, E/H, E).
 
-    With kdim or vdim, torch has q_proj_weight, k_proj_weight and v_proj_weight instead. Layers with fewer
-    heads for keys than for queries have no counterpart in torch; the result is None.
+    With kdim or vdim, torch has q_proj_weight, k_proj_weight and v_proj_weight instead.
     """
     # torch's heads are slices of the features, so (E, E) splits to (E, H, E/H) without a permutation.
     H = layer.num_heads

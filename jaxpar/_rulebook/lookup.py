@@ -12,12 +12,10 @@ Row = Rule | Callable[[Layer, Shapes | None], Rule | None]
 
 
 def rule_for(layer: Layer, shapes: Shapes | None = None) -> Rule | None:
-    """Return the rule of a layer; None for layers without one.
+    """Return the rule of a layer, or of its nearest base class; None for layers without one.
 
-    Args:
-      layer: a layer of flax.nnx, flax.linen or jaxpar.nn, or of a subclass.
-      shapes: shapes of the layer's leaves by path; needed for Linen's DenseGeneral over several axes, which
-        does not store them.
+    `shapes` of the layer's leaves are needed for Linen's DenseGeneral, which does not store several axes'
+    sizes.
 
     >>> from flax import linen
     >>> from jaxpar._rulebook import rule_for

@@ -72,26 +72,20 @@ class Port:
           optimizer: an optimizer of this module's parameters that has not taken a step; or a function that
             makes it from the torch module, which identifies the parameters of each group reliably.
 
-        Returns:
-          Lines. `lines.same` is True if five steps, and all options, equal torch's.
-
         Raises:
           PortError: jaxpar.optim has no counterpart, or the optimizer's parameters cannot be identified.
         """
         return optimizer_lines(self.origin, optimizer)
 
     def scheduler(self, scheduler: TorchObject) -> Lines:
-        """Write a torch scheduler as lines of `jaxpar.optim.lr_scheduler`, for the optimizer that it steps.
+        """Write a torch scheduler, and the functions that it calls, as lines of `jaxpar.optim.lr_scheduler`.
 
         Args:
           scheduler: a scheduler that has not taken a step; or a function that makes it, with its optimizer,
             from the torch module.
 
-        Returns:
-          Lines, with the functions that the scheduler calls. The proof covers the optimizer's lines as well.
-
         Raises:
-          PortError: jaxpar.optim has no counterpart, or the source of a function cannot be written.
+          PortError: as `optimizer`, or the source of a function cannot be written.
         """
         return scheduler_lines(self.origin, scheduler)
 
@@ -135,30 +129,28 @@ def port(
 ) -> Port:
     """Write a torch module as Flax source code, and prove that both compute the same.
 
+    The module is made and called several times, each time with the same random numbers. While it is watched,
+    probes are in the user's functions, for all threads; during the proof, torch computes with one thread in
+    the whole process.
+
     No torch counterpart: `torch.export` records the computation, not the code.
 
     Args:
       module: a function or class that makes the module; or the module itself, if its constructor's
         arguments are attributes of the same names, or have defaults.
-      inputs: the tensors of one small call: the module runs on them to record which lines run. Lines that do
-        not run are not proven; methods that do not run are not written.
+      inputs, kwargs: one small call: the module runs on it to record which lines run. Lines that do not run
+        are not proven; methods that do not run are not written.
       out: the path of the written file; without it, the text is only returned.
       record: whether torch's numbers are stored next to `out`, with a test that runs without torch.
       channels_last: whether images [N, C, H, W] are [N, H, W, C] in the file, including inputs and outputs.
         Lines that need torch's axes transpose images back, and `notes` names those lines. If a line cannot
-        be written, only the inputs are transposed, once, before the first line of the call; a note gives
-        the reason.
-      kwargs: keyword arguments of the call.
+        be written, only the inputs are transposed, once, and a note gives the reason.
 
     Returns:
       A Port. `port.same` is True if the proof succeeded.
 
     Raises:
       PortError: the module cannot be built or called, or its source cannot be read.
-
-    The module is made and called several times, each time with the same random numbers. While it is watched,
-    probes are in the user's functions, for all threads; during the proof, torch computes with one thread in
-    the whole process.
     """
     if record and out is None:
         raise PortError("jaxpar.parity.port: record=True keeps its files beside `out`; give out=.")

@@ -101,10 +101,7 @@ def rate_of(net: torch.nn.Module, inputs: Sequence[Any], kwargs: dict[str, Any])
 def too_small(
     make: Callable[[], torch.nn.Module], inputs: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[str, ...]:
-    """Report the BatchNorm with the fewest values per channel, if these are so few that rounding shows.
-
-    Two values are normalised to 1 and -1, whatever they are: the derivative is almost zero.
-    """
+    """Two values are normalised to 1 and -1, whatever they are: the derivative is almost zero."""
     counts: dict[str, int] = {}
     module = perturbed(make).train()
     for name, layer in module.named_modules():

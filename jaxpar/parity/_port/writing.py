@@ -67,12 +67,10 @@ class StandIn:
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """`needs` are the files of the definitions it refers to."""
-
     source: Source
     node: ast.stmt
     text: str
-    needs: frozenset[str]
+    needs: frozenset[str]  # the files of the definitions it refers to
 
 
 class Writer:
@@ -100,7 +98,7 @@ class Writer:
         return Written(text, holes, tuple(self.needs.notes), torch_lines(pieces), self.needs.layers)
 
     def _configs(self) -> list[str]:
-        """Return the names of imported configuration classes. They define `==` but no hash."""
+        """They define `==` but no hash."""
         configs = [
             name
             for name, line in self.needs.imports.items()
@@ -139,7 +137,6 @@ class Writer:
         return Piece(source, node, text, frozenset(files))
 
     def _ordered(self) -> Iterator[Piece]:
-        """Yield pieces by file, each file after those that it needs, and in its own order within a file."""
         files: dict[str, list[Piece]] = {}
         for piece in self.pieces.values():
             files.setdefault(piece.source.path, []).append(piece)
@@ -202,7 +199,7 @@ class Writer:
 
 
 def _require_names_of_their_own(pieces: list[Piece]) -> None:
-    """Refuse two definitions of one name from two files: the later one would replace the earlier."""
+    """The later one of two definitions would replace the earlier."""
     first_uses: dict[str, str] = {}
     for piece in pieces:
         for name in defined(piece.node):

@@ -63,29 +63,22 @@ class Arguments:
         return dict(zip(self.kwargs.keys, self.kwargs.children, strict=True))
 
     def each(self) -> dict[str, Form]:
-        """Return the forms of all arguments by name; positional ones are called `inputs[0]`."""
         return {f"inputs[{i}]": form for i, form in enumerate(self.args.children)} | self.by_keyword()
 
 
 @jax.tree_util.register_pytree_node_class
 @dataclass(frozen=True, eq=False)
 class Call:
-    """The arguments of one call, as a pytree whose leaves are the arrays.
+    """The arguments of one call, as a pytree whose leaves are the arrays."""
 
-    `arrays` are named `0`, `1['mask']`, `pixel_values`; `form` has an `ArraySlot` for each.
-    """
-
-    arrays: Mapping[str, Any] = field(default_factory=dict)
+    arrays: Mapping[str, Any] = field(default_factory=dict)  # named `0`, `1['mask']`, `pixel_values`
     form: Arguments = Arguments()
 
     @classmethod
     def of(
         cls, inputs: Any, kwargs: Mapping[str, Any] | None = None, as_array: AsArray | None = None
     ) -> Call:
-        """Create a call from one argument, a sequence of positional ones, or a dict of keyword arguments.
-
-        `kwargs` may hold arbitrary objects. TypeError if `inputs` does, or if a keyword is not a string.
-        """
+        """TypeError if `inputs`, unlike `kwargs`, holds arbitrary objects, or a keyword is not a string."""
         reader = _Reader(as_array or to_array)
         named = dict(inputs) if isinstance(inputs, Mapping) else {}
         if wrong := [key for key in [*named, *(kwargs or {})] if not isinstance(key, str)]:
@@ -130,7 +123,6 @@ class Call:
         return [(name, kind) for name, form in self.form.each().items() for kind in _missing(form)]
 
     def _pruned(self) -> Call:
-        """Drop arrays that the form does not refer to."""
         in_use = {*_slot_names(self.form.args), *_slot_names(self.form.kwargs)}
         return Call({name: x for name, x in self.arrays.items() if name in in_use}, self.form)
 
@@ -234,12 +226,11 @@ def _missing(form: Form) -> list[str]:
 
 
 def form_to_json(form: Arguments) -> list[Any]:
-    """Return a form as JSON. For objects that are not plain values, only the type's name is stored."""
+    """For objects that are not plain values, only the type's name is stored."""
     return [_to_json(form.args), _to_json(form.kwargs)]
 
 
 def form_from_json(data: Any) -> Arguments:
-    """Return the form that `form_to_json` wrote; ValueError for other data."""
     try:
         args, kwargs = map(_from_json, data)
         return Arguments(args, kwargs)

@@ -56,7 +56,7 @@ class Constants:
 
 
 def _is_exact(values: np.ndarray) -> bool:
-    """Return whether all values are exact in float16, hence unrounded: positions, masks, powers of two."""
+    """Whether all values are exact in float16, hence unrounded: positions, masks, powers of two."""
     with np.errstate(over="ignore"):
         return bool(np.array_equal(values.astype(np.float16).astype(values.dtype), values))
 

@@ -30,10 +30,7 @@ MASKED = "_masked_by_torch"
 
 
 class Injection:
-    """A handler that multiplies by the next of torch's masks where an active Dropout or attention is called.
-
-    `last`: the Flax model's inputs have their channels last.
-    """
+    """A handler that multiplies by the next of torch's masks where an active Dropout is called."""
 
     def __init__(self, masks: Sequence[jax.Array], otherwise: Handler | None = None, last: bool = True):
         self.masks, self.used, self.otherwise, self.last = masks, 0, otherwise, last
@@ -50,7 +47,6 @@ class Injection:
 
     @contextmanager
     def _inside(self, path: str, layer: FlaxModule, kwargs: Mapping[str, Any]) -> Iterator[None]:
-        """Replace the `attention_fn` of an attention layer with active dropout for the length of a call."""
         attention_fn = getattr(layer, "attention_fn", None)
         if not _drops_inside(layer, kwargs) or attention_fn is None or hasattr(attention_fn, MASKED):
             yield

@@ -82,7 +82,7 @@ def _traced(function: Callable[..., Any], args: tuple, constants: Constants) -> 
 
 
 def _narrow(x: Any) -> Any:
-    """Return float64 arrays in float32, for which the model was written: loops may start from float32."""
+    """Loops may start from float32, for which the model was written."""
     return jnp.asarray(x, np.float32) if _dtype(x) == np.float64 else x
 
 
@@ -90,8 +90,6 @@ def _narrow(x: Any) -> Any:
 
 
 class _Passage:
-    """Converts the inputs, parameters and outputs of every traced operation to float64."""
-
     def __init__(self, constants: Constants):
         self.constants = constants
 

@@ -25,7 +25,6 @@ RNGS, MUTABLE, METHOD, CAPTURE = "rngs", "mutable", "method", "capture_intermedi
 
 
 def in_mode(module: FlaxModule, call: Call, task: Task) -> Call:
-    """Return the call with the mode's flags, where they are not set, and with Linen's dropout key."""
     options: dict[str, Any] = {**flags(module, call, task.training)}
     # Replicas of a DataParallel have separate streams, so dropout is refused there.
     if task.replicas == 1:

@@ -49,7 +49,6 @@ class FlaxNet(abc.ABC):
         masks: tuple,
         handler: Handler | None = None,
     ) -> Trees:
-        """Return the outputs and the updated `extra_state`. Dropout multiplies by `masks`."""
         injection = Injection(masks, handler, not self.task.channels_first)
         after = self._call(parameters, extra_state, call, injection)
         injection.finish()
@@ -214,7 +213,7 @@ def _other_key(key: jax.Array) -> jax.Array:
 
 
 def _refuse_dropout(module: nnx.Module) -> None:
-    """Raise if a layer would drop: in a DataParallel, each replica draws its own masks."""
+    """In a DataParallel, each replica draws its own masks."""
     for path, layer in nnx.iter_modules(module, graph=True):
         if is_active_dropout(layer, {}):
             raise MaskError(
@@ -224,7 +223,6 @@ def _refuse_dropout(module: nnx.Module) -> None:
 
 
 def _mutable(requested: Any, of_mode: list[str]) -> Any:
-    """Return the writable collections: the mode's, and the ones that the user names."""
     if requested is True or isinstance(requested, linen.DenyList):
         return requested
     more = [requested] if isinstance(requested, str) else requested or []

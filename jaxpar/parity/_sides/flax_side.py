@@ -157,7 +157,7 @@ class FlaxSide:
         return jax.tree.map(lambda p, u: (p + u).astype(p.dtype), parameters, updates), opt_state
 
     def leaves(self, outputs: PyTree) -> Arrays:
-        """Return the compared outputs by name. Called in tracing, because outputs need not be a pytree."""
+        """Called in tracing, because outputs need not be a pytree."""
         names = self.task.outputs
         chosen = None if names is None else {flax: torch for torch, flax in names.items()}
         compared = outputs_of("the Flax module", outputs, is_array, chosen)

@@ -39,10 +39,7 @@ class Returned:
 
 
 def outputs_of(side: str, tree: Any, is_array: IsArray, chosen: Mapping[str, str] | None = None) -> Outputs:
-    """Return all arrays in a model's outputs, or the chosen ones under their new names.
-
-    Raises LeafError if an object that is not a container holds arrays.
-    """
+    """LeafError if an object that is not a container holds arrays."""
     arrays = named(tree, is_array)
     if chosen is not None:
         return _chosen(side, arrays, chosen)
@@ -78,7 +75,7 @@ def _below(arrays: Mapping[str, Any], name: str) -> list[str]:
 
 
 def named(tree: Any, is_array: IsArray) -> dict[str, Any]:
-    """Return the arrays in nested containers by path: [0], ['logits']. Other objects are skipped."""
+    """Other objects than arrays are skipped."""
     return {path: leaf for path, leaf in _walk(tree, "") if is_array(leaf)}
 
 
@@ -130,7 +127,6 @@ def _key(path: tuple[Any, ...]) -> Any:
 
 
 def _hidden(value: Any, is_array: IsArray, depth: int, visited: set[int]) -> str | None:
-    """Return the path of an array inside an object, if any."""
     if is_array(value):
         return ""
     if not depth or id(value) in visited or isinstance(value, (*NUMBERS, type)) or callable(value):

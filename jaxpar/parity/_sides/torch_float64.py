@@ -169,7 +169,6 @@ class _Operations(TorchDispatchMode):
 
 
 def _narrowed(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.dtype]:
-    """Return float64 tensors as float32 where the model requests a 32-bit reinterpretation."""
     return x.to(torch.float32) if x.dtype == torch.float64 and dtype.itemsize == 4 else x, dtype
 
 

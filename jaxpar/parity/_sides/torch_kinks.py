@@ -46,7 +46,6 @@ class _Count(TorchFunctionMode):
 
 @contextmanager
 def counted(notes: list[str]) -> Iterator[None]:
-    """Count while a torch model runs, and append a sentence to `notes` for each function with near kinks."""
     with _Count() as count:
         yield
     for name, near in count.near.items():

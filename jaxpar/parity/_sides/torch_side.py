@@ -167,7 +167,6 @@ class TorchSide:
 
 
 def _gradient(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the gradient, with zeros (as in JAX) for None."""
     return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
 
 

@@ -35,7 +35,6 @@ def placed_like(arrays: Mapping[str, np.ndarray], old: Mapping[str, Any]) -> dic
 
 
 def _sharding(old: Any) -> Any:
-    """None for an uncommitted array, so that the new one is uncommitted too."""
     committed = isinstance(old, jax.ShapeDtypeStruct) or getattr(old, "committed", False)
     return old.sharding if committed else None
 

@@ -16,10 +16,7 @@ from .unmatched import ignored
 
 
 class Guesses:
-    """Guesses for two models, in addition to a fixed mapping.
-
-    `groups` are unpaired layers of one kind and shape, paired by names and order.
-    """
+    """Guesses for two models, in addition to a fixed mapping; `groups` are unpaired layers."""
 
     def __init__(
         self,

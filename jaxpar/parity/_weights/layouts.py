@@ -20,10 +20,7 @@ DIRECTIONS = {
 
 
 def normed(parts: Iterable[Part], torch_names: Mapping[str, str], tree: Outline, path: str) -> list[Part]:
-    """Return the parts of a layer with weight norm in torch and Linen's WeightNorm in Flax.
-
-    `torch_names` are the full names by the names inside the layer.
-    """
+    """Return the parts of a layer with weight norm in torch and Linen's WeightNorm in Flax."""
     direction = next((name for name in DIRECTIONS if name in torch_names), None)
     weight = next((part for part in parts if part.torch == ("weight",)), None)
     scale = scale_of(tree, path)
@@ -49,7 +46,6 @@ def scale_of(tree: Outline, path: str) -> str | None:
 
 
 def _one_axis(magnitude: np.ndarray) -> tuple[np.ndarray]:
-    """Reshape (O, 1, ...) to (O,)."""
     if magnitude.shape[1:] != (1,) * (magnitude.ndim - 1) or not magnitude.ndim:
         raise ValueError("torch normalises over another axis than the first")
     return (magnitude.reshape(-1),)

@@ -38,8 +38,8 @@ def load_torch(
         `.safetensors`, `.pt`, `.pth` or `.bin` file.
       mapping: Flax paths by torch names, where they differ; see `match`. A key applies to all names nested
         under it; values are paths, `flattened`, `transposed`, or tuples of paths.
-      ignore_torch: torch names, including all nested names, that the Flax model lacks.
-      ignore_flax: Flax leaves, including all nested ones, that keep their values.
+      ignore_torch, ignore_flax: names, including all nested ones, that the other side lacks. Ignored leaves
+        keep their values.
       inputs, kwargs: the arguments of one call of a Linen module; shapes are enough.
       variables: initial values of a Linen module, needed for `ignore_flax`.
       lossy: allow values to change in the conversion to a leaf's element type.
@@ -50,7 +50,6 @@ def load_torch(
     Raises:
       MatchError: names, shapes or element types do not fit; the message lists both sides.
       FileError: the file is damaged or of an unknown kind.
-      TypeError: an argument has an unsupported type.
 
     torch counterpart: `module.load_state_dict(state_dict, strict=True)`.
 
@@ -81,13 +80,12 @@ def links_of(
     variables: Variables | None = None,
     function: str = "load_torch",
 ) -> Links:
-    """Return the `Links` of two models; `function` is the name that error messages begin with."""
+    """`function` is the name that error messages begin with."""
     tree = tree_of(flax_module, inputs, kwargs, variables)
     return complete_links(tree, source_of(torch_module), mapping, ignore_torch, ignore_flax, function)
 
 
 def converted(links: Links, source: WeightSource) -> Arrays:
-    """Return all leaves in Flax's layout and torch's element types."""
     leaves = links.to_flax(source)
     for part in links.repeats:
         for path, array in zip(part.flax, part.forth([source[name] for name in part.torch]), strict=True):

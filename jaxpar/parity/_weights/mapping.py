@@ -81,14 +81,10 @@ def _options(cut: Split | Concatenated) -> str:
 
 
 def flattened(path: str, shape: collections.abc.Sequence[int]) -> Flattened:
-    """Return a mapping value: the Flax path of a Linear that follows a flatten.
+    """Return a mapping value: the Flax path of a Linear that follows a flatten of `shape`, (C, *S) in torch.
 
     torch flattens (C, H, W), Flax (H, W, C), so the columns of the weight are in different orders, which the
     shapes do not reveal.
-
-    Args:
-      path: the path of the Flax layer, or of its kernel.
-      shape: (C, *S), the flattened axes, without the batch.
 
     Raises:
       ValueError: `shape` has fewer than two sizes, or a size below 1.
@@ -158,10 +154,9 @@ def concatenated(
     """Return a mapping value: one Flax layer for several torch layers or arrays, whose key is a tuple.
 
     Args:
-      axis: the axis of torch's arrays to concatenate along. 0 is a Linear's output features.
+      axis, groups: as for `split`.
       name: the Flax path of the concatenated layer.
       sizes: lengths of unequal pieces, needed only by `to_torch` without `like`.
-      groups: number of equal blocks of the axis that each hold a part of every piece; as for `split`.
 
     Raises:
       ValueError: impossible sizes or groups.
@@ -176,13 +171,9 @@ def concatenated(
 
 
 def stacked(path: str, axis: int = 0) -> Stacked:
-    """Return a mapping value: a Flax layer for `scan`, whose arrays stack all layers of a torch list.
+    """Return a mapping value: a Flax layer for `scan`, with all layers of a torch list stacked along `axis`.
 
     The key is the path of torch's list, or a tuple of the layers' paths.
-
-    Args:
-      path: the path of the scanned Flax layer.
-      axis: the axis of Flax's arrays along which the layers are stacked.
 
     torch counterpart: `torch.stack([layer.weight for layer in layers], axis)`.
 

@@ -18,8 +18,6 @@ COMPILED = re.compile(r"(^|(?<=\.))_orig_mod(\.|$)")
 
 
 class Names:
-    """The translation of torch's names to Flax names."""
-
     def __init__(self, source: WeightSource, tree: Outline, entries: Plain):
         self.bare = unwrapped(source.tensors, source.kinds)
         self.raw = {bare: raw for raw, bare in self.bare.items()}
@@ -62,7 +60,6 @@ class Names:
         return explicit or sorted((bare for _, bare in leading), key=lambda bare: bare != name)
 
     def follows(self, name: str, above: str) -> bool:
-        """Return whether a name has no mapping entry that is more specific than the path `above`."""
         key = self.entry(name)
         return key is None or key[0] in prefixes(above)
 

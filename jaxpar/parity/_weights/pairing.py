@@ -28,15 +28,12 @@ from .tree import LeafSpec, Outline
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """A torch layer and the corresponding Flax layer.
-
-    `parts` are the layer's conversions, by full names, without its children's.
-    """
+    """A torch layer and the corresponding Flax layer."""
 
     torch: str  # as in `named_modules()`
     flax: str
     rule: Rule | None  # None for containers and user-defined modules
-    parts: tuple[Part, ...] = ()
+    parts: tuple[Part, ...] = ()  # by full names, without its children's
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,7 +169,6 @@ class Pairing:
 
 
 def pair(tree: Outline, source: WeightSource, mapping: Plain, ignored: Iterable[str] = ()) -> Pairing:
-    """Pair all possible names; `left_in_torch` and `left_in_flax` return the remaining ones."""
     pairing = Pairing(tree, source, Names(source, tree, mapping), frozenset(ignored))
     _pair_modules(pairing)
     _pair_stacks(pairing)
@@ -344,7 +340,7 @@ def misfit(part: Part, source: WeightSource, tree: Outline) -> str | None:
 
 
 def _check_ties(pairing: Pairing) -> None:
-    """Report tensors that are tied in torch but not in Flax, where training would make them diverge."""
+    """Tensors that are tied in torch but not in Flax would diverge in training."""
     part_of = {name: part for link in pairing.layers.values() for part in link.parts for name in part.torch}
     for group in pairing.source.tied:
         partners = {part_of[name].flax for name in group if name in part_of}

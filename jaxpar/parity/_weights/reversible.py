@@ -37,8 +37,6 @@ class OnlyRename:
 
 @dataclasses.dataclass(frozen=True)
 class TransposeAxes:
-    """One array, transposed to `axes` as by `numpy.transpose`."""
-
     axes: tuple[int, ...]
 
     def forward(self, *arrays: np.ndarray) -> Several:

@@ -34,7 +34,6 @@ class LayerGroup:
 def suggest(
     pairing: Pairing, torch: Sequence[str], flax: Sequence[str]
 ) -> tuple[dict[str, Target], dict[str, str]]:
-    """Return guessed entries for a mapping, and the reason for each."""
     guessed, reasons = entries(groups(pairing, torch, flax), pairing)
     turned = turns(pairing)
     targets = {**guessed, **{name: target for turn in turned for name, target in turn.entries().items()}}
@@ -44,10 +43,7 @@ def suggest(
 def groups(
     pairing: Pairing, torch: Sequence[str], flax: Sequence[str], calls: Calls | None = None
 ) -> list[LayerGroup]:
-    """Pair unpaired layers of a kind and shape of which both models have equally many.
-
-    Layers are in the order of `calls`, or of definition without them.
-    """
+    """Pair unpaired layers of a kind and shape of which both models have equally many."""
     # Single arrays of paired layers are excluded; `turns` guesses these.
     alone = {name for turn in turns(pairing) for both in turn.pairs for name in both}
     flax_layers = _flax_layers(pairing, [leaf for leaf in flax if leaf not in alone])
@@ -124,7 +120,6 @@ def _torch_layers(pairing: Pairing, names: Sequence[str]) -> dict[str, Signature
 
 
 def _layer_of(pairing: Pairing, name: str) -> str:
-    """Return the path of a name's torch layer; out_proj.weight belongs to the MultiheadAttention."""
     path = owner(name)
     above = owner(path)
     if path.endswith("out_proj") and any(

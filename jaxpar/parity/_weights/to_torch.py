@@ -41,9 +41,8 @@ def to_torch(
       flax_module: an NNX module, or a Linen module with `inputs` and `variables`.
       like: a torch module, state_dict or path that determines the names; by default the names are the Flax
         paths, changed by `mapping`.
-      mapping: as in `load_torch`, which is the inverse for the same mapping.
-      ignore_torch, ignore_flax: names that the other side lacks, as in `load_torch`.
-      inputs, kwargs, variables: a Linen module's call arguments and variables, as in `load_torch`.
+      mapping, ignore_torch, ignore_flax, inputs, kwargs, variables: as in `load_torch`, which is the inverse
+        for the same mapping.
       numpy: return NumPy arrays instead of torch tensors; does not need torch.
 
     Returns:
@@ -93,7 +92,6 @@ def state_dict(links: Links, leaves: Mapping[str, np.ndarray], source: WeightSou
 
 
 def implied_source(tree: Tree, mapping: Entries | None, ignored: Iterable[str]) -> WeightSource:
-    """Return the torch model, without values, that the Flax model's paths and the mapping describe."""
     left_out = {name for path in ignored for name in (path, tree.real_path(path))}
     arrays = implied.names(tree, mapping or {}, left_out, _torch_arrays)
     prefix = "module." if tree.wrapped else ""

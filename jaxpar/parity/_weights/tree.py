@@ -55,11 +55,9 @@ def tree_of(
 
 @dataclasses.dataclass(frozen=True)
 class LeafSpec:
-    """One array of a Flax model; `parameter` is False for torch's buffers."""
-
     shape: Shape
     dtype: np.dtype
-    parameter: bool
+    parameter: bool  # False for torch's buffers
 
 
 class Outline:
@@ -147,7 +145,7 @@ class NNXTree(Tree):
 
 
 def _in_state(path: str) -> list[tuple[bool, int, str]]:
-    """Return NNX's sort key: a state lists a variable with two paths under the first in this order."""
+    """NNX's sort key: a state lists a variable with two paths under the first in this order."""
     return [(not key.isdigit(), int(key) if key.isdigit() else 0, key) for key in path.split(".")]
 
 
@@ -242,7 +240,6 @@ class LinenTree(Tree):
 def _watch(
     module: linen.Module, inputs: tuple, kwargs: dict[str, Any]
 ) -> tuple[dict[str, FlaxModule], Variables]:
-    """Return the modules by path in the order of calls, and the variables' shapes; computes no values."""
     # A DataParallel's `init` calls the wrapped module's, which then has the path "".
     wrapped = isinstance(module, jaxpar.DataParallel)
     above = ("module",) if wrapped else ()

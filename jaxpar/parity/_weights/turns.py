@@ -63,7 +63,6 @@ def possible(torch: Shape, flax: Shape) -> list[tuple[int, ...]]:
 
 
 def torch_form(leaf: str, shape: Shape) -> tuple[str, Shape]:
-    """Guess torch's name and shape of an array in a Flax layer without a rule."""
     n = len(shape)
     turned = leaf == "kernel" and n > 1
     return NAMES.get(leaf, leaf), (shape[-1], shape[-2], *shape[:-2]) if turned else shape

@@ -121,6 +121,5 @@ def _complaint(
 
 
 def _listed(indent: str, names: Sequence[str], line: Callable[[str], str] = str) -> list[str]:
-    """Return a line for each of the first names. Not for all: the search for near names is slow."""
     shown = [indent + line(name) for name in names[:SHOWN]]
     return [*shown, f"{indent}and {len(names) - SHOWN} more"] if len(names) > SHOWN else shown

@@ -11,10 +11,7 @@ from .tree import LeafSpec, Outline
 
 
 def unstacked(tree: Outline, path: str, axis: int) -> tuple[Outline, list[Move], dict[str, str]]:
-    """Return the tree with a stacked layer replaced by a list of layers.
-
-    Further, the moves between the layers' leaves and the stacked ones, and the stacked paths by the new ones.
-    """
+    """The new tree, the moves from its layers' leaves to the stacked ones, stacked paths by new paths."""
     count = _count(tree, path, axis)
 
     def new_paths(old: str) -> list[str]:

@@ -35,8 +35,6 @@ class Unsafe(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Effect:
-    """An expression's effect."""
-
     joined: Sequence[ast.AST] = ()  # images in one order of axes
     free: Sequence[ast.AST] = ()  # operands whose order does not matter
     edits: Mapping[ast.AST, Sequence[order.Part]] = dataclasses.field(default_factory=dict)
@@ -107,7 +105,7 @@ class Axes:
         return None
 
     def _changed(self, node: ast.AugAssign) -> Effect:
-        """Return the effect of `x += y`. Its x has no recorded value; uses elsewhere in the function do."""
+        """`x += y`: its x has no recorded value; uses elsewhere in the function do."""
         target = node.target
         if not isinstance(target, ast.Name):
             changed = [target.value] if isinstance(target, ast.Subscript) else []
@@ -231,7 +229,6 @@ class Axes:
     def _along(
         self, node: ast.Call, name: str, arguments: list[ast.expr], named: dict[str, ast.expr]
     ) -> Effect:
-        """Return the effect of a function along axes, whose numbers change where channels come last."""
         position = tables.ALONG[name]
         axis = named.get("dim", named.get("dims", arguments[position] if len(arguments) > position else None))
         first = arguments[:1] or [named[keyword] for keyword in ("tensors", "input") if keyword in named]
@@ -270,7 +267,7 @@ class Axes:
         return Effect(joined, edits=edits)
 
     def _pad(self, node: ast.Call, arguments: list[ast.expr], named: dict[str, ast.expr]) -> Effect:
-        """Return the effect of `pad`, which lists the last axes first: channels get (0, 0)."""
+        """`pad` lists the last axes first: channels get (0, 0)."""
         sizes = arguments[1] if len(arguments) > 1 else named.get("pad")
         if not isinstance(sizes, ast.Tuple | ast.List) or len(sizes.elts) not in (2, 4):
             return Effect()
@@ -342,7 +339,6 @@ def _is_forward(value: Any) -> bool:
 
 
 def _takes_function(function: FunctionType) -> bool:
-    """Return whether a torch function calls its argument, as `checkpoint` does."""
     return next(iter(inspect.signature(function).parameters), "") == "function"
 
 

@@ -17,10 +17,8 @@ from ..reading.watching import Watched
 
 
 class Called(NamedTuple):
-    """A call of a module: the ids of its argument tensors and of its results."""
-
     module: nn.Module
-    arguments: frozenset[int]
+    arguments: frozenset[int]  # the ids of tensors
     results: frozenset[int]
 
 
@@ -60,7 +58,6 @@ class Flow(Watched):
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Record every call of a module while the context is open."""
         # Probes are in the user's code only; a Sequential calls its layers in torch's.
         hook = nn.modules.module.register_module_forward_hook(self._after, with_kwargs=True)
         try:

@@ -35,7 +35,6 @@ def same_order(axes: set[int]) -> bool:
 
 
 def slice_of(node: ast.Slice) -> str | None:
-    """Rewrite a slice of a shape, if its axes are neighbours in both orders."""
     try:
         bounds = [ast.literal_eval(bound) if bound else None for bound in (node.lower, node.upper, node.step)]
         chosen = [LAST[axis] % AXES for axis in range(AXES)[slice(*bounds)]]

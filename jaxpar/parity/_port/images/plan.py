@@ -33,7 +33,7 @@ class LayoutPlan:
     notes: list[str] = dataclasses.field(default_factory=list)
 
     def move(self, key: Key, axes: tuple[int, int]) -> None:
-        """Move an axis of an expression; a move and its inverse cancel."""
+        """A move and its inverse cancel."""
         if {self.moved.get(key), axes} == {TO_TORCH, FROM_TORCH}:
             del self.moved[key]
         else:

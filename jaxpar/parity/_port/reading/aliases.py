@@ -21,8 +21,6 @@ HARMLESS = ("shape", "dtype", "device", "ndim", "size", "dim", "numel")
 
 
 class Aliases:
-    """The names whose tensors a statement changed, by path and line."""
-
     def __init__(self) -> None:
         self.changed: dict[tuple[str, int], set[str]] = {}
         self._last: dict[FrameType, tuple[int, Versions]] = {}
@@ -42,7 +40,6 @@ class Aliases:
 
 
 def _versions(names: dict[str, Any]) -> Iterator[tuple[str, list[tuple[torch.Tensor, int]]]]:
-    """Yield the tensors, with their versions, that each variable is or has in a list."""
     for name, value in names.items():
         values = value if isinstance(value, list | tuple) else [value]
         tensors = [
@@ -80,7 +77,7 @@ def _root(node: ast.expr) -> ast.expr:
 
 
 def _is_read(source: Source, node: ast.stmt, name: str) -> bool:
-    """Return whether a name is read, after a statement or in its loop's next turn, before an assignment."""
+    """Whether a name is read, after a statement or in its loop's next turn, before an assignment."""
     enclosing = list(_ancestors(source, node))
     function = next((ancestor for ancestor in enclosing if isinstance(ancestor, Function)), source.tree)
     loop = next(

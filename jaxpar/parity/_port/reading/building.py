@@ -67,7 +67,6 @@ def record_constructions(run: Callable[[], Any]) -> tuple[Any, Constructions]:
 
 
 def _inherited(frame: Any) -> bool:
-    """Return whether this frame is torch's constructor of a layer, run by a user's subclass."""
     code = frame.f_code
     if code.co_name != "__init__" or not code.co_argcount:
         return False

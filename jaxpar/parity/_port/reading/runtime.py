@@ -34,7 +34,7 @@ def home_of(value: Any) -> str:
 
 
 def library_name(value: Any) -> str:
-    """Return a library value's name in the rules: `transformers.modeling_utils.PreTrainedModel.post_init`."""
+    """As in the rules: `transformers.modeling_utils.PreTrainedModel.post_init`."""
     path = home_of(value).removeprefix(f"{runtime_names.LIBRARY}.")
     return f"transformers.{path}{getattr(value, '__qualname__', '')}" if of_library(value) else ""
 
@@ -79,7 +79,7 @@ def runtime_bases(kind: Any) -> list[type]:
 
 
 def for_runtime(kind: Any, name: str) -> bool:
-    """Return whether an attribute of a class is one that its runtime bases declare, for their own methods."""
+    """Whether an attribute of a class is one that its runtime bases declare, for their own methods."""
     if name in vars(nn.Module) or not inspect.isclass(kind):
         return False
     return any(name in vars(base) | inspect.get_annotations(base) for base in _runtime_ancestors(kind))
@@ -109,7 +109,7 @@ def is_beyond(value: Any, watched: Watched) -> bool:
 
 
 def _class_ran(value: type, watched: Watched) -> bool:
-    """Return whether a method of a class ran; for a class without methods, whether its base's did."""
+    """For a class without methods, whether its base's did."""
     functions = [function for function in map(_plain, vars(value).values()) if function is not None]
     ran = any(function.__code__ in watched.functions for function in functions)
     return ran or (not functions and any(_class_ran(base, watched) for base in value.__mro__[1:2]))

@@ -89,7 +89,7 @@ def _get(torch_name: str) -> Any:
 
 
 def dotted(value: Any) -> str:
-    """Return where a function or class comes from: `torch.nn.init.normal_`."""
+    """`torch.nn.init.normal_`."""
     value = getattr(value, "__wrapped__", value)
     return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
 
@@ -148,7 +148,7 @@ def has_definition(value: Any) -> bool:
 
 
 def assignment(module: ModuleType, name: str) -> tuple[Source, ast.stmt, ModuleType] | None:
-    """Locate the only assignment of a module's constant, following imports to the defining module."""
+    """Return the only assignment of a module's constant, following imports to the defining module."""
     path = getattr(module, "__file__", None)
     if not path or not is_users(path):
         return None
@@ -184,7 +184,6 @@ def import_of(source: Source, name: str) -> str | None:
 
 
 def import_of_config(kind: type) -> str:
-    """Return the line that imports a configuration class, from the library's top level if it is there."""
     library = kind.__module__.partition(".")[0]
     top = getattr(sys.modules[library], kind.__name__, None) is kind
     return f"from {library if top else kind.__module__} import {kind.__name__}"

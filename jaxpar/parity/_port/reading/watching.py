@@ -104,7 +104,7 @@ class Watched:
         return variables
 
     def listening(self) -> AbstractContextManager[None]:
-        """Return a context in which subclasses record more than the probes do; this class adds nothing."""
+        """A context in which subclasses record more than the probes do."""
         return nullcontext()
 
     def site(self, source: Source, node: ast.AST) -> Site | None:

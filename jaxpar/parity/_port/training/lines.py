@@ -194,7 +194,6 @@ def _names(
 
 
 def _require_fresh(optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
-    """Refuse an optimizer or scheduler that has taken steps: the lines begin a training."""
     moved = any(
         "momentum_buffer" in state or float(state.get("step", 0)) > 0 for state in optimizer.state.values()
     )

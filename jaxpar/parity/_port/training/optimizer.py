@@ -35,8 +35,6 @@ Paths = tuple[str, ...]
 
 @dataclasses.dataclass(frozen=True)
 class ParameterGroup:
-    """One of torch's groups: its options by jaxpar's names, and the paths of its leaves."""
-
     options: Mapping[str, Any]
     paths: Paths
 
@@ -145,10 +143,7 @@ def _row(params: str, options: Mapping[str, Any]) -> str:
 
 
 def _common(optimizer: torch.optim.Optimizer, groups: Sequence[ParameterGroup]) -> dict[str, Any]:
-    """Return the options to write outside of the groups: this optimizer's defaults that a group uses.
-
-    Options equal to jaxpar's defaults are left out, except the rate.
-    """
+    """Options equal to jaxpar's defaults are left out, except the rate."""
     default = inspect.signature(function_of(optimizer)).parameters
     options = {}
     for name in groups[0].options:
@@ -179,7 +174,6 @@ def selection(chosen: Paths, paths: Paths) -> str:
 
 
 def _branches(chosen: set[str], paths: Paths) -> list[str]:
-    """Return the roots of branches whose leaves are all chosen, in the order of the leaves."""
     roots: dict[str, None] = {}
     for path in paths:
         if path in chosen:

@@ -49,14 +49,11 @@ def normal(random: np.random.RandomState, shape: tuple[int, ...]) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerTrial:
-    """The loss that an optimizer is run on: a parabola in each parameter, redrawn at each step.
-
-    `pull` is the coefficient of the gradient's linear part, `draw` draws its constant part from the shape.
-    """
+    """A parabola in each parameter, redrawn at each step, as the loss."""
 
     steps: int = 5
-    pull: float = 0.5
-    draw: Callable[[np.random.RandomState, tuple[int, ...]], np.ndarray] = normal
+    pull: float = 0.5  # the coefficient of the gradient's linear part
+    draw: Callable[[np.random.RandomState, tuple[int, ...]], np.ndarray] = normal  # its constant part
     wide: bool = True
 
 
@@ -142,8 +139,6 @@ def _options(training: TrainingSides, line: str) -> list[Difference]:
 
 
 class _Namespace:
-    """A namespace that replaces the module `optim`."""
-
     def __init__(self, members: Mapping[str, Any]):
         self.__dict__.update(members)
 
