@@ -30,8 +30,8 @@ def hidden_changes(
         module = make().train(training)
         with torch.no_grad():
             # A copy for each call: a module that writes to its arguments would change the next call's.
-            module(*_copy(inputs), **_copy(kwargs))
-            arguments = _copy((tuple(inputs), dict(kwargs)))
+            module(*copy.deepcopy(inputs), **copy.deepcopy(kwargs))
+            arguments = copy.deepcopy((tuple(inputs), dict(kwargs)))
             tracked = _tensors("argument", arguments), _untracked(module)
             before = [_with_versions(tensors) for tensors in tracked]
             module(*arguments[0], **arguments[1])
@@ -46,10 +46,6 @@ def require_no_other_state(
 ) -> None:
     if changes := hidden_changes(make, inputs, kwargs):
         raise PortError(f"a call changes {', '.join(changes)}, where no comparison looks")
-
-
-def _copy(arguments: Any) -> Any:
-    return copy.deepcopy(arguments)
 
 
 def _untracked(module: nn.Module) -> dict[Location, Any]:

@@ -6,8 +6,7 @@ import gc
 import importlib.util
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,7 +20,7 @@ from torch import nn
 from .._compare import compare
 from .._comparison import Comparison
 from .._sides.step_data import Layout, factors, real_parts
-from .._sides.torch_side import named_leaves
+from .._sides.torch_side import named_leaves, one_thread
 from ..measuring import Outcome
 
 STEPS, RATE = 5, 1e-4
@@ -43,20 +42,6 @@ def imported(path: Path) -> ModuleType:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Let torch compute with one thread, in the whole process.
-
-    Several wait for each other over a few numbers at a time, on the processors that JAX compiles on.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @one_thread()

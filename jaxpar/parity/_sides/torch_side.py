@@ -118,7 +118,6 @@ class TorchSide:
             return
         import torch_ref
 
-        threads = torch.get_num_threads()
         # Both changes are process-wide for the length of a step: torch's DataParallel queries global modules
         # of torch for its devices, and the number of threads is a global setting.
         with torch_ref.pretend(self.task.replicas) as devices:
@@ -127,11 +126,8 @@ class TorchSide:
             replica = Within(module, self._wide) if self.constants else module
             net = torch.nn.DataParallel(replica, list(range(devices.count)))
             # Every replica runs in a thread. With a pool of threads for each, a step can take seconds.
-            torch.set_num_threads(1)
-            try:
+            with one_thread():
                 yield net
-            finally:
-                torch.set_num_threads(threads)
 
     def _tensor(self, x: np.ndarray) -> torch.Tensor:
         wide = self.constants is not None and jnp.issubdtype(x.dtype, jnp.floating)
@@ -168,6 +164,20 @@ class TorchSide:
 
 def _gradient(tensor: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch compute with one thread, in the whole process.
+
+    Several wait for each other over a few numbers at a time, on the processors that JAX compiles on.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -70,19 +70,15 @@ class Axes:
         if isinstance(node, ast.Call):
             return self._call(node)
         if isinstance(node, ast.BinOp):
-            return (
-                self._one_by_one(node, [node.left, node.right])
-                if isinstance(node.op, ONE_BY_ONE)
-                else Effect()
-            )
+            elementwise = isinstance(node.op, ONE_BY_ONE)
+            return self._one_by_one(node, [node.left, node.right]) if elementwise else Effect()
         if isinstance(node, ast.Compare):
             if isinstance(node.ops[0], ast.Is | ast.IsNot | ast.In | ast.NotIn):
                 return Effect(free=[node.left, *node.comparators])
             return self._one_by_one(node, [node.left, *node.comparators])
         if isinstance(node, ast.UnaryOp):
-            return (
-                Effect(free=[node.operand]) if isinstance(node.op, ast.Not) else Effect([node.operand, node])
-            )
+            negated = isinstance(node.op, ast.Not)
+            return Effect(free=[node.operand]) if negated else Effect([node.operand, node])
         if isinstance(node, ast.Subscript):
             return self._subscript(node) if self._is_tensor(node.value) else None
         if isinstance(node, ast.Attribute):
@@ -150,9 +146,8 @@ class Axes:
         functions = [callee.func if isinstance(callee, partial) else callee for callee in objects]
         if any(rule_name(function) or is_torchs(function) for function in functions):
             return self._functions(node, functions, partly=functions != objects)
-        if any(
-            callee in tables.BUILTINS for callee in objects if isinstance(callee, type | BuiltinFunctionType)
-        ):
+        builtins = [callee for callee in objects if isinstance(callee, type | BuiltinFunctionType)]
+        if any(callee in tables.BUILTINS for callee in builtins):
             return Effect(free=list(self.operands(node)))
         if any(callee is sum for callee in objects):
             return Effect([*node.args, node])

@@ -42,12 +42,8 @@ class Aliases:
 def _versions(names: dict[str, Any]) -> Iterator[tuple[str, list[tuple[torch.Tensor, int]]]]:
     for name, value in names.items():
         values = value if isinstance(value, list | tuple) else [value]
-        tensors = [
-            # An inference tensor raises when its version is read.
-            tensor
-            for tensor in values
-            if isinstance(tensor, torch.Tensor) and not tensor.is_inference()
-        ]
+        # An inference tensor raises when its version is read.
+        tensors = [x for x in values if isinstance(x, torch.Tensor) and not x.is_inference()]
         if tensors:
             yield name, [(tensor, tensor._version) for tensor in tensors]
 

@@ -14,10 +14,9 @@ import torch
 from torch import nn
 
 from .. import rules
-from .profiling import profiled
 from .runtime import is_config
 from .scope import defined_by_user, import_of_config, is_layer, jaxpar_layer, rule_name
-from .watching import is_users
+from .watching import is_users, profiled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,11 +70,8 @@ def _inherited(frame: Any) -> bool:
     if code.co_name != "__init__" or not code.co_argcount:
         return False
     kind = type(frame.f_locals.get(code.co_varnames[0]))
-    return (
-        issubclass(kind, nn.Module)
-        and defined_by_user(kind)
-        and getattr(kind.__init__, "__code__", None) is code
-    )
+    users_layer = issubclass(kind, nn.Module) and defined_by_user(kind)
+    return users_layer and getattr(kind.__init__, "__code__", None) is code
 
 
 def maker_of(module: nn.Module) -> Callable[[], nn.Module]:

@@ -23,7 +23,6 @@ from typing import Any
 import torch
 
 from .aliases import Aliases
-from .profiling import profiled
 from .source import Key, Source, source_of
 
 PROBE, PASSED = "__jaxpar_probe__", "__jaxpar_passed__"
@@ -128,6 +127,20 @@ def watch(make: Callable[[], Any], call: Callable[[Any], Any], watched: Watched 
     return watched
 
 
+@contextmanager
+def profiled(note: Callable[[Any, str, Any], None]) -> Iterator[None]:
+    """Pass this thread's calls and returns to `note`; a profiler that was active resumes afterwards."""
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+        # cProfile's profiler is not a function that sys.setprofile accepts.
+        resume = getattr(before, "enable", functools.partial(sys.setprofile, before))
+        resume()
+
+
 def codes(run: Callable[[], Any]) -> list[CodeType]:
     ran: dict[CodeType, None] = {}
 
@@ -154,12 +167,9 @@ def is_users(path: str) -> bool:
 def functions_of(codes: Iterable[CodeType]) -> list[FunctionType]:
     """Nested functions have no object, because they exist only while they run."""
     code_set = set(codes)
-    return [
-        function
-        # A code object has no reference to its function.
-        for function in gc.get_referrers(*code_set)
-        if isinstance(function, FunctionType) and function.__code__ in code_set
-    ]
+    # A code object has no reference to its function.
+    functions = [x for x in gc.get_referrers(*code_set) if isinstance(x, FunctionType)]
+    return [function for function in functions if function.__code__ in code_set]
 
 
 @contextmanager

@@ -3,12 +3,13 @@
     view(*shape) -> {self:a}.reshape({shape})
     torch.cat(tensors, dim=) -> jnp.concatenate({tensors}<, axis={dim}>)
 
-The left side is a call: `dim=` is optional, `*shape` collects the remaining arguments, `out?` is dropped. The
-right side is its replacement: `{dim}` is the argument, `<...>` is left out if an argument inside was not
-passed. `:a` parenthesises operators, `:t` writes a shape or axes as a tuple, however they were passed, `:s` a
-list as single arguments, `:n` a flag as a number. `{rngs}` is the stream that random numbers are drawn from.
-If a call has several lines, the first one that accepts all arguments applies; a call without a line becomes a
-hole. The text after `#` is added to `port.notes`.
+The left side is a call: `dim=` is optional, `*shape` collects the remaining arguments, `out?` is dropped, and
+`exp|log()` are several. The right side is its replacement: `{dim}` is the argument, `{}` the last part of the
+call's name, `<...>` is left out if an argument inside was not passed. `:a` parenthesises operators, `:t`
+writes a shape or axes as a tuple, however they were passed, `:s` a list as single arguments, `:n` a flag as a
+number. `{rngs}` is the stream that random numbers are drawn from. If a call has several lines, the first one
+that accepts all arguments applies; a call without a line becomes a hole. The text after `#` is added to
+`port.notes`.
 
 `methods` lists a tensor's methods, `functions` torch's functions, `names` whatever is not called, and
 `layers` describes torch's layers.

@@ -7,8 +7,7 @@ from .transformers_names import FUNCTIONS as OF_TRANSFORMERS
 # By name rather than by object: a function that a release of torch lacks needs no special case.
 # The order of a function's lines matters, because the first one that accepts a call applies.
 FUNCTIONS = table("""
-    torch.cat(tensors, dim=) -> jnp.concatenate({tensors}<, axis={dim}>)
-    torch.concat(tensors, dim=) -> jnp.concatenate({tensors}<, axis={dim}>)
+    torch.cat|torch.concat(tensors, dim=) -> jnp.concatenate({tensors}<, axis={dim}>)
     torch.stack(tensors, dim=) -> jnp.stack({tensors}<, axis={dim}>)
     torch.where(condition, input, other) -> jnp.where({condition}, {input}, {other})
     torch.einsum(equation, *operands) -> jnp.einsum({equation}, {operands:s})
@@ -18,12 +17,10 @@ FUNCTIONS = table("""
     torch.max(input, other) -> jnp.maximum({input}, {other})
     torch.min(input, other) -> jnp.minimum({input}, {other})
     torch.atan2(input, other) -> jnp.arctan2({input}, {other})
-    torch.zeros(*size, dtype=, device?, requires_grad?) -> jnp.zeros({size:t}<, {dtype}>)
-    torch.ones(*size, dtype=, device?, requires_grad?) -> jnp.ones({size:t}<, {dtype}>)
+    torch.zeros|torch.ones(*size, dtype=, device?, requires_grad?) -> jnp.{}({size:t}<, {dtype}>)
     torch.empty(*size, dtype=, device?, requires_grad?) -> jnp.zeros({size:t}<, {dtype}>)
     torch.full(size, fill_value, dtype=, device?) -> jnp.full({size}, {fill_value}<, {dtype}>)
-    torch.zeros_like(input, dtype=, device?) -> jnp.zeros_like({input}<, {dtype}>)
-    torch.ones_like(input, dtype=, device?) -> jnp.ones_like({input}<, {dtype}>)
+    torch.zeros_like|torch.ones_like(input, dtype=, device?) -> jnp.{}({input}<, {dtype}>)
     torch.full_like(input, fill_value, dtype=, device?) -> jnp.full_like({input}, {fill_value}<, {dtype}>)
     torch.arange(start, end=, step=, dtype=, device?) -> \
         jnp.arange({start}<, {end}><, {step}><, dtype={dtype}>)
@@ -37,9 +34,7 @@ FUNCTIONS = table("""
     torch.rand(*size, device?, requires_grad?) -> rngs.params.uniform({size:t})
     torch.Tensor(*size) -> jnp.zeros({size:t})
     torch.tril_indices(row, col, offset=) -> jnp.stack(jnp.tril_indices({row}<, {offset}>, {col}))
-    torch.jit.is_scripting() -> False
-    torch.jit.is_tracing() -> False
-    torch.compiler.is_compiling() -> False
+    torch.jit.is_scripting|torch.jit.is_tracing|torch.compiler.is_compiling() -> False
     torch.is_tensor(obj) -> isinstance({obj}, jax.Array)
     torch.get_default_dtype() -> jnp.float32
     torch.finfo(type) -> jnp.finfo({type})
@@ -58,14 +53,11 @@ FUNCTIONS = table("""
         {x:a}.var({dim:t}, ddof=1<, keepdims={keepdim}>), \
         {x:a}.mean({dim:t}<, keepdims={keepdim}>))
     torch.linalg.norm(A, dim=) -> jnp.linalg.norm({A}<, axis={dim}>)
-    torch.nn.functional.relu(input, inplace?) -> nnx.relu({input})
-    torch.nn.functional.relu6(input, inplace?) -> nnx.relu6({input})
-    torch.nn.functional.silu(input, inplace?) -> nnx.silu({input})
+    torch.nn.functional.relu|torch.nn.functional.relu6(input, inplace?) -> nnx.{}({input})
+    torch.nn.functional.silu|torch.nn.functional.selu(input, inplace?) -> nnx.{}({input})
     torch.nn.functional.elu(input, alpha=, inplace?) -> nnx.elu({input}<, {alpha}>)
-    torch.nn.functional.selu(input, inplace?) -> nnx.selu({input})
     torch.nn.functional.celu(input, alpha=, inplace?) -> nnx.celu({input}<, {alpha}>)
-    torch.nn.functional.sigmoid(input) -> nnx.sigmoid({input})
-    torch.nn.functional.tanh(input) -> nnx.tanh({input})
+    torch.nn.functional.sigmoid|torch.nn.functional.tanh(input) -> nnx.{}({input})
     torch.nn.functional.hardswish(input, inplace?) -> nnx.hard_swish({input})
     torch.nn.functional.hardsigmoid(input, inplace?) -> nnx.hard_sigmoid({input})
     torch.nn.functional.logsigmoid(input) -> nnx.log_sigmoid({input})
@@ -91,37 +83,30 @@ FUNCTIONS = table("""
     torch.nn.Transformer.generate_square_subsequent_mask(sz) -> jnp.triu(jnp.full(({sz}, {sz}), -jnp.inf), 1)
     torch.nn.functional.leaky_relu(x, negative_slope=, inplace?) -> F.leaky_relu({x}<, {negative_slope}>)
     torch.nn.functional.hardtanh(x, min_val=, max_val=, inplace?) -> F.hardtanh({x}<, {min_val}><, {max_val}>)
+    torch.nn.functional.dropout(x, p=, training=, inplace?) -> \
+        F.dropout({x}<, p={p}><, training={training}>, key={rngs})
+    torch.nn.functional.scaled_dot_product_attention( \
+        query, key, value, attn_mask=, dropout_p=, is_causal=, scale=) -> \
+        F.scaled_dot_product_attention({query}, {key}, {value}<, attn_mask={attn_mask}>\
+<, dropout_p={dropout_p}, dropout_key={rngs}><, is_causal={is_causal}><, scale={scale}>)
 """)
-_SAME = {
-    "torch.nn.functional": (
-        "gelu(input, approximate=), softplus(input, beta=, threshold=), softshrink(input, lambd=), "
-        "hardshrink(input, lambd=), prelu(input, weight), normalize(input, p=, dim=, eps=), "
-        "pad(input, pad, mode=, value=), layer_norm(input, normalized_shape, weight=, bias=, eps=), "
-        "group_norm(input, num_groups, weight=, bias=, eps=), pixel_shuffle(input, upscale_factor), "
-        "pixel_unshuffle(input, downscale_factor), unfold(input, kernel_size, dilation=, padding=, stride=), "
-        "embedding(input, weight, padding_idx=), "
-        "grid_sample(input, grid, mode=, padding_mode=, align_corners=), "
-        "interpolate(input, size=, scale_factor=, mode=, align_corners=, recompute_scale_factor=, "
-        "antialias=), "
-        "local_response_norm(input, size, alpha=, beta=, k=), "
-        "cross_entropy(input, target, weight=, ignore_index=, reduction=, label_smoothing=), "
-        "nll_loss(input, target, weight=, ignore_index=, reduction=), mse_loss(input, target, reduction=), "
-        "binary_cross_entropy(input, target, weight=, reduction=), "
-        "cosine_similarity(x1, x2, dim=, eps=)"
-    ),
-}
+_SAME = (
+    "gelu(input, approximate=), softplus(input, beta=, threshold=), softshrink(input, lambd=), "
+    "hardshrink(input, lambd=), prelu(input, weight), normalize(input, p=, dim=, eps=), "
+    "pad(input, pad, mode=, value=), layer_norm(input, normalized_shape, weight=, bias=, eps=), "
+    "group_norm(input, num_groups, weight=, bias=, eps=), pixel_shuffle(input, upscale_factor), "
+    "pixel_unshuffle(input, downscale_factor), unfold(input, kernel_size, dilation=, padding=, stride=), "
+    "embedding(input, weight, padding_idx=), "
+    "grid_sample(input, grid, mode=, padding_mode=, align_corners=), "
+    "interpolate(input, size=, scale_factor=, mode=, align_corners=, recompute_scale_factor=, "
+    "antialias=), "
+    "local_response_norm(input, size, alpha=, beta=, k=), "
+    "cross_entropy(input, target, weight=, ignore_index=, reduction=, label_smoothing=), "
+    "nll_loss(input, target, weight=, ignore_index=, reduction=), mse_loss(input, target, reduction=), "
+    "binary_cross_entropy(input, target, weight=, reduction=), "
+    "cosine_similarity(x1, x2, dim=, eps=)"
+)
 """Functions of jaxpar.nn.channels_first.functional with torch's names and arguments."""
-_OLDER = {"torch.nn.utils.weight_norm": "torch.nn.utils.parametrizations.weight_norm"}
-"""Aliases. Not the older spectral_norm: its iterations update the vectors in a different order."""
-_DRAWING = {
-    "dropout": (("x", "p=", "training=", "inplace?"), "{x}<, p={p}><, training={training}>, key={rngs}"),
-    "scaled_dot_product_attention": (
-        ("query", "key", "value", "attn_mask=", "dropout_p=", "is_causal=", "scale="),
-        "{query}, {key}, {value}<, attn_mask={attn_mask}><, dropout_p={dropout_p}, dropout_key={rngs}>"
-        "<, is_causal={is_causal}><, scale={scale}>",
-    ),
-}
-"""Functions that draw random numbers, with torch's arguments and jaxpar's."""
 _RENAMED = {"weight": {"layer_norm": "scale", "group_norm": "scale", "embedding": "embedding"}}
 _BY_AXES = (
     "conv{n}d(input, weight, bias=, stride=, padding=, dilation=, groups=), "
@@ -152,15 +137,10 @@ def _same(name: str, signature: tuple[str, ...]) -> CallRule:
     return CallRule(signature, f"F.{name}({{{first}}}{arguments})")
 
 
-for _name, _signature in _calls(_SAME["torch.nn.functional"]):
+for _name, _signature in _calls(", ".join([_SAME, *(_BY_AXES.format(n=n) for n in (1, 2, 3))])):
     FUNCTIONS.setdefault(f"torch.nn.functional.{_name}", []).append(_same(_name, _signature))
-for _name, (_signature, _arguments) in _DRAWING.items():
-    FUNCTIONS[f"torch.nn.functional.{_name}"] = [CallRule(_signature, f"F.{_name}({_arguments})")]
-for _n in (1, 2, 3):
-    for _name, _signature in _calls(_BY_AXES.format(n=_n)):
-        FUNCTIONS.setdefault(f"torch.nn.functional.{_name}", []).append(_same(_name, _signature))
-# After the loops, because the entries that these lines copy or extend come from them.
-FUNCTIONS.update({older: FUNCTIONS[name] for older, name in _OLDER.items()})
+# Not the older spectral_norm: its iterations update the vectors in a different order.
+FUNCTIONS["torch.nn.utils.weight_norm"] = FUNCTIONS["torch.nn.utils.parametrizations.weight_norm"]
 FUNCTIONS.update(table(OF_TRANSFORMERS))
 for _name, _rules in METHODS.items():
     FUNCTIONS.setdefault(f"torch.{_name}", []).extend(

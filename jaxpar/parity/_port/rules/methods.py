@@ -5,14 +5,10 @@ from .rule import table
 METHODS = table("""
     size() -> {self:a}.shape
     size(dim) -> {self:a}.shape[{dim}]
-    dim() -> {self:a}.ndim
-    ndimension() -> {self:a}.ndim
-    numel() -> {self:a}.size
-    nelement() -> {self:a}.size
-    view(*shape) -> {self:a}.reshape({shape})
-    reshape(*shape) -> {self:a}.reshape({shape})
-    view_as(other) -> {self:a}.reshape({other:a}.shape)
-    reshape_as(other) -> {self:a}.reshape({other:a}.shape)
+    dim|ndimension() -> {self:a}.ndim
+    numel|nelement() -> {self:a}.size
+    view|reshape(*shape) -> {self:a}.reshape({shape})
+    view_as|reshape_as(other) -> {self:a}.reshape({other:a}.shape)
     flatten(start_dim=, end_dim=) -> F.flatten({self}<, {start_dim}><, {end_dim}>)
     unflatten(dim, sizes) -> F.unflatten({self}, {dim}, {sizes})
     permute(*dims) -> {self:a}.transpose({dims})
@@ -20,8 +16,7 @@ METHODS = table("""
     swapaxes(axis0, axis1) -> {self:a}.swapaxes({axis0}, {axis1})
     movedim(source, destination) -> jnp.moveaxis({self}, {source:t}, {destination:t})
     t() -> {self:a}.T
-    contiguous(memory_format?) -> {self}
-    clone(memory_format?) -> {self}
+    contiguous|clone(memory_format?) -> {self}
     detach() -> jax.lax.stop_gradient({self})
     requires_grad_(requires_grad?) -> {self}
     unsqueeze(dim) -> jnp.expand_dims({self}, {dim})
@@ -40,14 +35,16 @@ METHODS = table("""
     unbind(dim) -> jnp.unstack({self}, axis={dim})
     roll(shifts, dims) -> jnp.roll({self}, {shifts:t}, {dims:t})
     flip(*dims) -> jnp.flip({self}, {dims:t})
-    tril(diagonal=) -> jnp.tril({self}<, {diagonal}>)
-    triu(diagonal=) -> jnp.triu({self}<, {diagonal}>)
+    tril|triu(diagonal=) -> jnp.{}({self}<, {diagonal}>)
     diagonal(offset=, dim1=, dim2=) -> {self:a}.diagonal(<{offset}><, {dim1}><, {dim2}>)
     gather(dim, index) -> jnp.take_along_axis({self}, {index}, {dim})
     index_select(dim, index) -> jnp.take({self}, {index}, {dim})
     masked_fill(mask, value) -> jnp.where({mask}, {value}, {self})
     type_as(other) -> {self:a}.astype({other:a}.dtype)
     float() -> {self:a}.astype(jnp.float32)
+    double() -> {self:a}.astype(jnp.float64)
+    half() -> {self:a}.astype(jnp.float16)
+    bfloat16() -> {self:a}.astype(jnp.bfloat16)
     long() -> {self:a}.astype(int)
     int() -> {self:a}.astype(jnp.int32)
     bool() -> {self:a}.astype(bool)
@@ -56,53 +53,30 @@ METHODS = table("""
     new_zeros(*size, device?) -> jnp.zeros({size:t}, {self:a}.dtype)
     new_ones(*size, device?) -> jnp.ones({size:t}, {self:a}.dtype)
     new_full(size, fill_value, device?) -> jnp.full({size}, {fill_value}, {self:a}.dtype)
-    mean() -> {self:a}.mean()
-    mean(dim, keepdim=) -> {self:a}.mean({dim:t}<, keepdims={keepdim}>)
-    sum() -> {self:a}.sum()
-    sum(dim, keepdim=) -> {self:a}.sum({dim:t}<, keepdims={keepdim}>)
-    prod() -> {self:a}.prod()
+    mean|sum|prod|max|min() -> {self:a}.{}()
+    mean|sum(dim, keepdim=) -> {self:a}.{}({dim:t}<, keepdims={keepdim}>)
     prod(dim, keepdim=) -> {self:a}.prod({dim}<, keepdims={keepdim}>)
-    var() -> {self:a}.var(ddof=1)
-    var(dim) -> {self:a}.var({dim:t}, ddof=1)
-    std() -> {self:a}.std(ddof=1)
-    std(dim) -> {self:a}.std({dim:t}, ddof=1)
+    var|std() -> {self:a}.{}(ddof=1)
+    var|std(dim) -> {self:a}.{}({dim:t}, ddof=1)
+    var|std(dim, unbiased, keepdim=) -> {self:a}.{}({dim:t}, ddof={unbiased:n}<, keepdims={keepdim}>)
+    var|std(dim, keepdim) -> {self:a}.{}({dim:t}, ddof=1, keepdims={keepdim})
+    var|std(dim, correction, keepdim=) -> {self:a}.{}({dim:t}, ddof={correction}<, keepdims={keepdim}>)
     amax(dim, keepdim=) -> {self:a}.max({dim:t}<, keepdims={keepdim}>)
     amin(dim, keepdim=) -> {self:a}.min({dim:t}<, keepdims={keepdim}>)
-    max() -> {self:a}.max()
-    min() -> {self:a}.min()
-    all(dim=, keepdim=) -> {self:a}.all(<{dim:t}><, keepdims={keepdim}>)
-    any(dim=, keepdim=) -> {self:a}.any(<{dim:t}><, keepdims={keepdim}>)
-    argmax(dim=, keepdim=) -> jnp.argmax({self}<, {dim}><, keepdims={keepdim}>)
-    argmin(dim=, keepdim=) -> jnp.argmin({self}<, {dim}><, keepdims={keepdim}>)
+    all|any(dim=, keepdim=) -> {self:a}.{}(<{dim:t}><, keepdims={keepdim}>)
+    argmax|argmin(dim=, keepdim=) -> jnp.{}({self}<, {dim}><, keepdims={keepdim}>)
     logsumexp(dim, keepdim=) -> jax.nn.logsumexp({self}, {dim:t}<, keepdims={keepdim}>)
-    cumsum(dim) -> {self:a}.cumsum({dim})
-    cumprod(dim) -> {self:a}.cumprod({dim})
-    softmax(dim) -> nnx.softmax({self}, {dim})
-    log_softmax(dim) -> nnx.log_softmax({self}, {dim})
-    relu() -> nnx.relu({self})
-    sigmoid() -> nnx.sigmoid({self})
-    tanh() -> nnx.tanh({self})
-    exp() -> jnp.exp({self})
-    expm1() -> jnp.expm1({self})
-    log() -> jnp.log({self})
-    log1p() -> jnp.log1p({self})
-    log2() -> jnp.log2({self})
-    sin() -> jnp.sin({self})
-    cos() -> jnp.cos({self})
-    abs() -> jnp.abs({self})
-    sign() -> jnp.sign({self})
-    sqrt() -> jnp.sqrt({self})
-    rsqrt() -> jax.lax.rsqrt({self})
-    square() -> jnp.square({self})
+    cumsum|cumprod(dim) -> {self:a}.{}({dim})
+    softmax|log_softmax(dim) -> nnx.{}({self}, {dim})
+    relu|sigmoid|tanh() -> nnx.{}({self})
+    exp|expm1|log|log1p|log2|sin|cos|tan|sinh|cosh|abs|sign|sqrt|square() -> jnp.{}({self})
+    floor|ceil|round|trunc|logical_not|isinf|isnan|isfinite|nan_to_num() -> jnp.{}({self})
+    atan() -> jnp.arctan({self})
+    rsqrt|erf() -> jax.lax.{}({self})
     reciprocal() -> 1 / {self:a}
     neg() -> -{self:a}
-    erf() -> jax.lax.erf({self})
-    floor() -> jnp.floor({self})
-    ceil() -> jnp.ceil({self})
-    round() -> jnp.round({self})
     pow(exponent) -> {self:a} ** {exponent:a}
-    clamp(min=, max=) -> jnp.clip({self}<, {min}><, max={max}>)
-    clip(min=, max=) -> jnp.clip({self}<, {min}><, max={max}>)
+    clamp|clip(min=, max=) -> jnp.clip({self}<, {min}><, max={max}>)
     clamp_min(min) -> jnp.maximum({self}, {min})
     clamp_max(max) -> jnp.minimum({self}, {max})
     add(other) -> {self:a} + {other:a}
@@ -111,29 +85,16 @@ METHODS = table("""
     sub(other, alpha) -> {self:a} - {alpha:a} * {other:a}
     mul(other) -> {self:a} * {other:a}
     div(other) -> {self:a} / {other:a}
-    matmul(other) -> {self:a} @ {other:a}
-    mm(other) -> {self:a} @ {other:a}
-    bmm(other) -> {self:a} @ {other:a}
-    maximum(other) -> jnp.maximum({self}, {other})
-    minimum(other) -> jnp.minimum({self}, {other})
+    matmul|mm|bmm|dot(other) -> {self:a} @ {other:a}
+    mv(vec) -> {self:a} @ {vec:a}
+    maximum|minimum|logical_and|logical_or|fmod|remainder(other) -> jnp.{}({self}, {other})
     eq(other) -> {self:a} == {other:a}
     ne(other) -> {self:a} != {other:a}
     lt(other) -> {self:a} < {other:a}
     le(other) -> {self:a} <= {other:a}
     gt(other) -> {self:a} > {other:a}
     ge(other) -> {self:a} >= {other:a}
-    logical_not() -> jnp.logical_not({self})
-    logical_and(other) -> jnp.logical_and({self}, {other})
-    logical_or(other) -> jnp.logical_or({self}, {other})
     bitwise_xor(other) -> {self:a} ^ {other:a}
-    isinf() -> jnp.isinf({self})
-    isnan() -> jnp.isnan({self})
-    var(dim, unbiased, keepdim=) -> {self:a}.var({dim:t}, ddof={unbiased:n}<, keepdims={keepdim}>)
-    var(dim, keepdim) -> {self:a}.var({dim:t}, ddof=1, keepdims={keepdim})
-    var(dim, correction, keepdim=) -> {self:a}.var({dim:t}, ddof={correction}<, keepdims={keepdim}>)
-    std(dim, unbiased, keepdim=) -> {self:a}.std({dim:t}, ddof={unbiased:n}<, keepdims={keepdim}>)
-    std(dim, keepdim) -> {self:a}.std({dim:t}, ddof=1, keepdims={keepdim})
-    std(dim, correction, keepdim=) -> {self:a}.std({dim:t}, ddof={correction}<, keepdims={keepdim}>)
     argsort(dim=, descending=) -> jnp.argsort({self}<, axis={dim}><, descending={descending}>)
     scatter(dim, index, src) -> jnp.put_along_axis({self}, {index}, {src}, {dim}, inplace=False)
     scatter(dim, index, value) -> jnp.put_along_axis({self}, {index}, {value}, {dim}, inplace=False)
@@ -142,24 +103,10 @@ METHODS = table("""
     index_add(dim==0, index, source) -> {self:a}.at[{index}].add({source})
     index_add(dim==1, index, source) -> {self:a}.at[:, {index}].add({source})
     index_add(dim==-1, index, source) -> {self:a}.at[..., {index}].add({source})
-    trunc() -> jnp.trunc({self})
-    fmod(other) -> jnp.fmod({self}, {other})
-    remainder(other) -> jnp.remainder({self}, {other})
-    tan() -> jnp.tan({self})
-    atan() -> jnp.arctan({self})
-    sinh() -> jnp.sinh({self})
-    cosh() -> jnp.cosh({self})
-    isfinite() -> jnp.isfinite({self})
-    nan_to_num() -> jnp.nan_to_num({self})
     norm(p==2?, dim, keepdim=) -> \
         jnp.linalg.norm({self}, axis={dim:t}<, keepdims={keepdim}>)  # gradient NaN at 0
     norm(p, dim, keepdim=) -> jnp.linalg.norm({self}, {p}, {dim}<, keepdims={keepdim}>)  # gradient NaN at 0
     norm(p==2?) -> jnp.linalg.norm({self:a}.reshape(-1))  # gradient NaN at 0
-    mv(vec) -> {self:a} @ {vec:a}
-    dot(other) -> {self:a} @ {other:a}
-    double() -> {self:a}.astype(jnp.float64)
-    half() -> {self:a}.astype(jnp.float16)
-    bfloat16() -> {self:a}.astype(jnp.bfloat16)
     cpu() -> {self}
     cuda(device?) -> {self}
     is_floating_point() -> jnp.issubdtype({self:a}.dtype, jnp.floating)

@@ -1,38 +1,21 @@
 """Names of torch that are not called: types, numbers, annotations; and calls that compute nothing."""
 
+_TENSORS = ("torch.Tensor", "torch.FloatTensor", "torch.LongTensor", "torch.BoolTensor")
+_TYPES = ("float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "uint8")
 NAMES = {
-    "torch.Tensor": "jax.Array",
-    "torch.FloatTensor": "jax.Array",
-    "torch.LongTensor": "jax.Array",
-    "torch.BoolTensor": "jax.Array",
+    **dict.fromkeys(_TENSORS, "jax.Array"),
     "torch.nn.Module": "nnx.Module",
     "torch.nn.Parameter": "nnx.Param",
     "torch.Size": "tuple",
-    "torch.float32": "jnp.float32",
-    "torch.float64": "jnp.float64",
-    "torch.float16": "jnp.float16",
-    "torch.bfloat16": "jnp.bfloat16",
     # `int` and not jnp.int64, which JAX truncates to 32 bits, with a warning, unless x64 is enabled.
     "torch.long": "int",
-    "torch.int8": "jnp.int8",
-    "torch.int16": "jnp.int16",
     "torch.int64": "int",
-    "torch.int32": "jnp.int32",
-    "torch.uint8": "jnp.uint8",
     "torch.bool": "bool",
-    "torch.dtype": "jnp.dtype",
-    "torch.inf": "jnp.inf",
-    "torch.pi": "jnp.pi",
-    "torch.relu": "nnx.relu",
-    "torch.tanh": "nnx.tanh",
-    "torch.sigmoid": "nnx.sigmoid",
-    "torch.nn.functional.relu": "nnx.relu",
+    **{f"torch.{name}": f"jnp.{name}" for name in (*_TYPES, "dtype", "inf", "pi")},
+    **{f"torch.{name}": f"nnx.{name}" for name in ["relu", "tanh", "sigmoid"]},
+    **{f"torch.nn.functional.{name}": f"nnx.{name}" for name in ["relu", "silu", "elu", "sigmoid", "tanh"]},
     # Not nnx.gelu, whose default is the tanh approximation; torch's is exact.
     "torch.nn.functional.gelu": "F.gelu",
-    "torch.nn.functional.silu": "nnx.silu",
-    "torch.nn.functional.elu": "nnx.elu",
-    "torch.nn.functional.sigmoid": "nnx.sigmoid",
-    "torch.nn.functional.tanh": "nnx.tanh",
     "torch.nn.functional.leaky_relu": "F.leaky_relu",
 }
 """The counterparts of torch's names where they are passed on, assigned or part of an annotation."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 Text = Callable[[ast.expr, str], str]
 """Writes an argument; the second argument is its form: "", "a", "t", "s" or "n"."""
-LINE = re.compile(r"([\w.]+)\((.*?)\) -> +(.+?)(?:  # (.+))?")
+LINE = re.compile(r"([\w.|]+)\((.*?)\) -> +(.+?)(?:  # (.+))?")
 PLACEHOLDER = re.compile(r"\{(\w+)(?::(\w))?\}")
 OPTIONAL = re.compile(r"<([^<>]*\{[^<>]*)>")
 
@@ -93,7 +93,9 @@ def table(lines: str) -> dict[str, list[CallRule]]:
         match = LINE.fullmatch(line)
         if match is None:
             raise ValueError(f"no rule: {line}")
-        torch_name, signature, template, note = match.groups()
+        torch_names, signature, template, note = match.groups()
         names = tuple(name.strip() for name in signature.split(",") if name.strip())
-        rules.setdefault(torch_name, []).append(CallRule(names, template, note or ""))
+        for torch_name in torch_names.split("|"):
+            replacement = template.replace("{}", torch_name.rpartition(".")[2])
+            rules.setdefault(torch_name, []).append(CallRule(names, replacement, note or ""))
     return rules

@@ -99,15 +99,9 @@ class Functions:
 def lambda_text(function: FunctionType) -> str:
     """The columns of a lambda's instructions identify it among several on a line."""
     source = source_of(function.__code__.co_filename)
-    positions = [
-        at for instruction in dis.get_instructions(function) if (at := instruction.positions) is not None
-    ]
+    positions = (instruction.positions for instruction in dis.get_instructions(function))
     # Instructions without source, such as RESUME, have an empty position.
-    starts = [
-        (position.lineno, position.col_offset)
-        for position in positions
-        if position.end_col_offset and position.end_col_offset > 0
-    ]
+    starts = [(at.lineno, at.col_offset) for at in positions if at and (at.end_col_offset or 0) > 0]
     lambdas = [
         node
         for node in ast.walk(source.tree)

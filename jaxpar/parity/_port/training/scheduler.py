@@ -87,10 +87,7 @@ READ: dict[str, dict[str, Callable[[Any], Any]]] = {
         "three_phase": lambda s: len(s._schedule_phases) == 3,
     },
     "ReduceLROnPlateau": {"min_lr": lambda s: PerGroup(s.min_lrs)},
-    "SWALR": {
-        "swa_lr": _note("swa_lr"),
-        "anneal_strategy": lambda s: s._anneal_strategy,
-    },
+    "SWALR": {"swa_lr": _note("swa_lr"), "anneal_strategy": lambda s: s._anneal_strategy},
 }
 """Readers of the arguments that are not attributes of the same name, by class and argument."""
 

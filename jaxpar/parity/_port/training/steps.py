@@ -15,6 +15,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -128,7 +129,7 @@ def _options(training: TrainingSides, line: str) -> list[Difference]:
 
     # Executed rather than parsed: a call shows the defaults of options that the line leaves out.
     members = {**{name: getattr(optim, name) for name in dir(optim)}, function.__name__: recorded}
-    exec(compile(line, "train.py", "exec"), {"net": training.flax, "optim": _Namespace(members)})
+    exec(compile(line, "train.py", "exec"), {"net": training.flax, "optim": SimpleNamespace(**members)})
     torch_options = [
         optimizers.options_of(training.optimizer, group) for group in training.optimizer.param_groups
     ]
@@ -136,11 +137,6 @@ def _options(training: TrainingSides, line: str) -> list[Difference]:
         {name: call[name] for name in group} for call, group in zip(calls, torch_options, strict=False)
     ]
     return measure(_numbers({"options": flax_options}), _numbers({"options": torch_options}), Kind.STATE)
-
-
-class _Namespace:
-    def __init__(self, members: Mapping[str, Any]):
-        self.__dict__.update(members)
 
 
 def _rates(training: TrainingSides, source: str) -> list[Difference]:
