@@ -16,8 +16,8 @@ from .best import BEST, BestStore
 from .item import TreeItem, item_of
 from .metric import Metric
 from .ranks import preempted, size, take_along
-from .restoring import Restored as Restored
-from .restoring import restore
+from .reading import Restored as Restored
+from .reading import restore
 from .saver import Saver
 from .step import Damage, check_step
 from .store import Store

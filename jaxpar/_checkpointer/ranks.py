@@ -3,9 +3,9 @@
 Parameters and statistics are equal on all ranks, so rank 0 alone writes them, without help from the others,
 and all ranks read them. Small values may differ: data positions, random streams. Each participating rank
 sends its values to rank 0, which stores them once if they are equal, otherwise once per rank. Rank 0 does not
-write until every other rank has either joined or moved on (`distributed.attendance`), so a step never lacks a
-slow rank's values. Nothing keeps large arrays in an object's state equal, so their digests are compared, and
-a difference is refused.
+write until every other rank has either joined or moved on (`distributed.partial_exchange`), so a step never
+lacks a slow rank's values. Nothing keeps large arrays in an object's state equal, so their digests are
+compared, and a difference is refused.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import TypeVar
 import jax
 import numpy as np
 
+from ..distributed import call_log
 from ..distributed import preempted as preempted
-from ..distributed import whereabouts
-from ..distributed.attendance import attend
-from ..distributed.attendance import take_along as take_along
-from ..distributed.exchange import PREFIX, delete, put, take
+from ..distributed.exchange import PREFIX, delete, post, read
 from ..distributed.group import rank, ranks_text, size
+from ..distributed.partial_exchange import exchange_partially
+from ..distributed.partial_exchange import take_along as take_along
 from ..errors import CheckpointError, DistributedError, DivergenceError
 from .json_values import LARGE, decode, encode
 from .step import Manifest, SavedValue, digest
@@ -72,7 +72,7 @@ def agree(what: str, directory: Path, work: Callable[[], T], together: bool = Tr
         name = "" if isinstance(raised, CheckpointError) else f"{type(raised).__name__}: "
         text = json.dumps({"error": f"{name}{raised}"})
     try:
-        texts = attend(f"{what} {_short(directory)}", text, PATIENCE, label=what)
+        texts = exchange_partially(f"{what} {_short(directory)}", text, PATIENCE, label=what)
     except DivergenceError:
         # This rank's own error explains why it diverged from the others, so it takes precedence.
         if error is None:
@@ -95,14 +95,14 @@ class Outcomes:
 
     def begin(self) -> None:
         """Record that rank 0 is saving, for the error reports of waiting ranks."""
-        whereabouts.begin("Checkpointer.save", f"outcomes in {self._folder}", ())
+        call_log.begin("Checkpointer.save", f"outcomes in {self._folder}", ())
 
     def report(self, step: int, trouble: str) -> None:
         """Publish a step's error text on rank 0; "" means that the step is on disk."""
         if size() == 1:
             return
         with contextlib.suppress(DistributedError):  # all other ranks have left, so no rank reads it
-            put(f"{self._folder}/{step}", trouble or OK, over=True)
+            post(f"{self._folder}/{step}", trouble or OK, replace=True)
             self._reported.append(step)
             if len(self._reported) > MAX_OUTCOMES:
                 delete(f"{self._folder}/{self._reported.popleft()}")
@@ -113,9 +113,9 @@ class Outcomes:
         Raises:
           DistributedError: rank 0 published nothing within PATIENCE seconds.
         """
-        whereabouts.begin("Checkpointer.wait", f"outcomes in {self._folder}", (0,))
-        with whereabouts.waiting([0]):
-            outcome = take(f"{self._folder}/{step}", PATIENCE)
+        call_log.begin("Checkpointer.wait", f"outcomes in {self._folder}", (0,))
+        with call_log.waiting([0]):
+            outcome = read(f"{self._folder}/{step}", PATIENCE)
         if outcome is None:
             raise DistributedError(
                 f"Checkpointer.wait: rank 0 did not write step {step} within {PATIENCE:g} s."

@@ -19,7 +19,7 @@ from .._tree import is_staged
 from .._typing import PyTree
 from ..distributed import broadcast
 from ..distributed.group import rank
-from ..distributed.whereabouts import begin
+from ..distributed.call_log import begin
 from .agreement import Agreement
 from .arrays import Arrays
 from .compiled_step import Program, ReplicaState, StepResult

@@ -19,19 +19,19 @@ from typing import Any, TypeVar
 import jax
 from jax._src import cloud_tpu_init, clusters, core, xla_bridge
 from jax._src.distributed import global_state
-from jax.extend.backend import clear_backends
-from jax.extend.core import (
-    ClosedJaxpr,
-    Jaxpr,
-    JaxprEqn,
-    Literal,
-    Primitive,
-    Var,
-    get_opaque_trace_state,
-    jaxpr_as_fun,
-)
+from jax.extend.backend import clear_backends as clear_backends
+from jax.extend.core import ClosedJaxpr as ClosedJaxpr
+from jax.extend.core import Jaxpr as Jaxpr
+from jax.extend.core import JaxprEqn as JaxprEqn
+from jax.extend.core import Literal as Literal
+from jax.extend.core import Primitive as Primitive
+from jax.extend.core import Var as Var
+from jax.extend.core import get_opaque_trace_state as get_opaque_trace_state
+from jax.extend.core import jaxpr_as_fun as jaxpr_as_fun
 from jax.extend.linear_util import WrappedFun, wrap_init
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad as ad
+from jax.interpreters import batching as batching
+from jax.interpreters import mlir as mlir
 
 from . import start
 
@@ -39,47 +39,6 @@ P = TypeVar("P", ClosedJaxpr, Jaxpr)
 Before = Callable[[Primitive, Sequence[Any], dict], tuple[Sequence[Any], dict]]
 
 start.watch()  # before anything of the library can start JAX
-
-__all__ = [
-    "CALLS",
-    "ELSEWHERE",
-    "NEXT_CALLS",
-    "PROGRAMS",
-    "STEPS_COMPETE",
-    "ClosedJaxpr",
-    "Jaxpr",
-    "JaxprEqn",
-    "Literal",
-    "Primitive",
-    "Var",
-    "ad",
-    "address",
-    "backends_are_initialized",
-    "batching",
-    "before_thread_pools_close",
-    "bound",
-    "called",
-    "clear_backends",
-    "concrete",
-    "coordination_client",
-    "detect_cluster",
-    "get_opaque_trace_state",
-    "has_own_jvp",
-    "has_own_vjp",
-    "in_cloud_tpu_vm",
-    "inside",
-    "intercepted",
-    "jaxpr_as_fun",
-    "kubernetes_job",
-    "mlir",
-    "opened",
-    "part",
-    "promote_dtype",
-    "reached_preemption_sync_point",
-    "rewritten",
-    "rule_of_jvp",
-    "set_past_trace",
-]
 
 ELSEWHERE = {
     "orbax.checkpoint.type_handlers.NumpyHandler._open_and_write": (

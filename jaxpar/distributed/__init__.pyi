@@ -3,6 +3,7 @@ from ._backend import get_backend as get_backend
 from ._backend import is_available as is_available
 from ._barrier import barrier as barrier
 from ._barrier import monitored_barrier as monitored_barrier
+from ._bodies import ReduceOp as ReduceOp
 from ._collectives import all_gather as all_gather
 from ._collectives import all_gather_into_tensor as all_gather_into_tensor
 from ._collectives import all_reduce as all_reduce
@@ -12,8 +13,8 @@ from ._collectives import reduce as reduce
 from ._collectives import reduce_scatter as reduce_scatter
 from ._collectives import reduce_scatter_tensor as reduce_scatter_tensor
 from ._collectives import scatter as scatter
-from ._launcher import get_node_local_rank as get_node_local_rank
-from ._launcher import is_torchelastic_launched as is_torchelastic_launched
+from ._environment import get_node_local_rank as get_node_local_rank
+from ._environment import is_torchelastic_launched as is_torchelastic_launched
 from ._new_group import new_group as new_group
 from ._objects import all_gather_object as all_gather_object
 from ._objects import broadcast_object_list as broadcast_object_list
@@ -22,7 +23,6 @@ from ._objects import scatter_object_list as scatter_object_list
 from ._preemption import preempted as preempted
 from ._process_group import destroy_process_group as destroy_process_group
 from ._process_group import init_process_group as init_process_group
-from ._reduce_op import ReduceOp as ReduceOp
 from .group import GroupMember as GroupMember
 from .group import get_global_rank as get_global_rank
 from .group import get_group_rank as get_group_rank

@@ -5,6 +5,7 @@ Sums, maxima and minima are XLA's. For reductions that XLA lacks, the ranks' arr
 
 from __future__ import annotations
 
+import enum
 import functools
 from collections.abc import Callable
 
@@ -13,6 +14,28 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._typing import PyTree
+
+
+class ReduceOp(enum.StrEnum):
+    """Reductions, with torch's names and short string values; `"mean"` equals `ReduceOp.AVG`.
+
+    >>> from jaxpar.distributed import ReduceOp
+    >>> ReduceOp.AVG == "mean"
+    True
+
+    torch counterpart: `torch.distributed.ReduceOp`. Instead of its PREMUL_SUM (NCCL only), multiply before
+    the sum.
+    """
+
+    SUM = "sum"
+    AVG = "mean"
+    MAX = "max"
+    MIN = "min"
+    PRODUCT = "product"
+    BAND = "band"
+    BOR = "bor"
+    BXOR = "bxor"
+
 
 RANK = "rank"
 """Name of the mesh axis over the ranks."""

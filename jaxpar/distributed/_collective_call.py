@@ -21,7 +21,7 @@ from jax.tree_util import PyTreeDef
 from .._tree import check_alive, check_leaf, paths
 from .._typing import PyTree
 from ..errors import LeafError
-from . import whereabouts
+from . import call_log
 from ._bodies import RANK, Body
 from .group import Group
 from .step_agreement import ledger
@@ -101,7 +101,7 @@ def _agree(
     book = ledger("collectives", group)
     if book is None:
         return
-    whereabouts.begin(function, "collectives", group)
+    call_log.begin(function, "collectives", group)
     number = next(_calls.setdefault(group.folder, itertools.count(1)))
     key = (function, option, treedef, tuple((x.shape, str(x.dtype)) for x in arrays))
     book.check(

@@ -6,8 +6,6 @@ torch's collectives write into tensors; these return arrays, so torch's output a
 
 from __future__ import annotations
 
-import json
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,8 +15,7 @@ from .._typing import PyTree
 from ..errors import DivergenceError, GroupError, LeafError
 from . import _bodies as bodies
 from ._collective_call import is_key, local, run
-from ._reduce_op import OPS
-from .exchange import exchange
+from .exchange import exchange_json
 from .group import Group, ProcessGroup, member, root
 
 
@@ -282,10 +279,10 @@ def _uneven(group: Group, x: PyTree) -> list[PyTree]:
     """Gather arrays of uneven shapes: pad to the largest, gather, and cut off the padding."""
     leaves, treedef = jax.tree.flatten(x)
     arrays = [local(leaf, name, "all_gather") for leaf, name in zip(leaves, paths(x, "x"), strict=True)]
-    shape_texts = exchange(
-        "all_gather of uneven shapes", json.dumps([y.shape for y in arrays]), group.timeout, group
+    shapes_by_rank = exchange_json(
+        "all_gather of uneven shapes", [y.shape for y in arrays], group.timeout, group
     )
-    shapes = [list(map(tuple, json.loads(text))) for text in shape_texts]
+    shapes = [list(map(tuple, rank_shapes)) for rank_shapes in shapes_by_rank.values()]
     # If numbers of arrays or axes differ, padding is impossible: `run` raises with both trees.
     same_structure = all([len(s) for s in rank_shapes] == [y.ndim for y in arrays] for rank_shapes in shapes)
     if same_structure:
@@ -355,8 +352,9 @@ def _check_length(group: Group, function: str, pieces: list[PyTree]) -> None:
 
 
 def _checked(op: str, function: str) -> str:
-    if op not in OPS:
-        raise GroupError(f"{function}: op={op!r} is unknown; write one of {', '.join(map(repr, OPS))}.")
+    ops = [reduce_op.value for reduce_op in bodies.ReduceOp]
+    if op not in ops:
+        raise GroupError(f"{function}: op={op!r} is unknown; write one of {', '.join(map(repr, ops))}.")
     return str(op)
 
 

@@ -1,7 +1,7 @@
 """A thread that detects ranks waiting for each other in different calls, and raises on all of them.
 
 It counts the seconds since this rank last began a call. After QUIET seconds it publishes the rank's calls
-and reads the other ranks' (`whereabouts`): two requests per quiet period, so training is not slowed. The last
+and reads the other ranks' (`call_log`): two requests per quiet period, so training is not slowed. The last
 rank to publish sees all the others and sends the error to all.
 
 A main thread that waits on the host raises the error. A main thread inside a compiled program cannot, because
@@ -16,10 +16,10 @@ import logging
 import threading
 
 from ..errors import DistributedError
-from . import _fail_together, _messages, step_agreement, whereabouts
-from .exchange import PREFIX, below, put
+from . import _fail_together, _messages, call_log, step_agreement
+from .call_log import Begun, CallLog, deadlock
+from .exchange import PREFIX, post, read_folder
 from .group import Group, ranks_text
-from .whereabouts import Begun, CallLog, deadlock
 
 TICK, QUIET, GRACE = 0.5, 3.0, 3.0
 """Seconds between two polls of the call counter; without a call, until the ranks are compared; for the main
@@ -34,7 +34,7 @@ class Watch:
     """The watching thread of one process group."""
 
     def __init__(self, group: Group):
-        self._call_log = whereabouts.enter(group)
+        self._call_log = call_log.enter(group)
         self._folder = f"{PREFIX}/{group.generation}/places"
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="jaxpar watch", daemon=True)
@@ -68,9 +68,9 @@ class Watch:
         positions = self._call_log.calls() | step_agreement.positions(self._call_log.number)
         try:
             # Written before reading: if two ranks do this at once, at least one sees the other's calls.
-            put(f"{self._folder}/{rank}", json.dumps(positions), over=True)
+            post(f"{self._folder}/{rank}", json.dumps(positions), replace=True)
             positions_by_rank = {
-                int(key.rpartition("/")[2]): _read(text) for key, text in below(self._folder).items()
+                int(key.rpartition("/")[2]): _read(text) for key, text in read_folder(self._folder).items()
             }
             if text := deadlock(positions_by_rank | {rank: positions}, rank):
                 _messages.send("apart", text=text)
@@ -114,4 +114,4 @@ def start(group: Group) -> None:
 def stop() -> None:
     while _watch:
         _watch.pop().stop()
-    whereabouts.leave()
+    call_log.leave()

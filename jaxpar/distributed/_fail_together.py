@@ -17,7 +17,7 @@ from types import TracebackType
 
 from ..errors import DistributedError
 from . import _messages
-from .exchange import PREFIX, put, sleep
+from .exchange import PREFIX, post, read_blocking
 from .group import current, rank, size
 
 LAST_WORDS = 4000
@@ -75,11 +75,11 @@ def _end(code: int) -> None:
     folder = f"{PREFIX}/{group.generation}/gone"
     with contextlib.suppress(DistributedError):
         if group.rank:
-            put(f"{folder}/{group.rank}", "")
+            post(f"{folder}/{group.rank}", "")
         else:
             deadline = time.monotonic() + PATIENCE
             for other in range(1, group.size):
-                sleep(f"{folder}/{other}", deadline - time.monotonic())
+                read_blocking(f"{folder}/{other}", deadline - time.monotonic())
             # The others set their keys just before they exit.
             time.sleep(0.1)
     # `sys.exit` would run JAX's atexit handlers, which wait at the shutdown barrier.

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import DistributedError
-from .exchange import PREFIX, count, put, sleep
+from .exchange import PREFIX, next_number, post, read_blocking
 from .group import Group, current
 
 Message = dict[str, Any]
@@ -35,8 +35,8 @@ def send(kind: str, **fields: object) -> None:
     group = current()
     assert group is not None
     # The counter gives every message a number of its own, also if two ranks send at once.
-    number = count(f"{_folder(group)}/last")
-    put(f"{_folder(group)}/{number}", json.dumps({"kind": kind, "rank": group.rank} | fields))
+    number = next_number(f"{_folder(group)}/last")
+    post(f"{_folder(group)}/{number}", json.dumps({"kind": kind, "rank": group.rank} | fields))
 
 
 def start(group: Group) -> None:
@@ -63,7 +63,7 @@ def _listen(group: Group) -> None:
     number = 1
     while True:
         try:
-            text = sleep(f"{_folder(group)}/{number}", 3600)
+            text = read_blocking(f"{_folder(group)}/{number}", 3600)
         except DistributedError:
             return  # the coordinator has ended, which JAX reports
         if text is None:

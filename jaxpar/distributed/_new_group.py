@@ -9,12 +9,11 @@ from __future__ import annotations
 import collections
 import dataclasses
 import datetime
-import json
 from collections.abc import Iterable
 
 from ..errors import DivergenceError, GroupError
 from ._backend import check_backend
-from .exchange import exchange
+from .exchange import exchange_json
 from .group import Group, GroupMember, NonMember, default_group, forget, register
 from .step_agreement import difference
 
@@ -110,10 +109,8 @@ def _checked(ranks: tuple[int, ...], size: int) -> tuple[int, ...]:
 
 
 def _agree(default: Group, group: Group, among: Group) -> None:
-    """Raise DivergenceError unless all callers have the same group."""
     exchange_name = "new_group" if among is default else f"new_group {group.name}"
     parts = {"its ranks": str(list(group.ranks)), "its timeout": str(group.timeout)}
-    texts = exchange(exchange_name, json.dumps(parts), default.timeout, among)
-    parts_by_rank = {rank: json.loads(text) for rank, text in zip(among.ranks, texts, strict=True)}
+    parts_by_rank = exchange_json(exchange_name, parts, default.timeout, among)
     if problem := difference(f"new_group, {group.name}", parts_by_rank):
         raise DivergenceError(f"{problem} All ranks make all groups, in the same order.")

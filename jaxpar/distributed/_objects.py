@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import GroupError, LeafError
 from ._object_text import from_text, to_text
-from ._text_transfer import Problem, post
+from ._text_transfer import Problem, transfer
 from .group import Group, ProcessGroup, member, root
 
 
@@ -52,7 +52,7 @@ def all_gather_object(
         return None
     problem = _short(object_list, pg.size, "object_list")
     texts, problem = _texts([obj], ["obj"], allow_pickle, problem)
-    gathered = post(pg, _call("all_gather_object", allow_pickle), texts, range(pg.size), 0, problem)
+    gathered = transfer(pg, _call("all_gather_object", allow_pickle), texts, range(pg.size), 0, problem)
     return _fill(object_list, gathered, allow_pickle)
 
 
@@ -84,7 +84,7 @@ def gather_object(
     problem = _where(object_gather_list, pg.size, is_dst)
     texts, problem = _texts([obj], ["obj"], allow_pickle, problem)
     call = _call("gather_object", allow_pickle, dst=pg.ranks[root_rank])
-    gathered = post(pg, call, texts, range(pg.size) if is_dst else (), 0, problem)
+    gathered = transfer(pg, call, texts, range(pg.size) if is_dst else (), 0, problem)
     return _fill(object_gather_list, gathered, allow_pickle) if is_dst else None
 
 
@@ -126,7 +126,7 @@ def broadcast_object_list(
     is_src = pg.rank == root_rank
     texts, problem = _texts([object_list], ["object_list"], allow_pickle) if is_src else ([], None)
     call = _call("broadcast_object_list", allow_pickle, src=pg.ranks[root_rank], objects=len(object_list))
-    (text,) = post(pg, call, texts, [root_rank], 0, problem)
+    (text,) = transfer(pg, call, texts, [root_rank], 0, problem)
     if not is_src:
         object_list[:] = from_text(text, allow_pickle)
     return object_list
@@ -165,7 +165,7 @@ def scatter_object_list(
     if pg.rank == root_rank:
         texts, problem = _to_scatter(pg, scatter_object_input_list, allow_pickle)
     call = _call("scatter_object_list", allow_pickle, src=pg.ranks[root_rank])
-    (text,) = post(pg, call, texts, [root_rank], pg.rank, problem)
+    (text,) = transfer(pg, call, texts, [root_rank], pg.rank, problem)
     scatter_object_output_list[0] = from_text(text, allow_pickle)
     return scatter_object_output_list[0]
 
@@ -191,7 +191,7 @@ def _texts(
     objects: Sequence[Any], names: Sequence[str], allow_pickle: bool, problem: Problem = None
 ) -> tuple[list[str], Problem]:
     """Return the objects' texts, or no texts and the error."""
-    # The error is returned, not raised: `post` sends it to all ranks, which would otherwise wait.
+    # The error is returned, not raised: `transfer` sends it to all ranks, which would otherwise wait.
     if problem:
         return [], problem
     try:

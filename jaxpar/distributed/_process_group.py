@@ -16,7 +16,7 @@ import threading
 
 from .._devices import virtual as _virtual
 from ..errors import BackendError, DistributedError, DivergenceError, GroupError
-from . import _deadlock_watch, _fail_together, _messages, attendance, secret, step_agreement, whereabouts
+from . import _deadlock_watch, _fail_together, _messages, call_log, partial_exchange, secret, step_agreement
 from ._backend import check_backend, check_platform
 from ._environment import Start, find, heartbeat
 from ._rendezvous import meet
@@ -136,7 +136,7 @@ def _join(start: Start, timeout: float) -> None:
             meeting.hold.close()
     # Listeners come before the thread that calls them: a fast rank may send its first message at once.
     _messages.on("question", step_agreement.hear)
-    _messages.on("attend", attendance.hear)
+    _messages.on("attend", partial_exchange.hear)
     _fail_together.watch()
     _messages.start(group)
     _deadlock_watch.start(group)
@@ -184,7 +184,7 @@ def _part(group: Group) -> None:
     reminder.daemon = True
     reminder.start()
     try:
-        exchange("end", "", group.timeout, label=whereabouts.END)
+        exchange("end", "", group.timeout, label=call_log.END)
     finally:
         reminder.cancel()
     atexit.unregister(_at_end)
@@ -192,7 +192,7 @@ def _part(group: Group) -> None:
     _messages.stop()
     _fail_together.forget()
     step_agreement.forget()
-    attendance.forget()
+    partial_exchange.forget()
     jax.distributed.shutdown()
 
 

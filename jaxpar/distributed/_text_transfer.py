@@ -7,12 +7,11 @@ need them, and deleted after all ranks have read theirs.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from ..errors import DistributedError, DivergenceError, GroupError, LeafError
-from .exchange import PREFIX, delete, exchange, put, take
+from .exchange import PREFIX, delete, exchange, exchange_json, post, read
 from .group import Group
 from .step_agreement import difference
 
@@ -27,7 +26,7 @@ Problem = GroupError | LeafError | None
 _KINDS = {kind.__name__: kind for kind in (GroupError, LeafError)}
 
 
-def post(
+def transfer(
     group: Group, call: str, texts: Sequence[str], senders: Sequence[int], which: int, problem: Problem = None
 ) -> list[str]:
     """Return text number `which` of every sender. All ranks of the group must call it.
@@ -37,10 +36,6 @@ def post(
       texts: the texts that this rank sends.
       senders: the group ranks whose texts this rank reads.
       problem: an error on this rank, which all ranks raise.
-
-    Raises:
-      DivergenceError: ranks make different calls. GroupError, LeafError: a rank has a problem.
-      DistributedError: ranks did not arrive.
     """
     # Not raised yet: this rank takes part in the exchange, so that all ranks raise the same error.
     problem = problem or _too_large(sum(map(len, texts)))
@@ -50,15 +45,15 @@ def post(
     folder = f"{PREFIX}/{group.folder}/{WHAT}/texts"
     if stored:
         _store(f"{folder}/{group.rank}", texts)
-    told_as = [type(problem).__name__, str(problem)] if problem else None
     own_letter = {
         "call": call,
-        "problem": told_as,
+        "problem": [type(problem).__name__, str(problem)] if problem else None,
         "sizes": list(map(len, texts)),
         "texts": None if stored else texts,
     }
-    letters = [json.loads(text) for text in exchange(WHAT, json.dumps(own_letter), group.timeout, group)]
-    error = _error(group, letters)
+    letters_by_rank = exchange_json(WHAT, own_letter, group.timeout, group)
+    letters = list(letters_by_rank.values())
+    error = _error(letters_by_rank)
     received = [] if error else [_read(f"{folder}/{r}", letters[r], which, group.timeout) for r in senders]
     # Stored texts are deleted only after a second exchange has shown that all ranks have read them.
     if any(letter["texts"] is None for letter in letters):
@@ -82,13 +77,13 @@ def _too_large(size: int) -> Problem:
 def _store(folder: str, texts: Sequence[str]) -> None:
     for i, text in enumerate(texts):
         for start in range(0, len(text), PIECE):
-            put(f"{folder}/{i}/{start}", text[start : start + PIECE])
+            post(f"{folder}/{i}/{start}", text[start : start + PIECE])
 
 
 def _read(folder: str, letter: dict[str, Any], which: int, timeout: float) -> str:
     if letter["texts"] is not None:
         return letter["texts"][which]
-    pieces = [take(f"{folder}/{which}/{start}", timeout) for start in range(0, letter["sizes"][which], PIECE)]
+    pieces = [read(f"{folder}/{which}/{start}", timeout) for start in range(0, letter["sizes"][which], PIECE)]
     text = "".join(piece or "" for piece in pieces)
     if len(text) != letter["sizes"][which]:
         raise DistributedError(
@@ -97,12 +92,12 @@ def _read(folder: str, letter: dict[str, Any], which: int, timeout: float) -> st
     return text
 
 
-def _error(group: Group, letters: list[dict[str, Any]]) -> Exception | None:
+def _error(letters: dict[int, dict[str, Any]]) -> Exception | None:
     """Return the error that all ranks raise, if any."""
-    calls = {rank: {"the call": letter["call"]} for rank, letter in zip(group.ranks, letters, strict=True)}
+    calls = {rank: {"the call": letter["call"]} for rank, letter in letters.items()}
     if different := difference("a call with objects", calls):
         return DivergenceError(different)
-    for rank, letter in zip(group.ranks, letters, strict=True):
+    for rank, letter in letters.items():
         if letter["problem"]:
             kind, why = letter["problem"]
             return _KINDS[kind](f"{letter['call']}, on rank {rank}: {why}")

@@ -9,7 +9,6 @@ constructed (docs/semantics.md row D2), and never values.
 from __future__ import annotations
 
 import hashlib
-import json
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +19,7 @@ from .._devices import devices as _devices
 from .._tree import is_array
 from .._typing import PyTree, Shape
 from ..errors import DivergenceError, LeafError
-from .exchange import exchange
+from .exchange import exchange, exchange_json
 from .group import Group, ProcessGroup, current, member
 from .step_agreement import difference
 
@@ -126,8 +125,7 @@ def _compare_ranks(group: Group, paths: list[str], shards: list[dict[str, Copies
         path: {index: _describe(copies[0][1]) for index, copies in parts.items()}
         for path, parts in zip(paths, shards, strict=True)
     }
-    by_member = [json.loads(text) for text in exchange(WHAT, json.dumps(descriptions), group=group)]
-    by_rank = dict(zip(group.ranks, by_member, strict=True))
+    by_rank = exchange_json(WHAT, descriptions, group=group)
     part_counts = {
         r: {path: str(len(parts)) for path, parts in described.items()} for r, described in by_rank.items()
     }
@@ -135,7 +133,7 @@ def _compare_ranks(group: Group, paths: list[str], shards: list[dict[str, Copies
     if problem := difference(WHAT, part_counts):
         raise DivergenceError(f"{problem} The numbers are parts on the rank's devices.")
     for path, parts in zip(paths, shards, strict=True):
-        for index in sorted({index for described in by_member for index in described[path]}):
+        for index in sorted({index for described in by_rank.values() for index in described[path]}):
             holders = [r for r, described in by_rank.items() if index in described[path]]
             other = next(
                 (r for r in holders if by_rank[r][path][index] != by_rank[holders[0]][path][index]), None
@@ -162,19 +160,15 @@ def _explain(
             f"check_replicas: {path} is {dtype}{shape} on rank {a}, {other_dtype}{other_shape} on rank {b}."
         )
     flat = np.zeros(0) if x is None else np.ascontiguousarray(x).reshape(-1)
-    start, end, width = 0, int(np.prod(shape, dtype=int)), int(np.dtype(_dtype(dtype)).itemsize)
+    start, end, width = 0, int(np.prod(shape, dtype=int)), int(jnp.dtype(dtype).itemsize)
     while (end - start) * width > SMALL:
         # Rounded up, so that the blocks cover the range.
         step = -(-(end - start) // BLOCKS)
         digests = [_describe(flat[i : min(i + step, end)])[2] for i in range(start, end, step)]
-        texts = [json.loads(text) for text in exchange(WHAT, json.dumps(digests), group=group)]
-        both = texts[group.numbers[a]], texts[group.numbers[b]]
-        i = next(i for i, (one, two) in enumerate(zip(*both, strict=True)) if one != two)
+        digests_by_rank = exchange_json(WHAT, digests, group=group)
+        both = zip(digests_by_rank[a], digests_by_rank[b], strict=True)
+        i = next(i for i, (one, two) in enumerate(both) if one != two)
         start, end = start + i * step, min(start + (i + 1) * step, end)
     raw = exchange(WHAT, flat[start:end].tobytes().hex(), group=group)
-    one, two = (np.frombuffer(bytes.fromhex(raw[group.numbers[r]]), _dtype(dtype)) for r in (a, b))
+    one, two = (np.frombuffer(bytes.fromhex(raw[group.numbers[r]]), jnp.dtype(dtype)) for r in (a, b))
     raise DivergenceError(_report(path, dtype, tuple(shape), {f"rank {a}": one, f"rank {b}": two}, start))
-
-
-def _dtype(name: str) -> np.dtype:
-    return jnp.dtype(name)

@@ -1,14 +1,12 @@
-"""Exchange texts between the ranks through the coordinator's key-value store, without devices.
+"""Exchange messages between the ranks through the coordinator's key-value store, without devices.
 
-With `exchange` the ranks agree before they run a program that would otherwise hang. It takes about 1 ms. Only
-this file uses the client of `jax.distributed`, which is private to JAX. torch's counterpart is its Store.
-
-Keys are `jaxpar/<group folder>/<what>/<call number>/<rank>`. A rank deletes its key of call i once call i + 1
-is complete, because then every rank has read it.
+A message is a text under a key; README.md lists the keys. Only this file uses the client of
+`jax.distributed`, which is private to JAX. torch's counterpart is its Store.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 import time
@@ -16,7 +14,7 @@ from collections import Counter
 from typing import Any
 
 from ..errors import DistributedError
-from . import whereabouts
+from . import call_log
 from .group import Group, current
 from .group import ranks_text as ranks_text
 
@@ -32,14 +30,13 @@ _lock = threading.Lock()
 def exchange(
     what: str, text: str, timeout: float = 60, group: Group | None = None, *, label: str = ""
 ) -> list[str]:
-    """Return every rank's text, in rank order; `[text]` without a process group.
+    """Return every rank's text, in rank order, after about 1 ms; `[text]` without a process group.
 
     Args:
       what: the exchange's name in keys and errors. Every rank makes the same number of calls per name, from
         one thread at a time. Use few names: one key per name stays in the store.
       text: any text up to some hundred KB.
-      timeout: seconds until ranks that did not arrive are an error.
-      group: the participating ranks; the default group if omitted.
+      group: the default group if omitted.
       label: the call's public name, if it is not `what`.
 
     Raises:
@@ -61,6 +58,16 @@ def exchange(
     )
 
 
+def exchange_json(
+    what: str, value: object, timeout: float = 60, group: Group | None = None
+) -> dict[int, Any]:
+    """Like `exchange` with values that JSON can hold, returned by rank of the default group."""
+    texts = exchange(what, json.dumps(value), timeout, group)
+    group = group or current()
+    ranks = group.ranks if group else (0,)
+    return {rank: json.loads(text) for rank, text in zip(ranks, texts, strict=True)}
+
+
 def collect(
     what: str, text: str, timeout: float, group: Group | None = None, *, label: str = ""
 ) -> list[str | None]:
@@ -72,19 +79,19 @@ def collect(
     with _lock:
         _calls[folder] += 1
         call = _calls[folder]
-    whereabouts.begin(label or what, what, group)
+    call_log.begin(label or what, what, group)
     deadline = time.monotonic() + timeout
     # Written before the first read, or two ranks would wait for each other's text.
-    put(f"{folder}/{call}/{group.rank}", text)
+    post(f"{folder}/{call}/{group.rank}", text)
     texts: list[str | None] = [None] * group.size
     for rank in range(group.size):
-        with whereabouts.waiting([group.ranks[rank]]):
+        with call_log.waiting([group.ranks[rank]]):
             texts[rank] = (
-                take(f"{folder}/{call}/{rank}", deadline - time.monotonic()) if rank != group.rank else text
+                read(f"{folder}/{call}/{rank}", deadline - time.monotonic()) if rank != group.rank else text
             )
         # After a timeout, ranks after this one may still have arrived: read what exists without waiting.
         if texts[rank] is None:
-            stored = below(f"{folder}/{call}")
+            stored = read_folder(f"{folder}/{call}")
             return [stored.get(f"{folder}/{call}/{rank}") for rank in range(group.size)]
     # This call is complete, so every rank has begun it and has therefore read all texts of the previous one.
     if call > 1:
@@ -97,12 +104,12 @@ def _ranks_where(texts: list[str | None], arrived: bool, group: Group | None) ->
     return [rank for rank, text in zip(ranks, texts, strict=True) if (text is not None) is arrived]
 
 
-def put(key: str, text: str, *, over: bool = False) -> None:
-    """Set a key. Setting it again fails unless `over`."""
-    _call("key_value_set", key, text, over)
+def post(key: str, text: str, *, replace: bool = False) -> None:
+    """Set a key. Setting it again fails unless `replace`."""
+    _call("key_value_set", key, text, replace)
 
 
-def take(key: str, timeout: float) -> str | None:
+def read(key: str, timeout: float) -> str | None:
     """Return the text of a key once it is set; None after `timeout` seconds.
 
     Raises:
@@ -112,21 +119,21 @@ def take(key: str, timeout: float) -> str | None:
     deadline = time.monotonic() + timeout
     while True:
         remaining = deadline - time.monotonic()
-        text = sleep(key, min(SLICE, remaining))
-        whereabouts.check()
+        text = read_blocking(key, min(SLICE, remaining))
+        call_log.check()
         if text is not None or remaining <= SLICE:
             return text
 
 
-def sleep(key: str, timeout: float) -> str | None:
-    """Like `take`, in one blocking call without deadlock checks."""
+def read_blocking(key: str, timeout: float) -> str | None:
+    """Like `read`, in one blocking call without deadlock checks."""
     try:
         return _call("blocking_key_value_get", key, max(1, int(timeout * 1000)))
     except TimeoutError:
         return None
 
 
-def below(key: str) -> dict[str, str]:
+def read_folder(key: str) -> dict[str, str]:
     """Return all keys below a key that are set, with their texts."""
     return dict(_call("key_value_dir_get", f"{key}/"))
 
@@ -135,7 +142,7 @@ def delete(key: str) -> None:
     _call("key_value_delete", key)
 
 
-def count(key: str) -> int:
+def next_number(key: str) -> int:
     """Return 1, 2, 3, ...: a number unique among all calls with this key on all ranks."""
     return int(_call("key_value_increment", key, 1))
 

@@ -7,40 +7,28 @@ once, when it is constructed (docs/semantics.md row D2), and nothing afterwards.
 
 from __future__ import annotations
 
-import json
-
 import jax
 
 from ..errors import DivergenceError
 from ._rendezvous import versions
-from .exchange import exchange
+from .exchange import exchange_json
 from .group import Group, current
 from .step_agreement import difference
 
 
 def compare_environments(name: str, group: Group | None = None) -> None:
-    """Compare everything that can make ranks compile different programs from one script.
+    """Raise DivergenceError if ranks differ in what can make them compile different programs.
 
-    All ranks must call it.
-
-    Args:
-      name: the name of the comparison in errors; equal on all ranks.
-      group: the ranks to compare; the default group if omitted.
-
-    Raises:
-      DivergenceError: world, versions, devices or configuration differ.
+    All ranks call it with the same `name`, which errors contain.
     """
     group = group or current()
     if group is not None and group.size > 1:
-        texts = exchange(f"guard {name}", json.dumps(fingerprint()), group.timeout, group)
-        fingerprints = {rank: json.loads(text) for rank, text in zip(group.ranks, texts, strict=True)}
-        problem = difference(name, fingerprints)
-        if problem:
+        fingerprints = exchange_json(f"guard {name}", fingerprint(), group.timeout, group)
+        if problem := difference(name, fingerprints):
             raise DivergenceError(problem)
 
 
 def fingerprint() -> dict[str, str]:
-    """Return this process's values by field."""
     group = current()
     devices = jax.local_devices()
     return {

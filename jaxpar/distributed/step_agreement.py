@@ -16,8 +16,8 @@ import threading
 from collections.abc import Callable, Hashable
 
 from ..errors import DistributedError, DivergenceError
-from . import _messages, whereabouts
-from .exchange import PREFIX, delete, put, ranks_text, take
+from . import _messages, call_log
+from .exchange import PREFIX, delete, post, ranks_text, read
 from .group import Group, current, subgroup
 
 LENGTH = 4096
@@ -91,7 +91,7 @@ class Ledger:
         )
         # Waits for all answers, even after one that differs: the error lists every rank's value.
         others = [rank for rank in self.group.ranks if rank != self.group.me]
-        self.asks_at = whereabouts.caller()
+        self.asks_at = call_log.caller()
         try:
             answers = {rank: json.loads(self._wait(folder, rank, step)) for rank in others}
         finally:
@@ -114,8 +114,8 @@ class Ledger:
         waited = 0.0
         while waited < self.group.timeout:
             slice_ = min(REMIND, self.group.timeout - waited)
-            with whereabouts.waiting([rank]):
-                text = take(f"{folder}/{rank}", slice_)
+            with call_log.waiting([rank]):
+                text = read(f"{folder}/{rank}", slice_)
             if text is not None:
                 return text
             waited += slice_
@@ -147,7 +147,7 @@ class Ledger:
     def _answer(self, message: _messages.Message) -> None:
         step = message["step"]
         own_parts, is_new = self._at(step), step in self.new_steps
-        put(f"{message['folder']}/{self.group.me}", json.dumps({"parts": own_parts, "asked": is_new}))
+        post(f"{message['folder']}/{self.group.me}", json.dumps({"parts": own_parts, "asked": is_new}))
         if is_new:
             return  # the main thread sees the difference in the answers to its own question
         both = {self.group.me: own_parts, message["rank"]: message["parts"]}
@@ -181,14 +181,14 @@ def ledger(name: str, group: Group | None = None) -> Ledger | None:
     return _ledgers.setdefault((group.folder, name), Ledger(name, group))
 
 
-def positions(number: int) -> dict[str, whereabouts.Begun]:
-    """Return this rank's last step in every ledger, as calls for `whereabouts.deadlock`.
+def positions(number: int) -> dict[str, call_log.Begun]:
+    """Return this rank's last step in every ledger, as calls for `call_log.deadlock`.
 
     A ledger that waits for answers needs the group's ranks to reach its step. `number` is the position among
     the calls that this rank has begun.
     """
     return {
-        f"step of {name}, {book.group.name}": whereabouts.Begun(
+        f"step of {name}, {book.group.name}": call_log.Begun(
             book.latest,
             book.group.ranks if book.asks_at else (),
             number,

@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from ..errors import DistributedError
-from . import _fail_together, _messages, whereabouts
-from .exchange import PREFIX, delete, put, take
+from . import _fail_together, _messages, call_log
+from .exchange import PREFIX, delete, post, read
 from .group import Group, current, ranks_text
 
 Counts = dict[str, int]
@@ -38,7 +38,7 @@ _pending: list[tuple[str, int, Counts]] = []
 _lock = threading.Lock()
 
 
-def attend(what: str, text: str, timeout: float, *, label: str = "") -> list[str | None]:
+def exchange_partially(what: str, text: str, timeout: float, *, label: str = "") -> list[str | None]:
     """Return the texts of all ranks that make this call, None for the others, on the ranks that make it.
 
     Args:
@@ -60,20 +60,20 @@ def _lead(group: Group, what: str, text: str, timeout: float, label: str) -> lis
         _calls[group.generation, what] += 1
         call = _calls[group.generation, what]
     begun = _counts()
-    whereabouts.begin(label, f"{what} led", ())
+    call_log.begin(label, f"{what} led", ())
     _messages.send("attend", what=what, call=call, begun=begun)
     texts: list[str | None] = [text]
     text_numbers = {}
     for rank in range(1, group.size):
-        with whereabouts.waiting([rank]):
+        with call_log.waiting([rank]):
             entry = _next(group, what, rank, call, begun, timeout)
         texts.append(None if entry is None else entry["text"])
         if entry is not None:
             text_numbers[rank] = entry["number"]
-            whereabouts.begin(label, f"{what} of rank {rank}", ())
+            call_log.begin(label, f"{what} of rank {rank}", ())
     for rank, number in text_numbers.items():
         answer = json.dumps({"call": call, "texts": texts})
-        put(f"{_folder(group, what)}/answers/{rank}/{number}", answer)
+        post(f"{_folder(group, what)}/answers/{rank}/{number}", answer)
     return texts
 
 
@@ -87,7 +87,7 @@ def _next(
         if entry is None:
             _read[stream] += 1
             key = f"{_folder(group, what)}/{rank}/{_read[stream]}"
-            entry_text = take(key, timeout)
+            entry_text = read(key, timeout)
             if entry_text is None:
                 # Read again by the next call, if the entry arrives late.
                 _read[stream] -= 1
@@ -109,11 +109,11 @@ def _next(
 def _come(group: Group, what: str, text: str, timeout: float, label: str) -> list[str | None]:
     # Needs rank 0, which counts the texts it has read: if it is in a different call, the watch detects that.
     begun = _counts()
-    whereabouts.begin(label, f"{what} of rank {group.rank}", (0,))
+    call_log.begin(label, f"{what} of rank {group.rank}", (0,))
     number = _send(group, what, {"text": text, "begun": begun})
     key = f"{_folder(group, what)}/answers/{group.rank}/{number}"
-    with whereabouts.waiting([0]):
-        answer = take(key, timeout)
+    with call_log.waiting([0]):
+        answer = read(key, timeout)
     if answer is None:
         raise DistributedError(f"{what}: rank 0 did not come within {timeout:g} s.")
     delete(key)
@@ -127,12 +127,12 @@ def _send(group: Group, what: str, entry: Mapping[str, object]) -> int:
     with _lock:
         _sent[group.generation, what] += 1
         number = _sent[group.generation, what]
-        put(f"{_folder(group, what)}/{group.rank}/{number}", json.dumps({**entry, "number": number}))
+        post(f"{_folder(group, what)}/{group.rank}/{number}", json.dumps({**entry, "number": number}))
     return number
 
 
 def _counts() -> Counts:
-    log = whereabouts.current()
+    log = call_log.current()
     return {} if log is None else log.counts(0)
 
 
@@ -142,7 +142,7 @@ def _beyond(rank_counts: Counts, leader_counts: Counts) -> bool:
 
 def hear(message: _messages.Message) -> None:
     """Handle rank 0's announcement of a call, in the message thread."""
-    group, log = current(), whereabouts.current()
+    group, log = current(), call_log.current()
     if group is None or log is None or group.rank == 0:
         return
     with _lock:
@@ -153,7 +153,7 @@ def hear(message: _messages.Message) -> None:
 
 def go_by() -> None:
     """Report the calls that this rank has passed; runs again after every call it begins."""
-    group, log = current(), whereabouts.current()
+    group, log = current(), call_log.current()
     assert group is not None
     assert log is not None
     # The main thread and the message thread both get here.
@@ -168,7 +168,7 @@ def go_by() -> None:
         _send(group, what, {"passed": call})
 
 
-def _counts_without(log: whereabouts.CallLog, group: Group, what: str) -> Counts:
+def _counts_without(log: call_log.CallLog, group: Group, what: str) -> Counts:
     """Return this rank's counts without its own texts for an attendance, which do not pass it."""
     counts = log.counts(0)
     counts.pop(f"{what} of rank {group.rank}", None)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from processes import outputs, ranks
 
-from jaxpar.distributed.whereabouts import Begun, deadlock
+from jaxpar.distributed.call_log import Begun, deadlock
 
 # ------------------------------------------------------------------------------------------- the law
 

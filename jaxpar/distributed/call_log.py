@@ -1,4 +1,4 @@
-"""whereabouts: record the collective calls that this rank has begun, and detect deadlocks between ranks.
+"""call_log: record the collective calls that this rank has begun, and detect deadlocks between ranks.
 
 Ranks make the same calls in the same order, so the calls begun by one of two ranks include the calls begun by
 the other. If each has begun a call that the other has not, they deadlock: one saves while the other trains.
