@@ -137,7 +137,7 @@ def test_a_step_that_all_refused_is_asked_again(monkeypatch):
     answers = {"parts": {"x": "2"}, "asked": True}
     monkeypatch.setattr(step_agreement._messages, "send", lambda *_, **said: asked.append(said["step"]))
     monkeypatch.setattr(step_agreement, "delete", lambda folder: None)
-    monkeypatch.setattr(step_agreement, "take", lambda key, timeout: json.dumps(answers))
+    monkeypatch.setattr(step_agreement, "read", lambda key, timeout: json.dumps(answers))
     book = Ledger("here", GROUP)
     for step in (0, 1):
         with pytest.raises(DivergenceError, match="differ in x: rank 0 has 1, rank 1 has 2"):
@@ -153,7 +153,7 @@ def test_a_step_that_all_refused_is_asked_again(monkeypatch):
 @pytest.mark.parametrize("at", [3, 4])
 def test_a_question_is_answered_at_its_step(at, book, monkeypatch):
     put = {}
-    monkeypatch.setattr(step_agreement, "put", lambda key, text: put.__setitem__(key, json.loads(text)))
+    monkeypatch.setattr(step_agreement, "post", lambda key, text: put.__setitem__(key, json.loads(text)))
     for step in range(at):
         book.check(step, "key", lambda: {"x": "1"})
     book.hear({"step": 3, "folder": "f", "rank": 1, "parts": {"x": "1"}})

@@ -1,14 +1,10 @@
 """Checkpointer: atomic, verified checkpoints of a training run.
 
-With `torch.save`, a process that is killed while saving leaves half a file, and training continues from a
-flipped bit. Here a background thread writes each step into a temporary folder, which is renamed once it is
-complete, and `restore` compares the SHA-256 of every leaf.
-
 Saving starts in `item` (which objects can be saved), takes a `snapshot` of their values, encodes small values
 with `json_values`, and passes everything to `saver`. `store` manages the directory of steps under a `lock`,
 `best` the directory of best steps by a `metric`, and `step` the folder of one step; its docstring explains
-why one layer of digests is enough. `reading` restores a step and uses `fit` to compare it with the
-objects that it updates. `ranks` holds the agreement between processes, `background` the thread.
+why one layer of digests is enough. `reading` restores a step and uses `fit` to compare it with the objects
+that it updates. `ranks` holds the agreement between processes, `background` the thread.
 """
 
 from .checkpointer import Checkpointer as Checkpointer

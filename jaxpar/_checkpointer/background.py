@@ -21,11 +21,9 @@ class Background:
 
     @property
     def idle(self) -> bool:
-        """Whether every started job has been waited for."""
         return self._thread is None
 
     def start(self, job: Callable[[], None]) -> None:
-        """Start a job. The previous job must have been waited for."""
         self._thread = threading.Thread(target=self._run, args=(job,), name="jaxpar-checkpointer")
         self._thread.start()
 

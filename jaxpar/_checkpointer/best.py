@@ -1,8 +1,4 @@
-"""Best steps by a metric, in a separate directory.
-
-They are kept apart from the run's own steps because a run resumes from its newest step, while a best step may
-contain fewer items, be older, or reuse a step number. torch's imagenet example copies the checkpoint file.
-"""
+"""Best steps by a metric, in a separate directory, because a run resumes from its newest step."""
 
 from __future__ import annotations
 
@@ -19,34 +15,23 @@ BEST = "best"
 
 
 class BestStore(Store):
-    """A directory of best steps, ordered by their metric instead of by step number."""
-
     def __init__(self, directory: Path, keep: int):
         super().__init__(directory, keep)
         self._keep = keep
 
     def steps(self) -> list[int]:
-        """Return the complete steps, best last.
-
-        Unreadable steps come after the best one, since they may have been better: restoring then warns about
-        them.
-        """
+        """Return the complete steps, best last, then unreadable ones that may have been better."""
         ranked = self._ranked()
         others = [step for step in super().steps() if step not in ranked]
         readable = [step for step in others if self._is_readable(step)]
         return readable + ranked + [step for step in others if step not in readable]
 
     def best(self) -> int | None:
-        """Return the best readable step, or None."""
         ranked = self._ranked()
         return ranked[-1] if ranked else None
 
     def accepts(self, metric: Metric | None) -> bool:
-        """Return whether a step with this metric is among the best.
-
-        Raises:
-          CheckpointError: the stored steps use the other mode.
-        """
+        """Return whether this metric is among the best; raise if the stored steps use the other mode."""
         assert metric is not None
         metrics = self._metrics()
         if any(other.mode != metric.mode for other in metrics.values()):

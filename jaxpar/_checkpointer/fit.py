@@ -31,12 +31,7 @@ Spec: TypeAlias = "tuple[tuple[int, ...], str] | None"
 def fit(
     item: str, leaves: Mapping[str, ItemLeaf], saved: Mapping[str, Spec], path: Path, strict: bool
 ) -> dict[str, str]:
-    """Map an object's leaf names to their names in the checkpoint at `path`.
-
-    Raises:
-      CheckpointError: a leaf exists on one side only, or has a different shape or kind. A different dtype is
-        an error too, or a warning if `strict` is False.
-    """
+    """Map an object's leaf names to their names in the checkpoint at `path`, or raise CheckpointError."""
     opaque = [name for name, leaf in leaves.items() if leaf.opaque]
     if opaque and opaque[0] in saved:
         # Large arrays of the state have entries of their own in `saved`, but belong to this leaf.
@@ -73,11 +68,9 @@ def _check_same(name: str, live: Spec, saved: Spec, path: Path, strict: bool) ->
 
 
 def _matched(item: str, live: Iterable[str], saved: Iterable[str], path: Path) -> dict[str, str]:
-    """Match leaves by name, or else by name without the `module` that wrappers insert.
-
-    torch users strip `module.` by hand to load a wrapped network's checkpoint into an unwrapped one.
-    """
-    # Exact names first: a module that is really called `module` must not be confused with a wrapper.
+    """Match leaves by name, or else by name without the `module` that wrappers insert."""
+    # Exact names first: a module that is really called `module` must not be confused with a wrapper. torch
+    # users strip `module.` by hand.
     live, saved = list(live), set(saved)
     if set(live) == saved:
         return {name: name for name in live}

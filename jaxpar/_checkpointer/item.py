@@ -1,10 +1,7 @@
 """The kinds of objects that can be saved: NNX objects, pytrees, and objects with a state of their own.
 
-An item has named leaves. Arrays become files. Numbers, strings and random streams are small and may differ
-between processes, so they are stored in the manifest (see `ranks`). For an object with its own state, the
-whole state is one opaque leaf: its structure is not compared when it is restored.
-
-torch's counterpart is a dict of state_dicts, where the caller saves the data position and the random state.
+An item has named leaves. Arrays become files; numbers, strings and random streams are stored in the manifest
+(see `ranks`). The state of an object with methods for it is one opaque leaf, whose structure is not compared.
 """
 
 from __future__ import annotations
@@ -34,10 +31,7 @@ class ItemLeaf(NamedTuple):
 
 
 class NNXItem:
-    """An NNX module, optimizer or `Rngs`, updated in place, with attribute paths as leaf names.
-
-    `replicated`: whether all ranks are guaranteed to hold equal values in every leaf.
-    """
+    """An NNX module, optimizer or `Rngs`; `replicated` if all ranks hold equal values in every leaf."""
 
     def __init__(self, name: str, node: nnx.Pytree, replicated: bool = False):
         self.name, self.node, self.replicated = name, node, replicated
@@ -49,7 +43,6 @@ class NNXItem:
         ]
 
     def leaves(self) -> dict[str, ItemLeaf]:
-        """Return the leaves by name. Raises CheckpointError if two have the same name."""
         leaves: dict[str, ItemLeaf] = {}
         for path, leaf in self._state:
             for subpath, value in jax.tree_util.tree_leaves_with_path(_raw(leaf)):
@@ -108,11 +101,7 @@ Item: TypeAlias = "NNXItem | TreeItem | StatefulItem"
 
 
 def item_of(name: str, target: PyTree) -> Item:
-    """Wrap an argument of `save` or `restore` as an item.
-
-    Raises:
-      CheckpointError: it has no saveable state.
-    """
+    """Wrap an argument of `save` or `restore`; raise CheckpointError if it has no saveable state."""
     inner, replicated = target, False
     while isinstance(inner, (DataParallel, DistributedDataParallel)):
         # Its steps broadcast one rank's buffers to all ranks, including random streams.

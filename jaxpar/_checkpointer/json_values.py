@@ -1,7 +1,4 @@
-"""The rule of `distributed.tagged_json` for small values: numbers, random keys, and state dicts of loaders.
-
-torch pickles, and `torch.load` needs `weights_only` to be safe.
-"""
+"""The rule of `distributed.tagged_json` for small values in checkpoints, such as loaders' state dicts."""
 
 from __future__ import annotations
 
@@ -74,10 +71,7 @@ def decode(text: Json, large: Mapping[str, object] = MappingProxyType({})) -> Py
 
 
 def is_storable(array: Array | np.generic) -> bool:
-    """Return whether bytes, shape and dtype name determine the array.
-
-    This excludes object arrays, structured dtypes and masked arrays.
-    """
+    """Return whether bytes, shape and dtype name determine the array: no objects, structures, masks."""
     try:
         named = dtype_of(array.dtype.name) == array.dtype.newbyteorder("=")
         return named and not array.dtype.hasobject and not isinstance(array, np.ma.MaskedArray)
@@ -91,7 +85,6 @@ def native(array: np.ndarray) -> np.ndarray:
 
 
 def flat_bytes(array: np.ndarray) -> np.ndarray:
-    """Return the array's bytes in C order and native byte order, as a view where possible."""
     return native(array).reshape(-1).view(np.uint8)
 
 

@@ -1,9 +1,8 @@
 """A lock for the single writer of a directory, which the kernel releases when its holder dies.
 
 Two runs that write to one directory would remove each other's unfinished steps. A lock file that locks by
-existing would survive `kill -9` and keep the restarted run out, so this uses `flock`, which ends together
-with the open file. The file itself is never removed: otherwise two processes could lock two files with one
-name.
+existing would survive `kill -9`, so this uses `flock`. The file itself is never removed: otherwise two
+processes could lock two files with one name.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ UNSUPPORTED = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
 
 
 class Lock:
-    """An exclusive right to write to a directory."""
-
     def __init__(self, directory: Path):
         self._path = directory / ".lock"
         self._file = -1
@@ -34,10 +31,8 @@ class Lock:
         _all.add(self)
 
     def take(self) -> None:
-        """Acquire the lock unless this object holds it already.
-
-        Raises:
-          CheckpointError: a different process or Checkpointer holds it.
+        """Acquire the lock, unless held; raise CheckpointError if a different process or Checkpointer holds
+        it.
         """
         with contextlib.suppress(OSError):
             # The directory, including the locked file, may have been removed since.
@@ -68,7 +63,6 @@ class Lock:
             os.pwrite(self._file, f"{os.getpid()} {socket.gethostname()}".encode(), 0)
 
     def release(self) -> None:
-        """Release the lock, if held."""
         self._close()
         self._file = -1
 

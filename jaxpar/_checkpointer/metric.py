@@ -17,12 +17,7 @@ class Metric(NamedTuple):
 
     @classmethod
     def of(cls, value: Any, mode: str) -> Metric:
-        """Build a metric from a number or an array with one element.
-
-        Raises:
-          ValueError: `mode` is neither "min" nor "max".
-          TypeError: `value` is not one number.
-        """
+        """Build a metric from a number or an array with one element."""
         if mode not in ("min", "max"):
             raise ValueError(f"Checkpointer.save_best: mode is 'min' or 'max', not {mode!r}.")
         # float() accepts any array with one element; more dimensions usually mean a forgotten reduction.

@@ -47,15 +47,7 @@ def agree(what: str, directory: Path, work: Callable[[], T], together: bool = Tr
     """Run `work` and gather its JSON-serializable results from every rank that calls this.
 
     An error on one rank is raised on all ranks. A rank that raises before it calls this would leave the
-    others waiting.
-
-    Args:
-      what: the name of the method, for errors.
-      directory: the checkpoint directory.
-      together: whether the ranks have results to exchange.
-
-    Raises:
-      CheckpointError: the work failed on a rank, or its result is too large to exchange.
+    others waiting. `what` is the method's name, and `together` whether the ranks have results to exchange.
     """
     if size() == 1 or not together:
         return {rank(): work()}
@@ -108,11 +100,7 @@ class Outcomes:
                 delete(f"{self._folder}/{self._reported.popleft()}")
 
     def receive(self, step: int) -> str | None:
-        """Wait for a step's outcome; return its error text, or None if it is on disk.
-
-        Raises:
-          DistributedError: rank 0 published nothing within PATIENCE seconds.
-        """
+        """Wait for a step's outcome; return its error text, or None if it is on disk."""
         call_log.begin("Checkpointer.wait", f"outcomes in {self._folder}", (0,))
         with call_log.waiting([0]):
             outcome = read(f"{self._folder}/{step}", PATIENCE)
@@ -128,11 +116,7 @@ def _short(directory: Path) -> str:
 
 
 def check_equal(digests: Sequence[Mapping[str, str]]) -> None:
-    """Compare the ranks' digests of large arrays, by leaf.
-
-    Raises:
-      CheckpointError: an array differs between ranks, or only some of them have it.
-    """
+    """Compare the ranks' digests of large arrays, by leaf."""
     for leaf in dict.fromkeys(leaf for by_leaf in digests for leaf in by_leaf):
         first, *others = [by_leaf.get(leaf) for by_leaf in digests]
         differing = [i for i, other in enumerate(others, 1) if other != first]
@@ -148,12 +132,8 @@ def rank_values(path: Path, manifest: Manifest, item: str) -> dict[str, SavedVal
     """Return this rank's small values of an item in the step at `path`.
 
     With as many ranks as saved the step, each rank gets its own values, or rank 0's if it did not take part.
-    With a different number of ranks, only values that were equal on all ranks are still valid. Random streams
-    merely have to differ: rank r continues the old rank r's stream, and additional ranks fold r into rank 0's
-    key.
-
-    Raises:
-      CheckpointError: the ranks were at different positions, and the number of ranks has changed.
+    Otherwise only values that were equal on all ranks are valid. Random streams merely have to differ: rank r
+    continues the old rank r's stream, and additional ranks fold r into rank 0's key.
     """
     states, parts = manifest["states"], manifest.get("parts")
     if parts and size() == parts["size"]:
@@ -186,10 +166,8 @@ def rank_values(path: Path, manifest: Manifest, item: str) -> dict[str, SavedVal
 def _warn_missing(
     path: Path, ranks: list[int], item: str, values: Mapping[str, SavedValue], differs: bool
 ) -> None:
-    """Warn about values that may have differed on this rank, which did not take part in the save.
-
-    Numbers and strings in trees are exempt: scripts use them as counters, which are equal on all ranks.
-    """
+    """Warn about values that may have differed on this rank, which did not take part in the save."""
+    # Numbers and strings in trees are exempt: scripts use them as counters, which are equal on all ranks.
     if differs and any(entry["stream"] or name == "state" for name, entry in values.items()):
         warn(
             f"Checkpointer.restore: {path} was saved by {ranks_text(ranks)} alone, and rank {rank()} takes "

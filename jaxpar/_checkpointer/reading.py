@@ -38,10 +38,7 @@ class Restored(NamedTuple):
 
 
 def restore(store: Store, step: int | None, items: Mapping[str, PyTree], strict_dtype: bool) -> Restored:
-    """Restore a step of a directory, by default the newest, into the items.
-
-    Raises as `Checkpointer.restore`.
-    """
+    """Restore a step of a directory, by default the newest, into the items."""
     targets = {name: item_of(name, target) for name, target in items.items()}
     values: Values = {}
 
@@ -62,11 +59,7 @@ def restore(store: Store, step: int | None, items: Mapping[str, PyTree], strict_
 
 
 def read_step(store: Store, step: int | None, items: Mapping[str, Item], strict: bool) -> tuple[int, Values]:
-    """Read a step, by default the newest intact one; warn about newer, damaged steps.
-
-    Raises:
-      CheckpointError: the step does not exist or is damaged, or an item does not match the saved one.
-    """
+    """Read a step, by default the newest intact one; warn about newer, damaged steps."""
     steps = store.steps()
     if step is None:
         return _newest(store, steps, items, strict)
@@ -104,7 +97,6 @@ def _newest(store: Store, steps: list[int], items: Mapping[str, Item], strict: b
 
 
 def _values(path: Path, items: Mapping[str, Item], strict: bool) -> Values:
-    """Return new values for every leaf of every item. Raises Damage or CheckpointError."""
     leaves = {name: item.leaves() for name, item in items.items()}
     try:
         by_item = _read(path, leaves, strict)
@@ -140,7 +132,6 @@ def _read(path: Path, items: Mapping[str, Mapping[str, ItemLeaf]], strict: bool)
 
 
 def _holds(directory: Path) -> str:
-    """Describe a folder without steps, for an error text."""
     if not directory.is_dir():
         return ", which does not exist"
     others = sorted(path.name for path in directory.iterdir() if not path.name.startswith("."))[:5]

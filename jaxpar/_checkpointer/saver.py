@@ -17,11 +17,7 @@ from .warn import warn
 
 
 class RankReport(NamedTuple):
-    """A rank's report about the step that it saves; all ranks must report the same step.
-
-    Only rank 0 fills in `previous_error` (the error of the previous background write), `disk_error` (the disk
-    has no room for this step) and `accepted` (False if a best step's metric is not good enough).
-    """
+    """A rank's report about the step that it saves; only rank 0 fills in the last three fields."""
 
     step: int
     state: State
@@ -46,13 +42,9 @@ class Saver:
     ) -> tuple[list[int], bool]:
         """Start writing a step; raises as `Checkpointer.save`.
 
-        Args:
-          together: whether the ranks that save must wait for each other even if they have nothing to
-            exchange.
-          metric: write the step only if this is among the best.
-
-        Returns:
-          The ranks that take part, if they had to meet, and whether the step is being written.
+        `together` makes ranks wait for each other even if they have nothing to exchange. With a `metric`, the
+        step is written only if that is among the best. Returns the ranks that take part, if they had to meet,
+        and whether the step is being written.
         """
         contents, failure = _snapshot_or_error(items)
         together = together or contents is None or bool(contents.per_rank)
@@ -127,16 +119,11 @@ class Saver:
             self._outcomes.report(step, trouble)
 
     def _make_way(self, step: int, metric: Metric | None) -> None:
-        """Rename a damaged step whose number is needed.
-
-        The step is checked again: a disk that failed during `restore` may work again.
-
-        Raises:
-          CheckpointError: the step is intact, and not a best step, which may be replaced.
-        """
+        """Rename a damaged step whose number is needed; raise if it is intact, and not a best step."""
         if step not in self._store.steps():
             return
         try:
+            # Checked again, because a disk that failed during `restore` may work again.
             check_step(self._store.path(step))
         except Damage as damage:
             aside = self._store.set_aside(step)
@@ -159,7 +146,6 @@ class Saver:
             warn(trouble)
 
     def join(self) -> None:
-        """Wait for the running write; its error stays stored for `wait`."""
         self._background.join()
 
     def wait(self) -> bool:
@@ -172,7 +158,6 @@ class Saver:
         return trouble is None
 
     def close(self) -> None:
-        """Unlock the directory."""
         if self._background.idle:  # after a Ctrl-C during `wait`, the step is still being written
             self._store.close()
 

@@ -20,9 +20,8 @@ from .step import Arrays, State, digest
 class StateSnapshot(NamedTuple):
     """The items' values at one moment, by item and leaf; `arrays` still refers to the items' own arrays.
 
-    With several ranks, `digests` covers the large arrays in state dicts, which must be equal on all ranks.
-    Parameters and moments are not compared, since DistributedDataParallel keeps them equal. `per_rank` lists
-    the items whose values may differ between ranks.
+    With several ranks, `digests` covers the large arrays in state dicts, which must be equal on all ranks;
+    DistributedDataParallel keeps parameters equal. `per_rank` lists items that may differ between ranks.
     """
 
     small: State
@@ -32,11 +31,6 @@ class StateSnapshot(NamedTuple):
 
 
 def snapshot(items: Mapping[str, PyTree]) -> StateSnapshot:
-    """Capture the items' current values.
-
-    Raises:
-      CheckpointError: an item contains a value that cannot be saved.
-    """
     contents = StateSnapshot({}, {}, {}, [])
     for name, source in items.items():
         item = item_of(name, source)
@@ -65,16 +59,9 @@ def snapshot(items: Mapping[str, PyTree]) -> StateSnapshot:
 
 
 def on_host(arrays: Mapping[tuple[str, str], Array]) -> Arrays:
-    """Copy the arrays to the host, where later changes do not affect them.
-
-    A view of a CPU device's array suffices: as long as the view exists, JAX allocates new memory for the
-    results of a computation to which the array is donated. NumPy arrays are copied, since their owner may
-    write to them.
-
-    Raises:
-      DeletedError: an array was donated.
-      CheckpointError: an array is sharded over several processes.
-    """
+    """Copy the arrays to the host, where later changes do not affect them."""
+    # A view of a CPU device's array suffices: as long as it exists, JAX allocates new memory for the results
+    # of a computation to which the array is donated. A NumPy array's owner may write to it.
     local_arrays = {at: _local(": ".join(at), x) for at, x in arrays.items()}
     return {at: np.array(x) if isinstance(x, np.ndarray) else np.asarray(x) for at, x in local_arrays.items()}
 

@@ -71,10 +71,7 @@ State: TypeAlias = "dict[str, dict[str, SavedValue]]"
 
 
 class Parts(TypedDict):
-    """Records which ranks saved a step, if some did not take part.
-
-    `ranks` took part, out of `size`; `items` are the items that may differ between ranks.
-    """
+    """Which of `size` ranks saved a step, if some did not, and the `items` that may differ between ranks."""
 
     ranks: list[int]
     size: int
@@ -97,12 +94,7 @@ class Manifest(TypedDict):
 
 
 def read_manifest(step: Path) -> Manifest:
-    """Read a step's manifest.
-
-    Raises:
-      Damage: the manifest is missing or damaged.
-      CheckpointError: it is intact but has a different format.
-    """
+    """Read a step's manifest; raise Damage, or CheckpointError if it has a different format."""
     if not (step / MANIFEST).exists() and not (step / ARRAYS).exists():
         raise Damage("it has neither manifest nor arrays, so it was not written by jaxpar.Checkpointer")
     format_number = 1  # in format 1, the manifest is a folder
@@ -122,11 +114,7 @@ def read_manifest(step: Path) -> Manifest:
 
 
 def read_arrays(step: Path, manifest: Manifest, items: Collection[str]) -> dict[str, dict[str, np.ndarray]]:
-    """Read the arrays of some items, by item and leaf.
-
-    Raises:
-      Damage: a leaf of any item, requested or not, does not match its digest.
-    """
+    """Read the arrays of some items, by item and leaf; raise Damage if any leaf does not match its digest."""
 
     by_item: dict[str, dict[str, np.ndarray]] = {item: {} for item in items}
 
@@ -158,19 +146,11 @@ def check_step(step: Path) -> None:
 
 
 def digest(data: bytes | memoryview) -> str:
-    """Return the SHA-256 as a hexadecimal string.
-
-    >>> digest(b"")[:16]
-    'e3b0c44298fc1c14'
-    """
     return hashlib.sha256(data).hexdigest()
 
 
 def flush(path: Path) -> None:
-    """Flush a file's bytes, or a folder's directory entries, to disk.
-
-    Without this, a power failure could empty the newest steps after the older ones were removed.
-    """
+    """Flush a file or a folder to disk, so that a power failure cannot empty the newest steps."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)

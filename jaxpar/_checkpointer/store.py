@@ -1,9 +1,8 @@
 """A directory of steps, written atomically and removed only by `max_to_keep`.
 
 A step is written to a folder with a temporary name, which is renamed to the step number once it is complete,
-and back before it is removed. Thus `kill -9` leaves complete steps and at most one temporary folder. A step
-that cannot be read is never removed: the disk may recover, and a different version of jaxpar may be able to
-read it. Only rank 0 writes; every process reads for itself.
+and back before it is removed. A step that cannot be read is never removed: the disk may recover, and a
+different version of jaxpar may be able to read it. Only rank 0 writes; every process reads for itself.
 """
 
 from __future__ import annotations
@@ -39,7 +38,6 @@ class Store:
             raise CheckpointError(f"Checkpointer: {directory} is a file; give a folder for the steps.")
 
     def steps(self) -> list[int]:
-        """Return the complete steps, oldest first."""
         return sorted(int(path.name) for path in self._folders(NUMBER))
 
     def _folders(self, pattern: str) -> list[Path]:
@@ -47,16 +45,12 @@ class Store:
         return [path for path in paths if re.fullmatch(pattern, path.name) and path.is_dir()]
 
     def path(self, step: int) -> Path:
-        """Return the folder of a step."""
         return self.directory / str(step)
 
     def open(self) -> None:
         """Create and lock the directory, and remove the unfinished step of a killed process.
 
         This happens at the first save, because a process that only reads must not disturb a writer.
-
-        Raises:
-          CheckpointError: the directory cannot be written to, or is locked.
         """
         # Only writers import orbax, and not in the thread, which may run while the interpreter shuts down.
         from .writing import write_step
@@ -74,7 +68,6 @@ class Store:
             shutil.rmtree(leftover, ignore_errors=True)
 
     def close(self) -> None:
-        """Unlock the directory."""
         self._lock.release()
 
     def set_aside(self, step: int) -> Path:
@@ -90,7 +83,6 @@ class Store:
         return None if needed <= free else self._disk_full_text(step, arrays)
 
     def accepts(self, metric: Metric | None) -> bool:
-        """Return whether a step with this metric should be saved."""
         del metric
         return True
 
@@ -102,11 +94,7 @@ class Store:
         parts: Parts | None = None,
         metric: Metric | None = None,
     ) -> None:
-        """Write a step, then remove the oldest ones.
-
-        Raises:
-          CheckpointError: the step could not be written; all earlier steps are unchanged.
-        """
+        """Write a step, then remove the oldest ones; if that fails, all earlier steps are unchanged."""
         unfinished = self.directory / f"{step}{UNFINISHED}"
         try:
             unfinished.mkdir()

@@ -65,11 +65,9 @@ def write_step(
 
 
 def _orbax_keys(arrays: Arrays) -> dict[tuple[str, str], tuple[str, str]]:
-    """Map each leaf to its two keys in orbax's tree, which a dot joins into its folder name.
-
-    Leaf names are arbitrary. Folder names have no slashes and at most 255 bytes, may be case-insensitive, and
-    must not end like TensorStore's lock files.
-    """
+    """Map each leaf to its two keys in orbax's tree, which a dot joins into its folder name."""
+    # Leaf names are arbitrary. Folder names have no slashes and at most 255 bytes, may be case-insensitive,
+    # and must not end like TensorStore's lock files.
     keys: dict[tuple[str, str], tuple[str, str]] = {}
     used: set[str] = set()
     for i, (item, leaf) in enumerate(arrays):
@@ -105,12 +103,11 @@ def _write_tree(folder: Path, tree: Mapping[str, Mapping[str, np.ndarray]]) -> N
 
 
 class _Leaves(ocp.type_handlers.NumpyHandler):
-    """A handler that tries all leaves before failing.
+    """A handler that tries all leaves before failing."""
 
-    NumpyHandler stops at the first error, for example on a full disk, while TensorStore is still writing
-    other leaves: each of those prints a traceback and writes to a folder that was removed. A version of orbax
-    that does not call `_open_and_write` only brings this behaviour back.
-    """
+    # NumpyHandler stops at the first error, for example on a full disk, while TensorStore is still writing
+    # other leaves: each of those prints a traceback and writes to a folder that was removed. A version of
+    # orbax that does not call `_open_and_write` only brings this behaviour back.
 
     def __init__(self) -> None:
         super().__init__(deepcopy_host_arrays=False)  # `on_host` has copied them

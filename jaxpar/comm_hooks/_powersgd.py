@@ -190,10 +190,7 @@ def _large(settings: _PowerSGDSettings, shapes: Sequence[Shape]) -> list[_Compre
 
 
 def _orthogonal(epsilon: float, x: jax.Array) -> jax.Array:
-    """Return [n, r] orthonormal columns with the same span.
-
-    QR, or Gram-Schmidt for few columns and 16-bit types.
-    """
+    """Return [n, r] orthonormal columns with the same span."""
     r = x.shape[1]
     if r > 2 and x.dtype not in (jnp.float16, jnp.bfloat16):
         return jnp.linalg.qr(x)[0]

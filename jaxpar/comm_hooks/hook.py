@@ -38,10 +38,7 @@ class Bucket:
     message: Message
 
     def sum(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
-        """Return each array's sum over all replicas, sent together with the loss and the buffers.
-
-        Inside `jax.lax.cond` and the like, use `jax.lax.psum(x, axis_name)` instead.
-        """
+        """Return each array's sum over all replicas. Inside `jax.lax.cond`, use `jax.lax.psum` instead."""
         return self.message.sum(arrays)
 
 

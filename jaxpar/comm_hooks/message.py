@@ -1,9 +1,8 @@
 """Message: a step's sums over the replicas, sent at once.
 
-XLA combines them into one all-reduce, but on CPU devices of several processes it sends one message per array,
-and a message takes as long as a small model's step (seven arrays took six times as long as the same data in
-one). There, small arrays are concatenated, as in torch's buckets. NCCL does not need this and would only pay
-for the copy.
+On CPU devices of several processes XLA sends one message per array, each of which takes as long as a small
+model's step (seven arrays took six times as long as the same data in one). There, small arrays are
+concatenated, as in torch's buckets. NCCL does not need this and would only pay for the copy.
 """
 
 from __future__ import annotations
@@ -20,12 +19,9 @@ SMALL = 2**22
 
 
 class Message:
-    """Sums arrays over the replicas while a step is traced.
+    """Sums arrays over the replicas while a step is traced, and `others` along with the first of them.
 
-    Args:
-      axis_name: the mesh axis.
-      flat: whether small arrays of one dtype are concatenated.
-      others: arrays to send along with the first call of `sum`.
+    With `flat`, small arrays of one dtype are concatenated.
     """
 
     def __init__(self, axis_name: str, flat: bool, others: Sequence[jax.Array] = ()):

@@ -10,13 +10,11 @@ BACKENDS = {None: None, "gloo": "cpu", "nccl": "gpu"}
 
 
 def check_backend(backend: str | None, function: str) -> None:
-    """Raise GroupError for an unknown backend."""
     if backend not in BACKENDS:
         raise GroupError(f"{function}: backend={backend!r} is unknown; write 'gloo', 'nccl' or None.")
 
 
 def check_platform(backend: str | None, function: str) -> None:
-    """Raise BackendError if JAX runs on a different platform than the backend needs."""
     import jax
 
     platform = jax.default_backend()
@@ -53,9 +51,7 @@ def get_backend(group: ProcessGroup = None) -> str:
 
 
 def is_available() -> bool:
-    """Return True: jax.distributed is part of JAX.
-
-    torch counterpart: `torch.distributed.is_available`.
+    """Return True: jax.distributed is part of JAX (torch's `torch.distributed.is_available`).
 
     >>> import jaxpar.distributed as dist
     >>> dist.is_available()

@@ -1,7 +1,7 @@
 """Barriers that name the ranks which did not arrive.
 
-Both wait on the host, through the coordinator's key-value store. Unlike torch's barrier with NCCL, they do
-not wait for queued device work; use `jax.block_until_ready` for that.
+Both wait on the host. Unlike torch's barrier with NCCL, they do not wait for queued device work; use
+`jax.block_until_ready` for that.
 """
 
 from __future__ import annotations
@@ -38,13 +38,12 @@ def monitored_barrier(
     """Wait for all ranks of the group and name the ranks that did not arrive.
 
     Args:
-      group: the group to wait for; the default group if omitted.
+      group: the default group if omitted.
       timeout: a timedelta or seconds; the group's timeout if omitted.
       wait_all_ranks: whether to name every absent rank or, as in torch, only the first.
 
     Raises:
-      GroupError: no process group is initialized. DistributedError: torch's text, on every rank that arrived;
-        torch raises it on rank 0 only.
+      GroupError, as `barrier`. DistributedError: torch's text, on every rank that arrived.
 
     torch counterpart: `torch.distributed.monitored_barrier`, which needs gloo; this works on every backend.
     """

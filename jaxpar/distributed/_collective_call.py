@@ -1,8 +1,7 @@
 """Run one collective: a compiled program over one device of each rank, applied to process-local arrays.
 
-A call joins the ranks' arrays into global arrays [W * k, ...] and runs a program that is compiled once per
-signature. Before the first call of a signature the ranks compare trees, shapes and dtypes, so a difference
-raises an error with both values instead of hanging.
+Before the first call of a signature the ranks compare trees, shapes and dtypes, so a difference raises an
+error with both values instead of hanging.
 """
 
 from __future__ import annotations
@@ -38,14 +37,7 @@ def run(
 ) -> PyTree:
     """Return the results of `body` on this rank's leaves. All ranks of the group must call it.
 
-    Args:
-      function: the public name of the collective, for errors.
-      option: passed to `body`; equal on all ranks.
-      cannot: rejects dtypes.
-
-    Raises:
-      LeafError: a leaf is not an array of this process, or `cannot` rejects its dtype. DivergenceError: the
-        ranks' functions, options, trees, shapes or dtypes differ.
+    `function` is the collective's public name, `option` is passed to `body`, and `cannot` rejects dtypes.
     """
     leaves, treedef = jax.tree.flatten(x)
     names = paths(x, "x")
@@ -116,7 +108,6 @@ def _agree(
 
 @functools.lru_cache(maxsize=256)
 def _program(body: Body, option: str, group: Group, numbers: tuple) -> tuple[Callable, NamedSharding]:
-    """Return the jitted program and the sharding of its arguments."""
     mesh = Mesh(np.array(_one_device_each(group)), (RANK,))
 
     def program(xs: list[jax.Array]) -> PyTree:

@@ -63,8 +63,7 @@ def reduce(
 
     Args:
       x, op, group: as in `all_reduce`.
-      dst: the receiving rank, as a rank of the default group. group_dst: the receiving rank, as a rank of
-        `group`. Pass exactly one.
+      dst, group_dst: the receiving rank, as a rank of the default group or of `group`. Pass exactly one.
 
     Raises: as `all_reduce`; GroupError if `dst` is outside the group.
 
@@ -144,10 +143,9 @@ def gather(
     Args:
       x, group: as in `all_gather`. dst, group_dst: as in `reduce`; 0 if both are omitted.
 
-    Raises: as `all_reduce`; GroupError if `dst` is outside the group.
+    Raises: as `reduce`.
 
-    torch counterpart: `torch.distributed.gather`, which fills a list. This takes as much time and memory as
-    an all_gather.
+    torch counterpart: `torch.distributed.gather`, which fills a list. This takes as long as an all_gather.
     """
     if (pg := member(group, "gather")) is None:
         return None
@@ -164,8 +162,7 @@ def broadcast(
     Args:
       x: on `src` the values to send; on the other ranks a tree of the same shapes and dtypes.
       group: as in `all_gather`.
-      src: the sending rank, as a rank of the default group. group_src: the sending rank, as a rank of
-        `group`. 0 if both are omitted.
+      src, group_src: the sending rank, as a rank of the default group or of `group`. 0 if both are omitted.
 
     Returns:
       The tree. A rank outside the group gets `x` itself and a warning.

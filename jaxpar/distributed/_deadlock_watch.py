@@ -1,12 +1,9 @@
 """A thread that detects ranks waiting for each other in different calls, and raises on all of them.
 
-It counts the seconds since this rank last began a call. After QUIET seconds it publishes the rank's calls
-and reads the other ranks' (`call_log`): two requests per quiet period, so training is not slowed. The last
-rank to publish sees all the others and sends the error to all.
-
-A main thread that waits on the host raises the error. A main thread inside a compiled program cannot, because
-XLA's collectives cannot be aborted. So if the main thread has not raised after GRACE seconds, this thread
-prints the error and ends the process, as if a peer had raised.
+After QUIET seconds without a call it publishes the rank's calls and reads the other ranks' (`call_log`). The
+last rank to publish sees all the others and sends the error to all. A main thread that waits on the host
+raises it. One inside a compiled program cannot, because XLA's collectives cannot be aborted; this thread then
+ends the process after GRACE seconds, as if a peer had raised.
 """
 
 from __future__ import annotations
@@ -31,8 +28,6 @@ _log = logging.getLogger("jaxpar")
 
 
 class Watch:
-    """The watching thread of one process group."""
-
     def __init__(self, group: Group):
         self._call_log = call_log.enter(group)
         self._folder = f"{PREFIX}/{group.generation}/places"

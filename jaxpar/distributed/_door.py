@@ -1,9 +1,8 @@
 """Rank 0's listener: accepts only peers that prove the job secret.
 
-Port scanners, browsers, ranks of different jobs and programs that send nothing or far too much get a few
-seconds, a few kilobytes and one of a limited number of connections, and learn nothing but a random number.
-When all connections are in use, the oldest silent one from the most frequent address is closed; a rank that
-is closed this way retries. torch's TCPStore parses bytes from any peer.
+Strangers get a few seconds, a few kilobytes and one of a limited number of connections, and learn nothing but
+a random number. A rank whose connection is closed for want of room retries. torch's TCPStore parses bytes
+from any peer.
 """
 
 from __future__ import annotations
@@ -82,7 +81,6 @@ class Door:
         return arrived, departed
 
     def tell(self, guest: Visitor, text: bytes) -> None:
-        """Send a guest its next answer."""
         assert guest.session is not None
         with contextlib.suppress(OSError):  # the rank has ended, which the poll reports
             guest.connection.setblocking(True)
@@ -91,7 +89,6 @@ class Door:
             guest.connection.setblocking(False)
 
     def dismiss(self, guest: Visitor, text: bytes) -> None:
-        """Send a guest its last answer and close the connection."""
         self.tell(guest, text)
         self._forget(guest)
 

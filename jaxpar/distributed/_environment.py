@@ -1,7 +1,7 @@
 """Find rank, world size and rank 0's address from arguments and environment variables.
 
-torchrun's variables have priority over the variables of SLURM, Open MPI, Kubernetes and TPU pods, which JAX's
-cluster detection reads. torch reads torchrun's only. Without any variable, the world size is 1.
+torchrun's variables, the only ones that torch reads, have priority over the variables of SLURM, Open MPI,
+Kubernetes and TPU pods, which JAX's cluster detection reads.
 """
 
 from __future__ import annotations
@@ -46,11 +46,6 @@ class Start:
 
 
 def find(init_method: str | None, world_size: int, rank: int, timeout: float) -> Start:
-    """Return the start settings from `init_process_group`'s arguments and the environment.
-
-    Raises:
-      GroupError: a value is missing, is not a number, or contradicts a different value.
-    """
     method = init_method or ENV
     if method.startswith(ENV):
         start = _from_environment(world_size, rank, timeout)
@@ -144,7 +139,6 @@ def _coordinator_port(port: int) -> int:
 
 
 def _local() -> tuple[int | None, int | None]:
-    """Return LOCAL_RANK and LOCAL_WORLD_SIZE, None where unset."""
     rank, size = (os.environ.get(name) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
     return (
         number("LOCAL_RANK", rank) if rank else None,
@@ -160,7 +154,6 @@ def _variable(name: str, otherwise: str) -> int:
 
 
 def number(name: str, text: str) -> int:
-    """Parse the integer in a variable; raise GroupError with its name."""
     try:
         return int(text)
     except ValueError:
@@ -197,7 +190,6 @@ def heartbeat(hosts: int) -> int:
 
 
 def _detected(timeout: float) -> Start:
-    """Return the start settings from JAX's cluster detection."""
     from .._upstream import detect_cluster
 
     address, size, rank, local = detect_cluster(timeout)
@@ -234,8 +226,5 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
 
 
 def is_torchelastic_launched() -> bool:
-    """Whether torchrun started this process.
-
-    torch counterpart: `torch.distributed.is_torchelastic_launched`.
-    """
+    """Whether torchrun started this process, as `torch.distributed.is_torchelastic_launched`."""
     return "TORCHELASTIC_RUN_ID" in os.environ

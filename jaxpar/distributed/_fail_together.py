@@ -1,8 +1,7 @@
 """End all ranks at once, with the reason, when one rank exits with an exception.
 
-Otherwise the failed rank would wait at JAX's shutdown barrier for the other ranks, which are in a
-collective that needs it; after the heartbeat timeout JAX would kill them by a signal, without a reason.
-torch's collectives raise in this case; XLA's cannot.
+Otherwise the failed rank would wait at JAX's shutdown barrier for ranks in a collective that needs it, until
+JAX kills them by a signal. torch's collectives raise in this case; XLA's cannot.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ _before: Callable[[type[BaseException], BaseException, TracebackType | None], ob
 
 
 def watch() -> None:
-    """Install the hook by which an uncaught exception ends all ranks."""
     global _before
     _before, sys.excepthook = sys.excepthook, _leave
     _messages.on("left", _follow)

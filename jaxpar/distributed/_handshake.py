@@ -44,23 +44,16 @@ def greeting(nonce: bytes, secret: Secret) -> bytes:
 
 
 class Session:
-    """Seals and opens the lines of one connection."""
-
     def __init__(self, secret: Secret, rank_nonce: bytes, rank_0_nonce: bytes, other: bytes):
         """`other` is the source of the peer's secret."""
         self.secret, self.nonces, self.other = secret, rank_nonce + rank_0_nonce, other.decode()
         self.lines = {RANK: 0, RANK_0: 0}
 
     def seal(self, speaker: bytes, text: bytes) -> bytes:
-        """Seal this side's next line."""
         return self._of_next(speaker, text) + b" " + text + b"\n"
 
     def open(self, speaker: bytes, line: bytes) -> bytes:
-        """Return the text of the peer's next line, without its newline.
-
-        Raises:
-          OtherSecret: the seal is wrong.
-        """
+        """Return the text of the peer's next line; raise OtherSecret if its seal is wrong."""
         seal, _, text = line.partition(b" ")
         # Comparing in constant time does not reveal how many leading characters of a forged seal are right.
         if not hmac.compare_digest(seal, self._of_next(speaker, text)):
@@ -77,11 +70,7 @@ class Session:
 
 
 def introduce(connection: socket.socket, secret: Secret, deadline: float) -> tuple[Session, LineReader]:
-    """Exchange greetings from a rank's side.
-
-    Raises:
-      Stranger: no greeting arrived before the deadline.
-    """
+    """Exchange greetings from a rank's side; raise Stranger if none arrives before the deadline."""
     reader, rank_nonce = LineReader(connection), nonce()
     connection.sendall(greeting(rank_nonce, secret))
     greeted = GREETING.fullmatch(reader.line(deadline) or b"")
@@ -91,8 +80,6 @@ def introduce(connection: socket.socket, secret: Secret, deadline: float) -> tup
 
 
 class LineReader:
-    """Reads lines from a blocking connection."""
-
     def __init__(self, connection: socket.socket):
         self.connection, self.heard = connection, b""
 

@@ -1,9 +1,8 @@
 """Messages to all ranks at any time, received by a background thread.
 
 A rank that fails with an exception, or has a batch of a new shape, must reach ranks whose main thread is
-blocked in a collective. The coordinator numbers the messages. On every rank a thread blocks on the key of the
-next number, so it does not poll, and a message arrives within 1 to 2 ms. torch needs no counterpart, because
-its collectives can be aborted.
+blocked in a collective. On every rank a thread blocks on the key of the next number, so a message arrives
+within 1 to 2 ms. torch needs no counterpart, because its collectives can be aborted.
 """
 
 from __future__ import annotations
@@ -46,7 +45,6 @@ def start(group: Group) -> None:
 
 
 def stop() -> None:
-    """Stop this rank's thread."""
     global _thread
     if _thread is not None:
         # The thread blocks in a C++ call that only a new key or its timeout ends: a message wakes it.

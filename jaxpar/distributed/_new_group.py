@@ -1,7 +1,7 @@
 """new_group: groups of some ranks, for collectives among them.
 
-A group is a list of ranks and a name. No connections are opened, since the ranks are connected already. The
-ranks compare their lists over the host; in torch, ranks that create different groups deadlock or mix them up.
+The ranks are connected already, so a group is a list of ranks and a name. The ranks compare their lists; in
+torch, ranks that create different groups deadlock or mix them up.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """Collectives of Python objects, over the host: configurations, metrics, names, small arrays.
 
 The four functions fill the lists passed to them, as torch's do, and return them. torch pickles the objects,
-so any sender can run code on the receivers. Here objects are sent as data (`_object_text`); objects that need
-pickle raise unless all ranks pass `allow_pickle=True`.
-
-No device takes part, and the objects pass through the memory of rank 0's process: use `all_gather` and the
-other array collectives for large arrays.
+so any sender can run code on the receivers; here that takes `allow_pickle=True` on all ranks. The objects
+pass through the memory of rank 0's process: use `all_gather` and the like for large arrays.
 """
 
 from __future__ import annotations
@@ -70,8 +67,7 @@ def gather_object(
     Args:
       obj, group, allow_pickle: as in `all_gather_object`.
       object_gather_list: on `dst` a list whose first W entries are replaced; None on the others.
-      dst: the receiving rank, as a rank of the default group. group_dst: the receiving rank, as a rank of
-        `group`. 0 if both are omitted.
+      dst, group_dst: the receiving rank, as in `gather`.
 
     Raises: as `all_gather_object`; GroupError if `dst` passes no list or a different rank passes one.
 
@@ -101,15 +97,11 @@ def broadcast_object_list(
 
     Args:
       object_list: a list of equal length on all ranks; its entries are replaced on all ranks but `src`.
-      src: the sending rank, as a rank of the default group. group_src: the sending rank, as a rank of
-        `group`. 0 if both are omitted.
+      src, group_src: the sending rank, as in `broadcast`.
       device: ignored; exists for torch's signature.
       group, allow_pickle: as in `all_gather_object`.
 
-    Returns:
-      `object_list`. A rank outside the group gets None and a warning.
-
-    Raises: as `all_gather_object`.
+    Returns and Raises: as `all_gather_object`.
 
     torch counterpart: `torch.distributed.broadcast_object_list`.
 

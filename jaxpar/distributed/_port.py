@@ -35,12 +35,9 @@ class ListeningPort(NamedTuple):
 
 
 def listen(start: Start, patience: float) -> ListeningPort:
-    """Open the sockets at rank 0's address.
+    """Open the sockets at rank 0's address, or raise OSError.
 
     Retry for up to `patience` seconds, because a process that is ending may still hold the port.
-
-    Raises:
-      OSError: the name is unknown (`socket.gaierror`), or the port is in use.
     """
     deadline = time.monotonic() + patience
     address_infos = socket.getaddrinfo(start.host, start.port, type=socket.SOCK_STREAM)
@@ -82,7 +79,6 @@ def _everywhere(port: int) -> socket.socket:
 
 
 def has_ipv6() -> bool:
-    """Whether this host has IPv6."""
     # `socket.has_ipv6` reports how Python was built, and many containers have no IPv6.
     try:
         with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:

@@ -1,9 +1,8 @@
 """preempted: stop all ranks at the same step after SIGTERM.
 
-Schedulers send SIGTERM to some or all processes of a job some time before they kill it. The ranks must agree
-on the last step, or the checkpoint mixes steps. With a process group, JAX's preemption service agrees; it
-handles SIGTERM from `init_process_group` on. Without one, a signal handler sets a flag. torchrun forwards
-SIGTERM and leaves agreement to the script.
+The ranks must agree on the last step, or the checkpoint mixes steps. With a process group, JAX's preemption
+service agrees; it handles SIGTERM from `init_process_group` on. Without one, a signal handler sets a flag.
+torchrun forwards SIGTERM and leaves agreement to the script.
 """
 
 from __future__ import annotations

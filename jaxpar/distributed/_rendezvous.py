@@ -1,12 +1,9 @@
 """Rendezvous: every rank sends a hello to rank 0, which answers all ranks with "go" or one error.
 
 `jax.distributed` kills a process by a signal if a port is in use, a peer is missing or two processes have the
-same rank, and does not detect a rank started for a different world size. So the ranks meet first,
-over one connection each, to the address that JAX's coordinator uses a moment later. torch's counterpart is
-the TCPStore of its env:// rendezvous, which times out without naming the missing ranks.
-
-Hellos and answers are one line of JSON each, between peers that have proved the job secret (`_handshake`).
-Other connections (`_door`) are not counted.
+same rank, and does not detect a rank started for a different world size. So the ranks meet first, at the
+address that JAX's coordinator uses a moment later. torch's counterpart, the TCPStore of its env://
+rendezvous, times out without naming the missing ranks.
 """
 
 from __future__ import annotations
@@ -52,7 +49,6 @@ class Meeting(NamedTuple):
 
 
 def hello(start: Start) -> Line:
-    """Return this rank's hello."""
     return {
         **versions(),
         "rank": start.rank,
@@ -63,7 +59,6 @@ def hello(start: Start) -> Line:
 
 
 def versions() -> dict[str, str]:
-    """Return the package versions that must be equal on all ranks."""
     try:
         jaxpar = metadata.version("jaxpar")
     except metadata.PackageNotFoundError:
@@ -72,12 +67,7 @@ def versions() -> dict[str, str]:
 
 
 def meet(start: Start, timeout: float, own_hello: Line | None = None, secret: Secret = NOBODYS) -> Meeting:
-    """Wait until all ranks have arrived.
-
-    Raises:
-      DistributedError: ranks did not arrive within `timeout` seconds, or contradict each other. Every rank
-        that arrived raises the same text, except ranks that are rejected individually.
-    """
+    """Wait until all ranks have arrived; raise the same DistributedError on every rank that did."""
     own_hello = own_hello or hello(start)
     if start.rank == 0:
         return _Host(start, own_hello, timeout, secret).meet()
@@ -211,7 +201,6 @@ class _Host:
         return problem
 
     def _refusal(self, guest_hello: Line | None) -> str:
-        """Return why one guest is rejected individually, or ""."""
         # A superfluous process must not end a job that is complete without it, so only it gets the error.
         if guest_hello is None:
             return (
@@ -317,11 +306,7 @@ def _unknown(start: Start, error: OSError) -> str:
 
 
 def _ask(start: Start, own_hello: Line, deadline: float, answer_seconds: float, secret: Secret) -> Line:
-    """Send a hello and return rank 0's answer, which may take `answer_seconds` after its first reply.
-
-    Raises:
-      Stranger: the peer does not prove the job secret. OSError: no peer listens.
-    """
+    """Send a hello and return rank 0's answer, which may take `answer_seconds` after its first reply."""
     began = time.monotonic()
     with socket.create_connection((start.host, start.port), max(0.1, deadline - began)) as connection:
         limit = max(began + 0.1, min(deadline, began + SOON))

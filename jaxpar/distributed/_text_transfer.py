@@ -1,8 +1,7 @@
 """Transfer texts of any size between the ranks of a group.
 
-`exchange` sends every text to every rank in one message. Here that message lists the texts and contains the
-small ones; large texts are stored with the coordinator in pieces of one message each, read by the ranks that
-need them, and deleted after all ranks have read theirs.
+One message of each rank lists its texts and contains the small ones; large texts are stored with the
+coordinator in pieces, read by the ranks that need them, and deleted after all ranks have read theirs.
 """
 
 from __future__ import annotations
@@ -29,13 +28,10 @@ _KINDS = {kind.__name__: kind for kind in (GroupError, LeafError)}
 def transfer(
     group: Group, call: str, texts: Sequence[str], senders: Sequence[int], which: int, problem: Problem = None
 ) -> list[str]:
-    """Return text number `which` of every sender. All ranks of the group must call it.
+    """Return text number `which` of every sender, by group rank. All ranks of the group must call it.
 
-    Args:
-      call: the public call and its arguments that must be equal on all ranks.
-      texts: the texts that this rank sends.
-      senders: the group ranks whose texts this rank reads.
-      problem: an error on this rank, which all ranks raise.
+    `call` is the public call with the arguments that must be equal on all ranks, `texts` are the texts of
+    this rank, and `problem` is an error on this rank, which all ranks raise.
     """
     # Not raised yet: this rank takes part in the exchange, so that all ranks raise the same error.
     problem = problem or _too_large(sum(map(len, texts)))
@@ -93,7 +89,6 @@ def _read(folder: str, letter: dict[str, Any], which: int, timeout: float) -> st
 
 
 def _error(letters: dict[int, dict[str, Any]]) -> Exception | None:
-    """Return the error that all ranks raise, if any."""
     calls = {rank: {"the call": letter["call"]} for rank, letter in letters.items()}
     if different := difference("a call with objects", calls):
         return DivergenceError(different)

@@ -2,12 +2,8 @@
 
 Ranks make the same calls in the same order, so the calls begun by one of two ranks include the calls begun by
 the other. If each has begun a call that the other has not, they deadlock: one saves while the other trains.
-This holds whenever the records are compared and however slow a rank is, so a long compilation or a slow disk
-is never mistaken for a deadlock. Beginning a call costs a microsecond. `_deadlock_watch` compares records
-only if no call has begun for some seconds.
-
-torch compares collectives only with TORCH_DISTRIBUTED_DEBUG=DETAIL, and then compares every call; without it
-the ranks wait until the timeout, or for ever.
+This holds however slow a rank is. `_deadlock_watch` compares the records if no call has begun for a while.
+torch compares collectives only with TORCH_DISTRIBUTED_DEBUG=DETAIL, and then compares every call.
 """
 
 from __future__ import annotations
@@ -48,8 +44,6 @@ BegunCalls: TypeAlias = "Mapping[str, Begun]"
 
 
 class CallLog:
-    """The calls that this rank has begun in one default group."""
-
     def __init__(self, group: Group):
         self.group = group
         self.number = 0
@@ -99,7 +93,6 @@ class CallLog:
 
     @property
     def last(self) -> str:
-        """Description of the last call begun."""
         return str(max(self.calls().values(), key=lambda begun: begun.number, default=""))
 
 
@@ -123,19 +116,14 @@ def leave() -> None:
 
 
 def current() -> CallLog | None:
-    """Return this rank's call log, None without a process group."""
     return _process.log
 
 
 def begin(call: str, name: str = "", needs: Sequence[int] | Group | None = None) -> None:
-    """Record that this rank begins a call in which it may wait for other ranks.
+    """Record that this rank begins a call in which it may wait for others; raise if they are deadlocked.
 
-    Args:
-      call: the public name. name: the counted name, equal on all ranks; `call` if omitted.
-      needs: the ranks, or the group, that the call needs in order to end; None for all ranks.
-
-    Raises:
-      DivergenceError: the ranks are deadlocked in different calls.
+    `name`, by default `call`, is counted and equal on all ranks. The call needs the ranks, or the group,
+    `needs` in order to end; None for all ranks.
     """
     # Calls in different threads have no defined order, so only the main thread's are recorded.
     log = _process.log
@@ -181,12 +169,7 @@ def first_missed(waiting_rank: BegunCalls, other_rank: BegunCalls, rank: int) ->
 
 
 def deadlock(snapshots: Mapping[int, BegunCalls], rank: int) -> str:
-    """Return the error text if this rank and a second rank are deadlocked, or "".
-
-    Args:
-      snapshots: the calls begun, by rank.
-      rank: this rank.
-    """
+    """Return the error text if this rank and a second rank are deadlocked, or ""."""
     # One missing call proves nothing, since that rank may be slow. Only two that miss each other do.
     calls: dict[int, Begun] = {}
     for r, other_snapshot in snapshots.items():
@@ -210,7 +193,6 @@ def deadlock(snapshots: Mapping[int, BegunCalls], rank: int) -> str:
 
 
 def caller() -> str:
-    """Return the user's source line that is running."""
     frame = _outside(sys._getframe(1))
     return _line(frame.f_code, frame.f_lasti)
 

@@ -1,9 +1,8 @@
 """check_replicas: compare the copies of arrays on all devices and all ranks.
 
-Data parallelism never compares the copies of the weights: every replica applies the same gradient to its
-copy. A value written on one rank only, a random number or a faulty device makes the copies drift apart
-silently, because losses are averaged and checkpoints save one copy. torch compares shapes once, when DDP is
-constructed (docs/semantics.md row D2), and never values.
+A value written on one rank only, a random number or a faulty device makes the copies of the weights drift
+apart silently, because losses are averaged and checkpoints save one copy. torch compares shapes once, when
+DDP is constructed (docs/semantics.md row D2), and never values.
 """
 
 from __future__ import annotations

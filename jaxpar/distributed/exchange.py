@@ -110,11 +110,7 @@ def post(key: str, text: str, *, replace: bool = False) -> None:
 
 
 def read(key: str, timeout: float) -> str | None:
-    """Return the text of a key once it is set; None after `timeout` seconds.
-
-    Raises:
-      DivergenceError: in the meantime the ranks deadlocked in different calls.
-    """
+    """Return a key's text once it is set, None after `timeout` seconds; raise if ranks are deadlocked."""
     # In slices, because no message can interrupt the client's blocking call.
     deadline = time.monotonic() + timeout
     while True:
@@ -143,7 +139,7 @@ def delete(key: str) -> None:
 
 
 def next_number(key: str) -> int:
-    """Return 1, 2, 3, ...: a number unique among all calls with this key on all ranks."""
+    """Return 1, 2, 3, ...: unique among all calls with this key on all ranks."""
     return int(_call("key_value_increment", key, 1))
 
 
@@ -154,7 +150,6 @@ def _client() -> Any:
 
 
 def _call(method: str, *arguments: Any) -> Any:
-    """Call the client. Raise TimeoutError on a timeout, DistributedError if the coordinator has ended."""
     import jax
 
     client = _client()

@@ -1,7 +1,7 @@
 """Process groups: the default group and its subgroups.
 
-As in torch, the default group is global state that functions access; `new_group` creates subgroups. Inside
-jaxpar use `rank()` and `size()`, which return 0 and 1 without a group, never raise, and never start JAX.
+As in torch, the default group is global state. Inside jaxpar use `rank()` and `size()`, which return 0 and 1
+without a group, never raise, and never start JAX.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Group:
 
     @property
     def me(self) -> int:
-        """This process's rank in the default group, for error messages."""
+        """This process's rank in the default group."""
         return self.ranks[self.rank]
 
     @property
@@ -132,7 +132,6 @@ def current() -> Group | None:
 
 
 def default_group() -> Group:
-    """Return the default group; raise torch's error if it is not initialized."""
     if _process.group is None:
         raise GroupError(
             "Default process group has not been initialized, please make sure to call init_process_group."
@@ -141,11 +140,7 @@ def default_group() -> Group:
 
 
 def member(group: object, function: str) -> Group | None:
-    """Resolve a `group=` argument; on a rank outside the group return None with torch's warning.
-
-    Raises:
-      GroupError: `group` is not a registered group, or no process group is initialized.
-    """
+    """Resolve a `group=` argument; on a rank outside the group return None with torch's warning."""
     default = default_group()
     if group is None:
         return default
@@ -159,7 +154,6 @@ def member(group: object, function: str) -> Group | None:
 
 
 def registered(group: object, function: str) -> Group:
-    """Return `group` if it is a registered group of this process; raise GroupError otherwise."""
     if isinstance(group, Group) and group in (_process.group, _process.subgroups.get(group.name)):
         return group
     raise GroupError(
@@ -169,12 +163,10 @@ def registered(group: object, function: str) -> Group:
 
 
 def rank() -> int:
-    """Return this process's rank, 0 without a process group."""
     return _process.group.rank if _process.group else 0
 
 
 def size() -> int:
-    """Return the world size, 1 without a process group."""
     return _process.group.size if _process.group else 1
 
 
@@ -287,11 +279,7 @@ def root(
     function: str,
     argument: str,
 ) -> int:
-    """Return the group rank selected by `src` or `group_src` (or `dst` or `group_dst`).
-
-    Raises:
-      GroupError: both are passed, a required one is missing, or the rank is not a member.
-    """
+    """Return the group rank selected by `src` or `group_src` (or `dst` or `group_dst`)."""
     if group_rank is not None and global_rank is not None:
         raise GroupError(f"{function}: can't specify both {argument} and group_{argument}.")
     if group_rank is None and global_rank is None:

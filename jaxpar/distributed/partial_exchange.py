@@ -1,13 +1,11 @@
-"""attendance: a collective call on the host that rank 0 may also make alone.
+"""partial_exchange: a collective call on the host that rank 0 may also make alone.
 
 torch tutorials write `if rank == 0: checkpointer.save(...)`, and `save` cannot see the `if`. So rank 0
 announces the call to all ranks. A rank that makes the same call sends its text. A rank that begins a
 different call, which rank 0 had not begun at the announcement, has passed the call and reports that: ranks
-make the same calls in the same order, so it cannot join later. Until one of the two happens, the answer is
-unknown, and rank 0 waits. Rank 0 then sends all texts to the ranks that joined.
-
-Each rank sends rank 0 a stream of entries: texts, with the counts of calls begun by then, and passed calls. A
-text from a rank that had begun more calls than rank 0 belongs to a later call, however early it arrives.
+make the same calls in the same order, so it cannot join later. Rank 0 waits until one of the two happens, and
+then sends all texts to the ranks that joined. A text from a rank that had begun more calls than rank 0
+belongs to a later call, however early it arrives.
 """
 
 from __future__ import annotations
@@ -41,13 +39,8 @@ _lock = threading.Lock()
 def exchange_partially(what: str, text: str, timeout: float, *, label: str = "") -> list[str | None]:
     """Return the texts of all ranks that make this call, None for the others, on the ranks that make it.
 
-    Args:
-      what: the name of the attendance. label: the call's public name; `what` if omitted.
-      timeout: seconds that a rank may take to join or pass the call.
-
-    Raises:
-      DistributedError: a rank did neither in time. DivergenceError: a rank joined, and rank 0 is in a
-        different call.
+    `label` is the call's public name, if it is not `what`. After `timeout` seconds DistributedError names a
+    rank that has neither joined nor passed the call.
     """
     group = current()
     if group is None or group.size == 1:
@@ -169,14 +162,12 @@ def go_by() -> None:
 
 
 def _counts_without(log: call_log.CallLog, group: Group, what: str) -> Counts:
-    """Return this rank's counts without its own texts for an attendance, which do not pass it."""
     counts = log.counts(0)
     counts.pop(f"{what} of rank {group.rank}", None)
     return counts
 
 
 def take_along(text: str, code: int) -> NoReturn:
-    """End all ranks with an exit code, when the other ranks do not take part in rank 0's call."""
     _fail_together.go(text, code=code, others=code)
     raise SystemExit(code)
 

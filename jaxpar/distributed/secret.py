@@ -1,8 +1,8 @@
 """The job secret, by which ranks authenticate each other.
 
-JAXPAR_JOB_SECRET has priority; `jaxpar launch` sets it to a random string. Without it, the secret is derived
-from the job's name in torchrun, SLURM or Kubernetes. Such a name separates jobs from each other, but protects
-only against attackers that cannot guess it. torch has no counterpart: its TCPStore trusts every peer.
+Without JAXPAR_JOB_SECRET, which `jaxpar launch` sets, the secret is derived from the job's name in torchrun,
+SLURM or Kubernetes. Such a name separates jobs from each other, but protects only against attackers that
+cannot guess it. torch's TCPStore trusts every peer.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ def find() -> Secret:
 
 
 def derived(source: str, *parts: str | None) -> Secret:
-    """Return the secret derived from these texts."""
     # The separator keeps ("ab", "c") and ("a", "bc") different.
     text = "\0".join(["jaxpar", source, *(part or "" for part in parts)])
     return Secret(hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest(), source)

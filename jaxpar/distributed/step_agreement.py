@@ -1,11 +1,10 @@
 """Check that all ranks do the same at each step.
 
 A rank with something new (a batch of a new shape, a new program) must not run it before all ranks are known
-to have it: for the others nothing may be new, so they would enter a different collective and hang. So every
+to have it: the others, for whom nothing may be new, would enter a different collective and hang. So every
 rank records its last steps. A rank with something new sends a question to all ranks. Their message threads
 answer from the record, even while the main threads are blocked, or once these reach the step. Ranks with
-nothing new send no question and pay for one dict entry. torch compares collectives only with
-TORCH_DISTRIBUTED_DEBUG=DETAIL, and then compares every call.
+nothing new pay for one dict entry. torch compares collectives only with TORCH_DISTRIBUTED_DEBUG=DETAIL.
 """
 
 from __future__ import annotations
@@ -51,16 +50,10 @@ class Ledger:
         self.lock = threading.Lock()
 
     def check(self, step: int, key: Hashable, parts: Callable[[], Parts]) -> None:
-        """Record a step; if it is new to this rank, wait until all ranks confirm it.
-
-        Args:
-          step: the step number, increasing, equal on all ranks.
-          key: identifies the parts, and is cheap to hash and compare.
-          parts: makes the compared values; called once per key.
+        """Record a step; if its `key` is new to this rank, wait until all ranks confirm its `parts`.
 
         Raises:
-          DivergenceError: ranks differ. DistributedError: ranks did not reach this step within the group's
-            timeout.
+          DivergenceError: ranks differ. DistributedError: ranks did not reach this step in time.
         """
         # Recorded before the question is sent: two ranks that both have something new at this step would
         # otherwise wait for each other's answer.
@@ -128,10 +121,7 @@ class Ledger:
     # ----------------------------------------------------------------------------------- answering
 
     def hear(self, message: _messages.Message) -> None:
-        """Answer a question now or, if this rank has not reached the step, once it does.
-
-        Runs in the message thread.
-        """
+        """Answer a question, in the message thread, now or once this rank reaches the step."""
         with self.lock:
             self.questions.setdefault(message["step"], []).append(json.dumps(message))
         self._answer_waiting()
@@ -184,8 +174,7 @@ def ledger(name: str, group: Group | None = None) -> Ledger | None:
 def positions(number: int) -> dict[str, call_log.Begun]:
     """Return this rank's last step in every ledger, as calls for `call_log.deadlock`.
 
-    A ledger that waits for answers needs the group's ranks to reach its step. `number` is the position among
-    the calls that this rank has begun.
+    A ledger that waits for answers needs the group's ranks to reach its step.
     """
     return {
         f"step of {name}, {book.group.name}": call_log.Begun(

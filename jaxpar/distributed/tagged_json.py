@@ -38,11 +38,8 @@ def encode(
 ) -> Json:
     """Encode a value as JSON.
 
-    Args:
-      name: the value's name in errors.
-      rule: encodes a value of any other type, or raises.
-      key_name: the name of a dict's key in errors.
-      levels: how deep values may be nested; negative for no limit.
+    `rule` encodes a value of any other type, or raises, and gets the name for the error; `key_name` formats a
+    dict key's name. `levels` limits the nesting, unless it is negative.
 
     >>> encode({"epoch": 3, "done": (True, None)}, "state", rule=None)
     {'dict': [['epoch', 3], ['done', {'tuple': [True, None]}]]}
@@ -73,14 +70,7 @@ def encode(
 
 
 def decode(text: Json, rules: Mapping[str, Callable[[Any], Any]]) -> Any:
-    """Decode a value that `encode` wrote.
-
-    Args:
-      rules: functions of the JSON under a tag. They precede the tags of this file.
-
-    Raises:
-      ValueError: a tag is unknown.
-    """
+    """Decode a value that `encode` wrote. `rules` are functions of the JSON under a tag, and come first."""
     match text:
         case {**tagged} if (tag := next(iter(tagged), "")) in rules:
             return rules[tag](tagged[tag])
