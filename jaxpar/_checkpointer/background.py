@@ -34,7 +34,6 @@ class Background:
         return trouble
 
     def join(self) -> None:
-        """Wait for the running job; its exception text stays stored for `wait`."""
         if self._thread is not None:
             self._thread.join()  # a Ctrl-C while joining leaves the job running
             self._thread = None

@@ -47,7 +47,6 @@ class BestStore(Store):
         return metric.badness < max(other.badness for other in metrics.values())
 
     def _ranked(self) -> list[int]:
-        """Return the readable steps, worst first; of equal ones, the later step ranks lower."""
         metrics = self._metrics()
         return sorted(metrics, key=lambda step: (-metrics[step].badness, -step))
 

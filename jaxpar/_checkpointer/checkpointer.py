@@ -109,10 +109,9 @@ class Checkpointer:
     def save(self, step: int, /, *, force: bool = False, **items: PyTree) -> bool:
         """Save the step if it is due.
 
-        The items' current values are saved, so the items may change as soon as this returns. If the previous
-        save is still being written, this waits until it has finished. After any process receives SIGTERM, the
-        step is saved even if it is not due, written completely, and the process exits with code 75. A damaged
-        step with the same number is renamed and kept.
+        The items may change as soon as this returns; it waits until the previous save has finished. After any
+        process receives SIGTERM, the step is saved even if it is not due, written completely, and the process
+        exits with code 75. A damaged step with the same number is renamed and kept.
 
         Args:
           step: the step number.
@@ -124,9 +123,8 @@ class Checkpointer:
           Whether the step was saved or is being written.
 
         Raises:
-          CheckpointError: the step exists; the disk is full; an item has no saveable state; a different
-            process saves to the directory; the previous save failed. With `on_save_error="warn"`, disk errors
-            are warnings.
+          CheckpointError: the step exists; an item has no saveable state; a different process saves to the
+            directory; the disk is full or the previous save failed (warnings with `on_save_error="warn"`).
           SystemExit: with code 75, after a SIGTERM.
 
         >>> import tempfile, jaxpar
@@ -155,18 +153,15 @@ class Checkpointer:
     def save_best(
         self, step: int, metric: Any, /, *, mode: Literal["min", "max"] = "min", **items: PyTree
     ) -> bool:
-        """Save the step to the folder `best` if its metric is among the `keep_best` best.
+        """Save the step to the folder `best` if its metric is among the `keep_best` best, on rank 0.
 
-        Best steps are a separate series, which `save` and `restore` do not use. A resumed run also compares
-        with the best steps from before the interruption.
+        `save` and `restore` do not use best steps. A resumed run also compares with those from before the
+        interruption.
 
         Args:
-          step: as for `save`.
+          step, items: as for `save`.
           metric: one number. NaN is never the best; of equal steps, the earlier one is better.
           mode: whether the lowest ("min") or the highest ("max") metric is the best.
-          items: as for `save`.
-
-        With several processes, rank 0's metric decides.
 
         Returns:
           Whether the step was saved.
@@ -191,11 +186,7 @@ class Checkpointer:
         return started
 
     def wait(self) -> bool:
-        """Wait until the step being written is on disk.
-
-        Returns:
-          Whether it was written. With `on_save_error="raise"`, failure raises CheckpointError instead.
-        """
+        """Wait for the step being written; return whether it is on disk, or raise CheckpointError."""
         # A list, not `and`: both must be waited for even if the first one was not written.
         both = [self._saver.wait(), self._best.wait()]
         return all(both)
@@ -237,7 +228,7 @@ class Checkpointer:
     def latest_valid(self) -> int | None:
         """Return the newest step whose files all match their digests, or None.
 
-        Warns about every newer, damaged step. Reads all files of the steps that it checks.
+        Reads all files of the steps that it checks, and warns about every newer, damaged step.
 
         >>> import tempfile, jaxpar
         >>> with jaxpar.Checkpointer(tempfile.mkdtemp()) as checkpointer:
@@ -263,8 +254,7 @@ class Checkpointer:
         number of devices may differ from the saved run's.
 
         Args:
-          step: the step number. By default, the newest step whose digests verify; each newer, damaged step
-            causes a warning that names the damage.
+          step: by default the newest step whose digests verify; each newer, damaged step causes a warning.
           strict_dtype: whether a different dtype is an error, instead of a conversion with a warning.
           items: the items passed to `save`, or some of them. NNX objects and stateful objects are updated in
             place; a tree provides structure, shapes and dtypes (`jax.ShapeDtypeStruct` leaves suffice) and
@@ -274,8 +264,8 @@ class Checkpointer:
           `Restored(step, trees)`.
 
         Raises:
-          CheckpointError: the step does not exist or is damaged; an item does not match the saved one; the
-            newest step has a different format, which a different version of jaxpar reads.
+          CheckpointError: the step does not exist, is damaged, or needs another jaxpar; an item
+            does not match the saved one.
 
         >>> import tempfile, jaxpar
         >>> with jaxpar.Checkpointer(tempfile.mkdtemp()) as checkpointer:
@@ -292,9 +282,7 @@ class Checkpointer:
         return restored
 
     def restore_best(self, *, strict_dtype: bool = True, **items: PyTree) -> Restored:
-        """Restore the best step whose digests verify into the items.
-
-        Args, Returns and Raises: as for `restore`.
+        """Restore the best step whose digests verify into the items, as `restore`.
 
         >>> import tempfile, jaxpar
         >>> with jaxpar.Checkpointer(tempfile.mkdtemp()) as checkpointer:
@@ -324,10 +312,7 @@ class Checkpointer:
     # --------------------------------------------------------------------------------------- going on
 
     def resume(self, **items: PyTree) -> int:
-        """Restore the newest step, if any, into the items.
-
-        Returns:
-          The step to continue with: the step after the restored one, or 0.
+        """Restore the newest step, if any, into the items, and return the step to continue with, or 0.
 
         Raises:
           CheckpointError: as for `restore`; an item is a tree, which cannot be updated in place.
@@ -349,11 +334,11 @@ class Checkpointer:
         return self.restore(**items).next if self.latest_step() is not None else 0
 
     def epochs(self, n: int, /, **items: PyTree) -> Iterator[int]:
-        """Yield the remaining epochs of `n`, starting after the last saved one.
+        """Yield the remaining epochs of `n`, starting after the last saved one, which is restored first.
 
-        The newest step is restored into the items before the first epoch. Each epoch is saved when the loop
-        asks for the next one, the last epoch regardless of `save_every`. Thus no epoch is skipped, and only
-        an epoch that was interrupted, or that a `break` left, is trained again.
+        Each epoch is saved when the loop asks for the next one, the last epoch regardless of `save_every`.
+        Thus no epoch is skipped, and only an epoch that was interrupted, or that a `break` left, is trained
+        again.
 
         Args:
           n: the number of epochs, counted from the first start of the run.

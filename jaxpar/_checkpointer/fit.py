@@ -107,13 +107,11 @@ def _spec(value: PyTree) -> Spec:
 
 
 def saved_specs(arrays: Mapping[str, SavedArray], small: Mapping[str, SavedValue]) -> dict[str, Spec]:
-    """Return the specs of an item's leaves in a manifest; array entries represent large arrays."""
     specs: dict[str, Spec] = {name: (tuple(entry["shape"]), entry["dtype"]) for name, entry in arrays.items()}
     return specs | {name: _spec(decode(entry["value"], arrays)) for name, entry in small.items()}
 
 
 def like(old: PyTree, new: PyTree) -> PyTree:
-    """Convert a restored value to the dtype and devices of the value that it replaces."""
     if isinstance(old, np.ndarray):
         return np.asarray(new).astype(old.dtype, copy=False)
     if not isinstance(old, (jax.Array, jax.ShapeDtypeStruct)):

@@ -1,7 +1,7 @@
 """The kinds of objects that can be saved: NNX objects, pytrees, and objects with a state of their own.
 
 An item has named leaves. Arrays become files; numbers, strings and random streams are stored in the manifest
-(see `ranks`). The state of an object with methods for it is one opaque leaf, whose structure is not compared.
+(see `ranks`). An object's own state is one opaque leaf, whose structure is not compared.
 """
 
 from __future__ import annotations
@@ -63,8 +63,6 @@ class NNXItem:
 
 
 class TreeItem:
-    """A pytree; `put` returns a new one with the same structure."""
-
     replicated = False
 
     def __init__(self, name: str, tree: PyTree):
@@ -82,8 +80,6 @@ class TreeItem:
 
 
 class StatefulItem:
-    """An object with methods that return and set its state, such as a loader or a training step."""
-
     def __init__(
         self, name: str, give: Callable[[], object], take: Callable[[PyTree], object], replicated: bool
     ):
@@ -101,7 +97,6 @@ Item: TypeAlias = "NNXItem | TreeItem | StatefulItem"
 
 
 def item_of(name: str, target: PyTree) -> Item:
-    """Wrap an argument of `save` or `restore`; raise CheckpointError if it has no saveable state."""
     inner, replicated = target, False
     while isinstance(inner, (DataParallel, DistributedDataParallel)):
         # Its steps broadcast one rank's buffers to all ranks, including random streams.

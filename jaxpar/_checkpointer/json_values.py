@@ -80,7 +80,6 @@ def is_storable(array: Array | np.generic) -> bool:
 
 
 def native(array: np.ndarray) -> np.ndarray:
-    """Return the array in C order and native byte order, as a view where possible."""
     return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
 
 

@@ -6,18 +6,13 @@ from typing import Any, NamedTuple
 
 
 class Metric(NamedTuple):
-    """A number and its mode: whether lower ("min") or higher ("max") is better.
-
-    >>> Metric.of(0.25, "max").badness
-    -0.25
-    """
+    """A number and its mode: whether lower ("min") or higher ("max") is better."""
 
     value: float
     mode: str
 
     @classmethod
     def of(cls, value: Any, mode: str) -> Metric:
-        """Build a metric from a number or an array with one element."""
         if mode not in ("min", "max"):
             raise ValueError(f"Checkpointer.save_best: mode is 'min' or 'max', not {mode!r}.")
         # float() accepts any array with one element; more dimensions usually mean a forgotten reduction.

@@ -46,8 +46,8 @@ T = TypeVar("T")
 def agree(what: str, directory: Path, work: Callable[[], T], together: bool = True) -> dict[int, T]:
     """Run `work` and gather its JSON-serializable results from every rank that calls this.
 
-    An error on one rank is raised on all ranks. A rank that raises before it calls this would leave the
-    others waiting. `what` is the method's name, and `together` whether the ranks have results to exchange.
+    An error on one rank is raised on all ranks. A rank that raises earlier would leave the others waiting.
+    `what` is the method's name, and `together` whether the ranks have results to exchange.
     """
     if size() == 1 or not together:
         return {rank(): work()}
@@ -86,7 +86,6 @@ class Outcomes:
         self._reported: deque[int] = deque()
 
     def begin(self) -> None:
-        """Record that rank 0 is saving, for the error reports of waiting ranks."""
         call_log.begin("Checkpointer.save", f"outcomes in {self._folder}", ())
 
     def report(self, step: int, trouble: str) -> None:
@@ -116,7 +115,6 @@ def _short(directory: Path) -> str:
 
 
 def check_equal(digests: Sequence[Mapping[str, str]]) -> None:
-    """Compare the ranks' digests of large arrays, by leaf."""
     for leaf in dict.fromkeys(leaf for by_leaf in digests for leaf in by_leaf):
         first, *others = [by_leaf.get(leaf) for by_leaf in digests]
         differing = [i for i, other in enumerate(others, 1) if other != first]

@@ -38,7 +38,6 @@ class Restored(NamedTuple):
 
 
 def restore(store: Store, step: int | None, items: Mapping[str, PyTree], strict_dtype: bool) -> Restored:
-    """Restore a step of a directory, by default the newest, into the items."""
     targets = {name: item_of(name, target) for name, target in items.items()}
     values: Values = {}
 
@@ -59,7 +58,6 @@ def restore(store: Store, step: int | None, items: Mapping[str, PyTree], strict_
 
 
 def read_step(store: Store, step: int | None, items: Mapping[str, Item], strict: bool) -> tuple[int, Values]:
-    """Read a step, by default the newest intact one; warn about newer, damaged steps."""
     steps = store.steps()
     if step is None:
         return _newest(store, steps, items, strict)
@@ -111,7 +109,6 @@ def _values(path: Path, items: Mapping[str, Item], strict: bool) -> Values:
 
 
 def _read(path: Path, items: Mapping[str, Mapping[str, ItemLeaf]], strict: bool) -> Values:
-    """Return a step's values for the items' leaves, under the leaves' current names."""
     manifest = read_manifest(path)
     small, names = {}, {}
     for item, leaves in items.items():

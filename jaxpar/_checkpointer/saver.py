@@ -28,8 +28,6 @@ class RankReport(NamedTuple):
 
 
 class Saver:
-    """Saves this process's steps to one directory."""
-
     def __init__(self, store: Store, on_save_error: Literal["raise", "warn"]):
         self._store, self._on_save_error = store, on_save_error
         self._background = Background()
@@ -119,7 +117,6 @@ class Saver:
             self._outcomes.report(step, trouble)
 
     def _make_way(self, step: int, metric: Metric | None) -> None:
-        """Rename a damaged step whose number is needed; raise if it is intact, and not a best step."""
         if step not in self._store.steps():
             return
         try:
@@ -162,7 +159,6 @@ class Saver:
             self._store.close()
 
     def abandon(self) -> str | None:
-        """Wait for this process's own thread only, unlock, and return the error text."""
         trouble = self._background.wait()
         self._store.close()
         return trouble

@@ -59,7 +59,6 @@ def snapshot(items: Mapping[str, PyTree]) -> StateSnapshot:
 
 
 def on_host(arrays: Mapping[tuple[str, str], Array]) -> Arrays:
-    """Copy the arrays to the host, where later changes do not affect them."""
     # A view of a CPU device's array suffices: as long as it exists, JAX allocates new memory for the results
     # of a computation to which the array is donated. A NumPy array's owner may write to it.
     local_arrays = {at: _local(": ".join(at), x) for at, x in arrays.items()}

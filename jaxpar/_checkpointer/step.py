@@ -141,7 +141,6 @@ def read_arrays(step: Path, manifest: Manifest, items: Collection[str]) -> dict[
 
 
 def check_step(step: Path) -> None:
-    """Verify every leaf of a step; raises like `read_manifest` and `read_arrays`."""
     read_arrays(step, read_manifest(step), ())
 
 

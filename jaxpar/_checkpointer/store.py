@@ -1,7 +1,7 @@
 """A directory of steps, written atomically and removed only by `max_to_keep`.
 
 A step is written to a folder with a temporary name, which is renamed to the step number once it is complete,
-and back before it is removed. A step that cannot be read is never removed: the disk may recover, and a
+and back before its removal. A step that cannot be read is never removed: the disk may recover, and a
 different version of jaxpar may be able to read it. Only rank 0 writes; every process reads for itself.
 """
 
@@ -71,14 +71,12 @@ class Store:
         self._lock.release()
 
     def set_aside(self, step: int) -> Path:
-        """Rename a step whose number is needed, and return its new path. It is never removed."""
         aside, i = self.directory / f"{step}.damaged", 1
         while aside.exists():
             aside, i = self.directory / f"{step}.damaged-{i}", i + 1
         return self.path(step).rename(aside)
 
     def disk_error(self, step: int, arrays: Arrays) -> str | None:
-        """Return the error text if the disk has no room for a step, else None."""
         needed, free = _needed(arrays), shutil.disk_usage(self.directory).free
         return None if needed <= free else self._disk_full_text(step, arrays)
 
@@ -144,7 +142,6 @@ class Store:
 
 
 def _limit(error: Exception) -> str:
-    """Explain EFBIG: the limit of this process or of the file system on the size of a file."""
     if not isinstance(error, OSError) or error.errno != errno.EFBIG:
         return ""
     import resource

@@ -36,7 +36,6 @@ def write_step(
     parts: Parts | None = None,
     metric: Metric | None = None,
 ) -> None:
-    """Write a step into an empty folder and flush every file to disk."""
     manifest: Manifest = {"format": FORMAT, "step": step, "arrays": {}, "states": states, "parts": parts}
     if metric is not None:
         manifest["metric"] = metric
@@ -81,7 +80,6 @@ def _orbax_keys(arrays: Arrays) -> dict[tuple[str, str], tuple[str, str]]:
 
 
 def _file_of(step: Path, name: str, nbytes: int) -> str:
-    """Return the one file with a leaf's bytes; the names of metadata files start with a dot."""
     files = list((step / ARRAYS / name).glob("[!.]*"))
     if [file.stat().st_size for file in files] != [nbytes]:
         raise RuntimeError(f"orbax {ocp.__version__} did not write {name} as one file of {nbytes} bytes")
@@ -122,8 +120,6 @@ class _Leaves(ocp.type_handlers.NumpyHandler):
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress orbax's long log records; the raised error contains the cause."""
-
     def is_foreign(record: logging.LogRecord) -> bool:
         return "orbax" not in record.pathname
 

@@ -18,8 +18,8 @@ from .._parallel.compiling import Compiling, place_of
 from .._tree import is_staged
 from .._typing import PyTree
 from ..distributed import broadcast
-from ..distributed.group import rank
 from ..distributed.call_log import begin
+from ..distributed.group import rank
 from .agreement import Agreement
 from .arrays import Arrays
 from .compiled_step import Program, ReplicaState, StepResult

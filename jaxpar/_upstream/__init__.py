@@ -182,11 +182,7 @@ def rule_of_vjp(rule: WrappedFun, change: Callable[[ClosedJaxpr], ClosedJaxpr]) 
 
 
 def backward_rule(rule: WrappedFun, change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> WrappedFun:
-    """Wrap the `bwd` of a custom_vjp_call with a change of a function from arrays to arrays.
-
-    Its results include symbolic zeros, which are not arrays, and later versions of JAX return more than
-    cotangents.
-    """
+    """Wrap the `bwd` of a custom_vjp_call with a change of a function from arrays to arrays."""
 
     def changed(*args: Any) -> Any:
         captured: list[Any] = []
@@ -247,14 +243,10 @@ class _Intercepting(core.Trace):
 def intercepted(before: Before, after: Callable[[Any], Any]) -> Iterator[None]:
     """Intercept each operation while a function is traced, in this thread only.
 
-    JAX's own transformations are such traces, but JAX offers no public way to make one. Rewriting the
-    finished program would be too late, because its constants are rounded by then. The bodies of jit, scan and
-    cond are traced separately and are not intercepted.
-
-    Args:
-      before: called with an operation's primitive, arguments and parameters; returns new arguments and
-        parameters.
-      after: called with the operation's result; returns a new one.
+    `before` returns new arguments and parameters of an operation, `after` a new result. JAX's own
+    transformations are such traces, but JAX offers no public way to make one. Rewriting the finished program
+    would be too late, because its constants are rounded by then. The bodies of jit, scan and cond are traced
+    separately and are not intercepted.
     """
     with core.set_current_trace(_Intercepting(core.trace_ctx.trace, before, after)):
         yield
@@ -313,10 +305,9 @@ def reached_preemption_sync_point(step: int) -> bool:
 
 
 def concrete(x: Any) -> Any:
-    """Return the concrete array of an eager derivative's tracer, or None if it is abstract.
+    """Return the concrete array of an eager derivative's tracer, or None if it is abstract; arrays unchanged.
 
-    An array is returned as it is. `Tracer.to_concrete_value` is what JAX's own `bool(x)` uses; only this
-    reveals a traced value's device.
+    `Tracer.to_concrete_value` is what JAX's own `bool(x)` uses; only this reveals a traced value's device.
     """
     return x.to_concrete_value() if isinstance(x, jax.core.Tracer) else x
 

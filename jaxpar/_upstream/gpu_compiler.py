@@ -1,7 +1,6 @@
 """gpu_compiler: JAX's names around XLA's compiler for GPUs that this host does not have.
 
-The compiler is part of a JAX plugin, which also runs programs if there is a driver. Here it must compile
-without one.
+The compiler is part of a JAX plugin, which also runs programs if there is a driver.
 """
 
 from __future__ import annotations
@@ -31,11 +30,9 @@ def compile_only(device: jax.Device) -> bool:
 def gpu_topology(shape: str, target: str, start: Callable[[], object]) -> tuple[jax.Device, ...] | None:
     """Return the GPUs of `1x<hosts>x<devices>` for a GpuTargetConfigProto, or None without a compiler.
 
-    Args:
-      start: starts JAX with this host's devices. The plugin must be loaded afterwards, because JAX would
-        otherwise try to run on GPUs, and abort without a driver.
-
-    `jax.experimental.topologies` is JAX's interface, but cannot load a plugin whose check for cuDNN failed.
+    `start` starts JAX with this host's devices. The plugin must be loaded afterwards, because JAX would
+    otherwise try to run on GPUs, and abort without a driver. `jax.experimental.topologies` is JAX's
+    interface, but cannot load a plugin whose check for cuDNN failed.
     """
     from jax.experimental import topologies
 
@@ -49,7 +46,6 @@ def gpu_topology(shape: str, target: str, start: Callable[[], object]) -> tuple[
 
 
 def _load_gpu_compiler() -> bool:
-    """Load the first installed plugin, as a compiler only; return whether there is one."""
     name = next((name for name in PLUGINS if _is_installed(name)), None)
     if name is None:
         return False
@@ -76,8 +72,6 @@ def _is_installed(name: str) -> bool:
 
 @contextmanager
 def _muted(logger: str, text: str) -> Iterator[None]:
-    """Suppress log records that contain `text`, such as the traceback of a plugin without cuDNN."""
-
     def unless(record: logging.LogRecord) -> bool:
         return text not in record.getMessage()
 

@@ -1,9 +1,8 @@
 """start: find the line of the program that started JAX, for errors about starting too early.
 
 JAX starts when something first makes an array, possibly a default value: `def __init__(self,
-rngs=nnx.Rngs(0))` makes one at import. Afterwards that line cannot be determined, so this wraps the one
-function that starts the CPU backend, which `xla_bridge._backend_factories` holds; JAX has no public
-notification of its start.
+rngs=nnx.Rngs(0))` makes one at import. This wraps the one function that starts the CPU backend, which
+`xla_bridge._backend_factories` holds; JAX has no public notification of its start.
 """
 
 from __future__ import annotations
@@ -50,7 +49,6 @@ class _Watched:
 
 
 def _innermost(frame: types.FrameType | None) -> str | None:
-    """Return the innermost line outside the libraries."""
     while frame is not None:
         module = frame.f_globals.get("__name__", "").partition(".")[0]
         if module not in _LIBRARIES and not frame.f_code.co_filename.startswith("<frozen"):
@@ -60,10 +58,6 @@ def _innermost(frame: types.FrameType | None) -> str | None:
 
 
 def started_by() -> str:
-    """Describe what started JAX.
-
-    If that was not recorded, the likely cause is a function with an array among its default values.
-    """
     if _line is not None:
         return f"JAX was started at {_line}"
     location = _default()
@@ -73,7 +67,6 @@ def started_by() -> str:
 
 
 def _default() -> str | None:
-    """Find a function of the program with an array, or random streams, among its defaults."""
     for f in gc.get_objects():
         # Not isinstance, which reads __class__: one of torch's objects warns when that is read.
         if type(f) is not types.FunctionType or (f.__module__ or "").partition(".")[0] in _LIBRARIES:

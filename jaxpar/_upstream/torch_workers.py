@@ -9,9 +9,8 @@ from typing import Any
 def set_torch_worker(worker: int, workers: int, seed: int, dataset: Any) -> None:
     """Make this process a worker for `torch.utils.data.get_worker_info`, seeded like torch's own.
 
-    torch has no public function for this. Without it, every worker would read an iterable data set completely
-    instead of the share that the data set selects by `torch.utils.data.get_worker_info`. The data set has
-    already imported torch.
+    torch has no public function for this, without which every worker would read an iterable data set
+    completely. The data set has already imported torch.
     """
     torch = sys.modules["torch"]
     worker_module = torch.utils.data._utils.worker

@@ -1,8 +1,8 @@
 """powersgd: send two thin matrices whose product approximates each large gradient.
 
 M = P Q^T with r columns in P and Q: (n + m) r numbers instead of n m. The approximation error is added to the
-replica's next gradient. [n, m] is torch's [out, in]: n is the number of rows of torch's weight. In Flax, the
-last axis of a kernel is the output, so the axes are permuted to torch's order.
+replica's next gradient. [n, m] is torch's [out, in]; Flax's kernels have the output last, so their axes are
+permuted.
 
 Sources: Vogels et al. 2019, and torch's distributed/algorithms/ddp_comm_hooks/powerSGD_hook.py, whose numbers
 this reproduces (docs/semantics.md rows H5, H6).
@@ -190,7 +190,6 @@ def _large(settings: _PowerSGDSettings, shapes: Sequence[Shape]) -> list[_Compre
 
 
 def _orthogonal(epsilon: float, x: jax.Array) -> jax.Array:
-    """Return [n, r] orthonormal columns with the same span."""
     r = x.shape[1]
     if r > 2 and x.dtype not in (jnp.float16, jnp.bfloat16):
         return jnp.linalg.qr(x)[0]
@@ -224,7 +223,6 @@ def _queries(
 def _draw(
     settings: _PowerSGDSettings, large: tuple[_Compressed, ...], dtypes: tuple[Any, ...], number: Any
 ) -> list:
-    """Draw torch's random Q of a call: each call number has its own seed, from RandomState."""
     seeds = np.random.RandomState(settings.seed).randint(1_000_000_000, size=int(number) + 1)
     generator = Generator(int(seeds[-1]))
     return [generator.randn(1, *q, dtype=dtype)[0] for (_, q), dtype in zip(large, dtypes, strict=True)]

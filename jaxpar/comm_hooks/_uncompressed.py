@@ -1,7 +1,7 @@
 """Hooks that send gradients uncompressed, or not at all.
 
-torch splits gradients into buckets of 25 MiB so that communication can start before the backward pass ends
-(docs/semantics.md row D19). Here all gradients form one message, together with the loss and the buffers.
+torch splits gradients into buckets of 25 MiB (docs/semantics.md row D19). Here all gradients form one
+message, together with the loss and the buffers.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""CommHook: the interface of a hook, and Bucket, its argument.
-
-torch's hook is a function of a mutable state and a bucket, and returns a future. Here it is a pair of pure
-functions, as in optax: per-replica state is an input and an output, and the reduction is traced into the
-step, where XLA schedules the communication (docs/semantics.md row H1).
-"""
+"""CommHook: the interface of a hook, and Bucket, its argument (docs/semantics.md row H1)."""
 
 from __future__ import annotations
 

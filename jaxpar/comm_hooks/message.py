@@ -30,7 +30,6 @@ class Message:
         self._summed: list[jax.Array] | None = None if others else []
 
     def sum(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
-        """Return each array's sum, on every replica."""
         if self._summed is not None:
             return self._send(list(arrays))
         summed = self._send([*arrays, *self._others])
@@ -38,7 +37,6 @@ class Message:
         return summed[: len(arrays)]
 
     def others(self) -> list[jax.Array]:
-        """Return the sums of the other arrays."""
         if self._summed is None:
             # No hook has summed through this message, so the other arrays are sent alone.
             self.sum([])

@@ -68,7 +68,6 @@ def reduce(x: jax.Array, W: int, op: str) -> jax.Array:
 
 
 def _divided(total: jax.Array, W: int) -> jax.Array:
-    """Divide by W, rounding once."""
     if jnp.issubdtype(total.dtype, jnp.complexfloating):
         return jax.lax.complex(_divided(total.real, W), _divided(total.imag, W))
     # If XLA saw the constant, it would multiply by 1 / W, which is rounded itself.
@@ -81,7 +80,6 @@ def gather(x: jax.Array, W: int, option: str) -> list[jax.Array]:
 
 
 def send(x: jax.Array, W: int, src: str) -> jax.Array:
-    """Send rank `src`'s array to all ranks, bit for bit."""
     # A sum of integers of which all but one are 0 is exact, also for the bits of -0.0 and NaN. A sum of the
     # floats would turn -0.0 into 0.0 and could change the bits of a NaN.
     bits = _bits(x)

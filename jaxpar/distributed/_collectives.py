@@ -1,7 +1,7 @@
 """Collectives on process-local arrays: each rank passes its array and gets one or all results.
 
-torch's collectives write into tensors; these return arrays, so torch's output arguments do not exist:
-`gather(x)` has no `gather_list`. There is no `async_op`, because JAX dispatches asynchronously anyway.
+These return arrays, so torch's output arguments do not exist: `gather(x)` has no `gather_list`. There is no
+`async_op`, because JAX dispatches asynchronously anyway.
 """
 
 from __future__ import annotations
@@ -91,8 +91,7 @@ def all_gather(x: PyTree, group: ProcessGroup = None, *, uneven: bool = False) -
 
     Raises: as `all_reduce`.
 
-    torch counterpart: `torch.distributed.all_gather`, which fills a list. It supports uneven sizes with NCCL
-    only; gloo raises.
+    torch counterpart: `torch.distributed.all_gather`, which supports uneven sizes with NCCL only.
 
     >>> import jax.numpy as jnp
     >>> import jaxpar.distributed as dist
@@ -116,9 +115,7 @@ def all_gather(x: PyTree, group: ProcessGroup = None, *, uneven: bool = False) -
 def all_gather_into_tensor(x: PyTree, group: ProcessGroup = None) -> PyTree:
     """Concatenate every rank's array [k, ...] to [W*k, ...], on every rank; scalars become [W].
 
-    A rank outside the group gets None and a warning.
-
-    Raises: as `all_reduce`.
+    A rank outside the group gets None and a warning. Raises: as `all_reduce`.
 
     torch counterpart: `torch.distributed.all_gather_into_tensor`.
 

@@ -125,7 +125,6 @@ class Door:
             self._forget(visitor)
 
     def _departed(self, connection: socket.socket) -> list[Visitor]:
-        """Remove a readable guest: its rank has ended, or sends more than a rank does."""
         guest = self.guests[connection]
         try:
             connection.recv(1)
@@ -164,7 +163,6 @@ class Door:
             raise Stranger("it left, or sends too much")
 
     def _understand(self, visitor: Visitor, line: bytes) -> None:
-        """Handle a complete line: first the greeting, then the sealed hello."""
         if visitor.session is None:
             greeted = GREETING.fullmatch(line)
             if greeted is None:

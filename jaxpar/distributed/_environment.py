@@ -30,8 +30,6 @@ LOCAL_WORLD_SIZE."""
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """Rank, world size and rank 0's address, before the rendezvous. A world of size 1 has no address."""
-
     rank: int
     size: int
     host: str = ""
@@ -173,7 +171,6 @@ def _scheduler() -> tuple[str, ...] | None:
 
 
 def _in_cluster() -> bool:
-    """Whether this process runs in a Kubernetes job or a TPU pod, whose ranks JAX detects."""
     from .._upstream import in_cloud_tpu_vm
 
     return "JOB_COMPLETION_INDEX" in os.environ or in_cloud_tpu_vm()

@@ -30,7 +30,6 @@ def on(kind: str, listener: Listener) -> None:
 
 
 def send(kind: str, **fields: object) -> None:
-    """Send a message to all ranks, including this one."""
     group = current()
     assert group is not None
     # The counter gives every message a number of its own, also if two ranks send at once.

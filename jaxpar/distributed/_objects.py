@@ -133,15 +133,12 @@ def scatter_object_list(
     *,
     allow_pickle: bool = False,
 ) -> Any:
-    """Send object r of rank `src`'s list to rank r.
+    """Send object r of rank `src`'s list to rank r, and return it there.
 
     Args:
       scatter_object_output_list: its first entry is replaced.
       scatter_object_input_list: on `src` one object per rank of the group; ignored on the others.
-      src, group_src: as in `broadcast_object_list`. group, allow_pickle: as in `all_gather_object`.
-
-    Returns:
-      The object. A rank outside the group gets None and a warning.
+      src, group_src, group, allow_pickle: as in `broadcast_object_list`.
 
     Raises: as `all_gather_object`; GroupError if the output list is empty.
 

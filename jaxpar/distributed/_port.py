@@ -19,8 +19,6 @@ NOT_LOCAL = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 class ListeningPort(NamedTuple):
-    """Listening sockets, one per address that the host name resolves to."""
-
     listeners: list[socket.socket]
     everywhere: bool
     """Whether the sockets listen on all interfaces, because no interface has the address."""
@@ -93,7 +91,6 @@ def loopback(host: str) -> bool:
 
 
 def keep(port: ListeningPort) -> contextlib.ExitStack | None:
-    """Reserve the port for JAX's coordinator with second sockets; return None if that fails."""
     # The listeners close before the coordinator binds; in between a different program could take the port.
     # The reserving sockets do not listen; they and the coordinator (gRPC) both set SO_REUSEPORT.
     if not hasattr(socket, "SO_REUSEPORT"):

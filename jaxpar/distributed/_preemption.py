@@ -37,9 +37,8 @@ def preempted(step: int) -> bool:
       step: the step number, increasing, equal on all ranks.
 
     Returns:
-      True at one step, the same on all ranks, after any rank has received SIGTERM. Without a process group:
-      True once SIGTERM has arrived. The first call from the main thread installs a handler, which calls the
-      previous handler.
+      True at one step, the same on all ranks, after any rank has received SIGTERM. Without a group: True
+      once SIGTERM has arrived; the first call from the main thread installs the handler.
 
     Raises:
       BackendError: JAX's preemption service is disabled (`JAX_ENABLE_PREEMPTION_SERVICE=0`).

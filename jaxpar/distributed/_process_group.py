@@ -143,7 +143,6 @@ def _join(start: Start, timeout: float) -> None:
 
 
 def _devices_of(start: Start) -> list[int] | None:
-    """Return the GPU of LOCAL_RANK if a host has several processes, as in torch; None lets JAX decide."""
     if start.local_rank is None or (start.local_size or 1) == 1 or os.environ.get("JAX_LOCAL_DEVICE_IDS"):
         return None
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -175,7 +174,6 @@ def _check_devices() -> None:
 
 
 def _part(group: Group) -> None:
-    """Wait until all ranks have finished, then shut JAX down, which neither waits nor aborts any more."""
     import jax
 
     text = "rank %s is at its end and waits for the others, which it would end by leaving."

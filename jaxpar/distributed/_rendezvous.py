@@ -78,8 +78,6 @@ def meet(start: Start, timeout: float, own_hello: Line | None = None, secret: Se
 
 
 class _Host:
-    """Rank 0's side, which serves all ranks in one thread."""
-
     def __init__(self, start: Start, own_hello: Line, timeout: float, secret: Secret):
         self.start, self.timeout, self.secret = start, timeout, secret
         self.deadline = time.monotonic() + timeout
@@ -164,7 +162,6 @@ class _Host:
         return " ".join([text, *(f"Turned away: {other}" for other in others if other)])
 
     def _strangers(self) -> dict[str, str]:
-        """Return texts, by reason, about rejected connections that may be ranks."""
         counts = self.door.turned_away
         texts = {
             "secret": f"connections ({counts['secret']}) with another secret than rank 0's, which comes from "
@@ -270,7 +267,6 @@ def _taken(start: Start, own_hello: Line, error: OSError, secret: Secret) -> str
 
 
 def _guest(start: Start, own_hello: Line, timeout: float, secret: Secret) -> Meeting:
-    """Connect to rank 0 until it listens, and wait for its answer."""
     began = time.monotonic()
     deadline, pause, remind = began + timeout, 0.02, began + 15
     reason, refusal = "nothing answered", ""
@@ -327,7 +323,6 @@ def _line(message: Line) -> bytes:
 
 
 def read(text: bytes) -> Line | None:
-    """Parse a hello; return None if the text is not a valid hello."""
     try:
         message = json.loads(text)
     except (ValueError, RecursionError):  # deeply nested JSON exhausts the stack

@@ -158,7 +158,6 @@ def check() -> None:
 
 
 def first_missed(waiting_rank: BegunCalls, other_rank: BegunCalls, rank: int) -> Begun | None:
-    """Return the first call on `waiting_rank` that needs `rank`, and that `rank`, at `other_rank`, lacks."""
     calls = [
         begun
         for name, begun in waiting_rank.items()
@@ -206,7 +205,6 @@ def _outside(frame: FrameType) -> FrameType:
 
 @functools.cache
 def _libraries() -> tuple[str, ...]:
-    """Return path prefixes of code that is not the user's."""
     import flax
     import jax
 

@@ -41,17 +41,14 @@ class Group:
 
     @property
     def me(self) -> int:
-        """This process's rank in the default group."""
         return self.ranks[self.rank]
 
     @property
     def folder(self) -> str:
-        """Prefix of the group's keys in the coordinator's store."""
         return f"{self.generation}/{self.name}" if self.name else str(self.generation)
 
     @functools.cached_property
     def numbers(self) -> dict[int, int]:
-        """Ranks in this group by global rank."""
         return {rank: i for i, rank in enumerate(self.ranks)}
 
     def __str__(self) -> str:
@@ -59,8 +56,6 @@ class Group:
 
 
 class NonMember:
-    """Type of `GroupMember.NON_GROUP_MEMBER`, which `new_group` returns outside the group."""
-
     ranks = ()
 
     def __repr__(self) -> str:
@@ -114,7 +109,6 @@ def leave() -> None:
 
 
 def register(group: Group) -> Group:
-    """Register a subgroup until `forget` or the end of the default group."""
     return _process.subgroups.setdefault(group.name, group)
 
 
@@ -190,10 +184,7 @@ def is_initialized() -> bool:
 
 
 def get_rank(group: ProcessGroup = None) -> int:
-    """Return this process's rank in the group, -1 if it is not a member.
-
-    Raises:
-      GroupError: no process group is initialized (torch's ValueError).
+    """Return this process's rank in the group, -1 if it is not a member; raise GroupError without a group.
 
     torch counterpart: `torch.distributed.get_rank`.
     """
@@ -206,16 +197,15 @@ def get_rank(group: ProcessGroup = None) -> int:
 def get_world_size(group: ProcessGroup = None) -> int:
     """Return the number of processes in the group, -1 if this process is not a member.
 
-    Raises:
-      GroupError: no process group is initialized (torch's ValueError).
+    Raises: GroupError, as `get_rank` (torch's ValueError).
+
+    torch counterpart: `torch.distributed.get_world_size`.
 
     >>> import jaxpar.distributed as dist
     >>> dist.init_process_group()
     >>> dist.get_rank(), dist.get_world_size()
     (0, 1)
     >>> dist.destroy_process_group()
-
-    torch counterpart: `torch.distributed.get_world_size`.
     """
     default = default_group()
     if isinstance(group, NonMember):
@@ -242,10 +232,7 @@ def get_process_group_ranks(group: ProcessGroup = None) -> list[int]:
 
 
 def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
-    """Convert a rank of the default group to a rank of `group`.
-
-    Raises:
-      GroupError: the rank is not a member.
+    """Convert a rank of the default group to a rank of `group`; raise GroupError for ranks outside.
 
     torch counterpart: `torch.distributed.get_group_rank`.
     """
@@ -257,10 +244,7 @@ def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
 
 
 def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
-    """Convert a rank of `group` to a rank of the default group.
-
-    Raises:
-      GroupError: the group has no such rank.
+    """Convert a rank of `group` to a rank of the default group; raise GroupError if there is no such rank.
 
     torch counterpart: `torch.distributed.get_global_rank`.
     """
@@ -298,7 +282,6 @@ def root(
 
 
 def __getattr__(name: str) -> Group | None:
-    """Provide `dist.group.WORLD`, as in torch."""
     # A module attribute would be bound at import time, before there is a group.
 
     if name == "WORLD":

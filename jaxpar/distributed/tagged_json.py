@@ -38,7 +38,7 @@ def encode(
 ) -> Json:
     """Encode a value as JSON.
 
-    `rule` encodes a value of any other type, or raises, and gets the name for the error; `key_name` formats a
+    `rule` encodes a value of a further type, or raises, and gets the name for the error; `key_name` formats a
     dict key's name. `levels` limits the nesting, unless it is negative.
 
     >>> encode({"epoch": 3, "done": (True, None)}, "state", rule=None)
