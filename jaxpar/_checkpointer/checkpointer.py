@@ -24,10 +24,7 @@ from .store import Store
 from .warn import warn
 
 REQUEUE = 75
-"""Exit code EX_TEMPFAIL: the state is saved and the job should be restarted.
-
-`jaxpar launch` and batch systems recognize it.
-"""
+"""Exit code EX_TEMPFAIL, by which `jaxpar launch` and batch systems know that a job should be restarted."""
 
 
 class Checkpointer:

@@ -64,10 +64,7 @@ ELSEWHERE = {
         "parity finds torch's dropout layers by their common class; a list of the public ones would do"
     ),
 }
-"""Names that other files subclass or replace: the reason, and a possible substitute.
-
-torch's names can go once torch's DataParallel runs on CPU tensors.
-"""
+"""Names that other files subclass or replace: the reason, and a possible substitute."""
 
 # --------------------------------------------------------------------------------------- JAX's programs
 #
@@ -204,6 +201,17 @@ def backward_rule(rule: WrappedFun, change: Callable[[Callable[..., Any]], Calla
     return wrap_init(changed, debug_info=rule.debug_info)
 
 
+def _passed_on(method: str) -> Any:
+    """Return a method that calls the outer trace's, and changes the outputs."""
+
+    def call(self: _Intercepting, *args: Any, **kwargs: Any) -> Any:
+        outputs = getattr(self.outer, method)(*args, **kwargs)
+        with core.set_current_trace(self.outer):
+            return self.after(outputs)
+
+    return call
+
+
 class _Intercepting(core.Trace):
     """A trace that forwards everything to an outer trace, with changes before and after."""
 
@@ -218,25 +226,11 @@ class _Intercepting(core.Trace):
             args, params = self.before(primitive, args, params)
             return self.after(primitive.bind(*args, **params))
 
-    def stage_value(self, val: Any) -> Any:
-        return self._passed_on("stage_value", val)
-
-    def process_call(self, *args: Any, **kwargs: Any) -> Any:
-        return self._passed_on("process_call", *args, **kwargs)
-
-    def process_custom_jvp_call(self, *args: Any, **kwargs: Any) -> Any:
-        return self._passed_on("process_custom_jvp_call", *args, **kwargs)
-
-    def process_custom_vjp_call(self, *args: Any, **kwargs: Any) -> Any:
-        return self._passed_on("process_custom_vjp_call", *args, **kwargs)
-
-    def process_shard_map(self, *args: Any, **kwargs: Any) -> Any:
-        return self._passed_on("process_shard_map", *args, **kwargs)
-
-    def _passed_on(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        outputs = getattr(self.outer, method)(*args, **kwargs)
-        with core.set_current_trace(self.outer):
-            return self.after(outputs)
+    stage_value = _passed_on("stage_value")
+    process_call = _passed_on("process_call")
+    process_custom_jvp_call = _passed_on("process_custom_jvp_call")
+    process_custom_vjp_call = _passed_on("process_custom_vjp_call")
+    process_shard_map = _passed_on("process_shard_map")
 
 
 @contextmanager

@@ -56,13 +56,7 @@ def bf16_compress_wrapper(hook: CommHook) -> CommHook:
 
 # `allreduce`, because it divides before the sum, which could overflow in float16.
 fp16_compress = fp16_compress_wrapper(allreduce)
-"""The mean in float16: cast, divided, summed, cast back.
-
-torch counterpart: `fp16_compress_hook` (docs/semantics.md row H3).
-"""
+"""The mean in float16: cast, divided, summed, cast back, as torch's `fp16_compress_hook` (row H3)."""
 
 bf16_compress = bf16_compress_wrapper(allreduce)
-"""The mean in bfloat16: cast, divided, summed, cast back.
-
-torch counterpart: `bf16_compress_hook` (docs/semantics.md row H3), which needs NCCL; this does not.
-"""
+"""The mean in bfloat16, as torch's `bf16_compress_hook` (docs/semantics.md row H3), which needs NCCL."""

@@ -23,7 +23,8 @@ def _mean(state: PyTree, bucket: Bucket) -> tuple[PyTree, list[jax.Array]]:
     return state, bucket.sum([g * jnp.asarray(1 / bucket.replicas, g.dtype) for g in bucket.gradients])
 
 
-# A separate function, although the bits are the same: its expression is torch's `allreduce_hook`.
+# XLA compiles the division to a product with 1/W, so the bits are the same: a separate function, because its
+# expression is torch's `allreduce_hook`.
 def _sum_of_quotients(state: PyTree, bucket: Bucket) -> tuple[PyTree, list[jax.Array]]:
     return state, bucket.sum([g / bucket.replicas for g in bucket.gradients])
 
@@ -36,13 +37,7 @@ mean = CommHook(_no_state, _mean)
 """The default. torch counterpart: DistributedDataParallel without a hook (docs/semantics.md row D4)."""
 
 allreduce = CommHook(_no_state, _sum_of_quotients)
-"""The mean by division, which XLA compiles to a product with 1/W: bit-identical to the default.
-
-torch counterpart: `allreduce_hook` (docs/semantics.md row H2).
-"""
+"""The mean by division, bit-identical to the default; torch's `allreduce_hook` (docs/semantics.md row H2)."""
 
 noop = CommHook(_no_state, _unreduced)
-"""No reduction, so replicas diverge: only for measuring the cost of communication.
-
-torch counterpart: `noop_hook` (docs/semantics.md row H8).
-"""
+"""No reduction, to measure the cost of communication; torch's `noop_hook` (docs/semantics.md row H8)."""

@@ -161,10 +161,7 @@ def broadcast(
       group: as in `all_gather`.
       src, group_src: the sending rank, as a rank of the default group or of `group`. 0 if both are omitted.
 
-    Returns:
-      The tree. A rank outside the group gets `x` itself and a warning.
-
-    Raises: as `all_reduce`; GroupError if `src` does not exist.
+    Returns and Raises: as `all_reduce`; GroupError if `src` does not exist.
 
     torch counterpart: `torch.distributed.broadcast`, which works in place and has no default `src`.
 

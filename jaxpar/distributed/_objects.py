@@ -169,9 +169,7 @@ def _where(object_gather_list: list[Any] | None, size: int, is_dst: bool) -> Pro
 def _to_scatter(group: Group, objects: list[Any] | None, allow_pickle: bool) -> tuple[list[str], Problem]:
     if objects is None:
         return [], GroupError("source rank must provide non-None scatter_object_input_list")
-    problem = None
-    if len(objects) != group.size:
-        problem = _entries("scatter_object_input_list", len(objects), group.size)
+    problem = _short(objects, group.size, "scatter_object_input_list", exact=True)
     names = [f"scatter_object_input_list[{i}]" for i in range(len(objects))]
     return _texts(objects, names, allow_pickle, problem)
 
@@ -189,13 +187,11 @@ def _texts(
         return [], error
 
 
-def _short(object_list: list[Any] | None, size: int, name: str) -> Problem:
+def _short(object_list: list[Any] | None, size: int, name: str, exact: bool = False) -> Problem:
     # As in torch, a longer list keeps its remaining entries, so one list may serve groups of all sizes.
-    return None if object_list is None or len(object_list) >= size else _entries(name, len(object_list), size)
-
-
-def _entries(name: str, have: int, size: int) -> GroupError:
-    return GroupError(f"{name} has {have} entries for {size} ranks; it needs one for each.")
+    if object_list is None or len(object_list) == size or (len(object_list) > size and not exact):
+        return None
+    return GroupError(f"{name} has {len(object_list)} entries for {size} ranks; it needs one for each.")
 
 
 def _call(function: str, allow_pickle: bool, **same: int) -> str:

@@ -105,8 +105,13 @@ def destroy_process_group(group: ProcessGroup = None) -> None:
         forget(registered(group, "destroy_process_group"))
         return
     if default.size > 1:
+        import jax
+
+        from .._upstream import clear_backends
+
         _part(default)
-        _restart()
+        clear_backends()
+        jax.clear_caches()
     leave()
 
 
@@ -191,15 +196,6 @@ def _part(group: Group) -> None:
     step_agreement.forget()
     partial_exchange.forget()
     jax.distributed.shutdown()
-
-
-def _restart() -> None:
-    import jax
-
-    from .._upstream import clear_backends
-
-    clear_backends()
-    jax.clear_caches()
 
 
 def _at_end() -> None:

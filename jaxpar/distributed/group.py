@@ -135,16 +135,14 @@ def default_group() -> Group:
 
 def member(group: object, function: str) -> Group | None:
     """Resolve a `group=` argument; on a rank outside the group return None with torch's warning."""
-    default = default_group()
-    if group is None:
-        return default
     if isinstance(group, NonMember):
+        global_rank = default_group().rank
         warnings.warn(
-            f"Running {function} on global rank {default.rank} which does not belong to the given group.",
+            f"Running {function} on global rank {global_rank} which does not belong to the given group.",
             stacklevel=3,
         )
         return None
-    return registered(group, function)
+    return _resolved(group, function)
 
 
 def registered(group: object, function: str) -> Group:
@@ -154,6 +152,11 @@ def registered(group: object, function: str) -> Group:
         f"{function}: group {group!r} is not registered, please create group with "
         "jaxpar.distributed.new_group."
     )
+
+
+def _resolved(group: object, function: str) -> Group:
+    default = default_group()
+    return default if group is None else registered(group, function)
 
 
 def rank() -> int:
@@ -188,10 +191,8 @@ def get_rank(group: ProcessGroup = None) -> int:
 
     torch counterpart: `torch.distributed.get_rank`.
     """
-    default = default_group()
-    if isinstance(group, NonMember):
-        return -1
-    return default.rank if group is None else registered(group, "get_rank").rank
+    default_group()
+    return -1 if isinstance(group, NonMember) else _resolved(group, "get_rank").rank
 
 
 def get_world_size(group: ProcessGroup = None) -> int:
@@ -207,10 +208,8 @@ def get_world_size(group: ProcessGroup = None) -> int:
     (0, 1)
     >>> dist.destroy_process_group()
     """
-    default = default_group()
-    if isinstance(group, NonMember):
-        return -1
-    return default.size if group is None else registered(group, "get_world_size").size
+    default_group()
+    return -1 if isinstance(group, NonMember) else _resolved(group, "get_world_size").size
 
 
 def get_process_group_ranks(group: ProcessGroup = None) -> list[int]:
@@ -227,8 +226,7 @@ def get_process_group_ranks(group: ProcessGroup = None) -> list[int]:
     [0]
     >>> dist.destroy_process_group()
     """
-    default = default_group()
-    return list((default if group is None else registered(group, "get_process_group_ranks")).ranks)
+    return list(_resolved(group, "get_process_group_ranks").ranks)
 
 
 def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
@@ -236,8 +234,7 @@ def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
 
     torch counterpart: `torch.distributed.get_group_rank`.
     """
-    default = default_group()
-    pg = default if group is None else registered(group, "get_group_rank")
+    pg = _resolved(group, "get_group_rank")
     if global_rank not in pg.numbers:
         raise GroupError(f"Global rank {global_rank} is not part of group {list(pg.ranks)}.")
     return pg.numbers[global_rank]
@@ -248,8 +245,7 @@ def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
 
     torch counterpart: `torch.distributed.get_global_rank`.
     """
-    default = default_group()
-    pg = default if group is None else registered(group, "get_global_rank")
+    pg = _resolved(group, "get_global_rank")
     if not 0 <= group_rank < pg.size:
         raise GroupError(f"Group rank {group_rank} is not part of group {list(pg.ranks)}.")
     return pg.ranks[group_rank]

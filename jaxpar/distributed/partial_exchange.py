@@ -25,9 +25,9 @@ Counts = dict[str, int]
 """Calls begun by a rank, by name, counting only calls that need rank 0 and a second rank."""
 
 _sent: Counter[tuple[int, str]] = Counter()
-"""Number of entries in this rank's stream, by group generation and attendance."""
+"""Number of entries in this rank's stream, by group generation and name."""
 _read: Counter[tuple[int, str, int]] = Counter()
-"""On rank 0: number of entries read, by group generation, attendance and rank."""
+"""On rank 0: number of entries read, by group generation, name and rank."""
 _early: dict[tuple[int, str, int], dict[str, Any]] = {}
 """On rank 0: entries that belong to a later call."""
 _calls: Counter[tuple[int, str]] = Counter()
@@ -151,20 +151,18 @@ def go_by() -> None:
     assert log is not None
     # The main thread and the message thread both get here.
     with _lock:
-        missed = [
-            pending for pending in _pending if _beyond(_counts_without(log, group, pending[0]), pending[2])
-        ]
+        missed = []
+        for pending in _pending:
+            counts = log.counts(0)
+            # This rank's own texts for the same call do not pass it.
+            counts.pop(f"{pending[0]} of rank {group.rank}", None)
+            if _beyond(counts, pending[2]):
+                missed.append(pending)
         for pending in missed:
             _pending.remove(pending)
         log.after = go_by if _pending else None
     for what, call, _ in missed:
         _send(group, what, {"passed": call})
-
-
-def _counts_without(log: call_log.CallLog, group: Group, what: str) -> Counts:
-    counts = log.counts(0)
-    counts.pop(f"{what} of rank {group.rank}", None)
-    return counts
 
 
 def take_along(text: str, code: int) -> NoReturn:
