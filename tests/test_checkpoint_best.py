@@ -13,7 +13,7 @@ from test_checkpoint_ranks import START
 
 from jaxpar import Checkpointer
 from jaxpar._checkpointer.best import BestStore
-from jaxpar._checkpointer.metric import Metric
+from jaxpar._checkpointer.step import Metric
 from jaxpar.errors import CheckpointError
 
 NAN, INF = float("nan"), float("inf")

@@ -20,7 +20,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from jaxpar.distributed._object_text import from_text, to_text
+from jaxpar.distributed._objects import from_text, to_text
 from jaxpar.errors import LeafError
 
 sys.path.insert(0, str(Path(__file__).parent / "gloo"))

@@ -1,10 +1,9 @@
 """Checkpointer: atomic, verified checkpoints of a training run.
 
-Saving starts in `item` (which objects can be saved), takes a `snapshot` of their values, encodes small values
-with `json_values`, and passes everything to `saver`. `store` manages the directory of steps under a `lock`,
-`best` the directory of best steps by a `metric`, and `step` the folder of one step; its docstring explains
-why one layer of digests is enough. `reading` restores a step and uses `fit` to compare it with the objects
-that it updates. `ranks` holds the agreement between processes, `background` the thread.
+Saving takes a `snapshot` of the `item`s' values and passes it to `saver`. `store` manages the directory of
+steps under a `lock`, `best` the best steps, and `step` the folder of one step; its docstring explains why one
+layer of digests is enough. `reading` restores a step and uses `fit` to compare it with the objects that it
+updates. `ranks` holds the agreement between processes, `background` the thread.
 """
 
 from .checkpointer import Checkpointer as Checkpointer

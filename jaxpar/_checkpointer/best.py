@@ -7,8 +7,7 @@ import math
 from pathlib import Path
 
 from ..errors import CheckpointError
-from .metric import Metric
-from .step import Damage, read_manifest
+from .step import Damage, Metric, read_manifest
 from .store import Store
 
 BEST = "best"

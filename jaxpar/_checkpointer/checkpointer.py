@@ -14,12 +14,11 @@ from .._typing import PyTree
 from ..errors import CheckpointError
 from .best import BEST, BestStore
 from .item import TreeItem, item_of
-from .metric import Metric
 from .ranks import preempted, size, take_along
 from .reading import Restored as Restored
 from .reading import restore
 from .saver import Saver
-from .step import Damage, check_step
+from .step import Damage, Metric, check_step
 from .store import Store
 from .warn import warn
 

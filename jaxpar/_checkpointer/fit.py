@@ -1,7 +1,6 @@
 """Compare a checkpoint with the objects to restore: names, shapes and dtypes, leaf by leaf.
 
-Only the manifest is read, so a checkpoint with a gigantic shape is refused before any such array is
-allocated. torch's `load_state_dict` also compares names and shapes, but casts dtypes silently.
+Only the manifest is read, so a gigantic shape is refused before any such array is allocated.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The kinds of objects that can be saved: NNX objects, pytrees, and objects with a state of their own.
 
-An item has named leaves. Arrays become files; numbers, strings and random streams are stored in the manifest
-(see `ranks`). An object's own state is one opaque leaf, whose structure is not compared.
+An item has named leaves: arrays become files, the rest is stored in the manifest. An object's own state is
+one opaque leaf.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """A lock for the single writer of a directory, which the kernel releases when its holder dies.
 
-Two runs that write to one directory would remove each other's unfinished steps. A lock file that locks by
-existing would survive `kill -9`, so this uses `flock`. The file itself is never removed: otherwise two
-processes could lock two files with one name.
+The file is never removed: otherwise two processes could lock two files with one name.
 """
 
 from __future__ import annotations

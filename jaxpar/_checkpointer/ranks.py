@@ -1,11 +1,9 @@
 """Agreement between processes about saving and restoring.
 
-Parameters and statistics are equal on all ranks, so rank 0 alone writes them, without help from the others,
-and all ranks read them. Small values may differ: data positions, random streams. Each participating rank
-sends its values to rank 0, which stores them once if they are equal, otherwise once per rank. Rank 0 does not
-write until every other rank has either joined or moved on (`distributed.partial_exchange`), so a step never
-lacks a slow rank's values. Nothing keeps large arrays in an object's state equal, so their digests are
-compared, and a difference is refused.
+Parameters are equal on all ranks, so rank 0 alone writes them. Small values may differ: each participating
+rank sends them to rank 0, which stores them once if they are equal. Rank 0 does not write until every other
+rank has either joined or moved on, so a step never lacks a slow rank's values. Large arrays in an object's
+state are compared by digests.
 """
 
 from __future__ import annotations

@@ -8,10 +8,9 @@ from typing import Literal, NamedTuple
 from .._typing import PyTree
 from ..errors import CheckpointError
 from .background import Background
-from .metric import Metric
 from .ranks import Outcomes, agree, check_equal, rank, size
 from .snapshot import StateSnapshot, on_host, snapshot
-from .step import Arrays, Damage, Parts, State, check_step
+from .step import Arrays, Damage, Metric, Parts, State, check_step
 from .store import Store
 from .warn import warn
 

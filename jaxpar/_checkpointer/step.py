@@ -25,13 +25,12 @@ import os
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NotRequired, TypeAlias, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypeAlias, TypedDict
 
 import numpy as np
 
 from ..errors import CheckpointError
 from .json_values import Json, dtype_of
-from .metric import Metric
 
 FORMAT = 2
 MANIFEST, ARRAYS = "manifest", "arrays"
@@ -76,6 +75,34 @@ class Parts(TypedDict):
     ranks: list[int]
     size: int
     items: list[str]
+
+
+class Metric(NamedTuple):
+    """A number and its mode: whether lower ("min") or higher ("max") is better."""
+
+    value: float
+    mode: str
+
+    @classmethod
+    def of(cls, value: Any, mode: str) -> Metric:
+        if mode not in ("min", "max"):
+            raise ValueError(f"Checkpointer.save_best: mode is 'min' or 'max', not {mode!r}.")
+        # float() accepts any array with one element; more dimensions usually mean a forgotten reduction.
+        if getattr(value, "shape", ()) not in ((), (1,)):
+            raise TypeError(
+                f"Checkpointer.save_best: the metric has shape {value.shape}; it must be one number: .mean()."
+            )
+        try:
+            return cls(float(value.item() if hasattr(value, "item") else value), mode)
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"Checkpointer.save_best: the metric is {value!r}; it must be one number."
+            ) from None
+
+    @property
+    def badness(self) -> float:
+        """The value, negated for "max", so that lower is always better."""
+        return self.value if self.mode == "min" else -self.value
 
 
 class Manifest(TypedDict):

@@ -1,8 +1,8 @@
 """A directory of steps, written atomically and removed only by `max_to_keep`.
 
-A step is written to a folder with a temporary name, which is renamed to the step number once it is complete,
-and back before its removal. A step that cannot be read is never removed: the disk may recover, and a
-different version of jaxpar may be able to read it. Only rank 0 writes; every process reads for itself.
+A step is written to a folder with a temporary name, which is renamed once it is complete, and back before its
+removal. A step that cannot be read is never removed: the disk may recover, and a different version of jaxpar
+may be able to read it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from pathlib import Path
 from .._training.watchdog import reached
 from ..errors import CheckpointError
 from .lock import Lock
-from .metric import Metric
-from .step import Arrays, Damage, Parts, State, flush, read_manifest
+from .step import Arrays, Damage, Metric, Parts, State, flush, read_manifest
 
 NUMBER = "(0|[1-9][0-9]*)"
 """Pattern of step names. `str.isdigit` would accept a folder called `²`."""

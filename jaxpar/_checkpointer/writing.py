@@ -1,7 +1,7 @@
 """Write a step: orbax writes the arrays, this module the manifest.
 
-This uses orbax's handler without orbax's Checkpointer and its barriers, because only rank 0 writes, and
-`store` makes the folder appear atomically. No other module imports orbax, so reading does not need it.
+No other module imports orbax, so reading does not need it. Orbax's Checkpointer has barriers, which rank 0
+alone would not pass.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ import orbax.checkpoint as ocp
 import tensorstore as ts
 
 from .json_values import flat_bytes
-from .metric import Metric
-from .step import ARRAYS, FORMAT, MANIFEST, THREADS, Arrays, Manifest, Parts, State, digest, flush
+from .step import ARRAYS, FORMAT, MANIFEST, THREADS, Arrays, Manifest, Metric, Parts, State, digest, flush
 
 SAFE, LONGEST = " !$&'()+,;=@[]^{}", 200
 """Characters allowed in a folder name besides letters, digits and `_.-~`, and its length."""

@@ -1,8 +1,4 @@
-"""Barriers that name the ranks which did not arrive.
-
-Both wait on the host. Unlike torch's barrier with NCCL, they do not wait for queued device work; use
-`jax.block_until_ready` for that.
-"""
+"""Barriers that name the ranks which did not arrive. They wait on the host, not for queued device work."""
 
 from __future__ import annotations
 

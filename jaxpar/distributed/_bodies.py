@@ -1,7 +1,4 @@
-"""Per-rank programs of the collectives: functions of this rank's array [...] and the number of ranks W.
-
-Sums, maxima and minima are XLA's. For reductions that XLA lacks, the ranks' arrays are gathered and folded.
-"""
+"""Per-rank programs of the collectives: functions of this rank's array [...] and the number of ranks W."""
 
 from __future__ import annotations
 

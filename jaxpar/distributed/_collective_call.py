@@ -1,8 +1,4 @@
-"""Run one collective: a compiled program over one device of each rank, applied to process-local arrays.
-
-Before the first call of a signature the ranks compare trees, shapes and dtypes, so a difference raises an
-error with both values instead of hanging.
-"""
+"""Run one collective: a compiled program over one device of each rank, applied to process-local arrays."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Collectives on process-local arrays: each rank passes its array and gets one or all results.
 
-These return arrays, so torch's output arguments do not exist: `gather(x)` has no `gather_list`. There is no
-`async_op`, because JAX dispatches asynchronously anyway.
+torch's output arguments do not exist, nor `async_op`, because JAX dispatches asynchronously anyway.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Rank 0's listener: accepts only peers that prove the job secret.
 
 Strangers get a few seconds, a few kilobytes and one of a limited number of connections, and learn nothing but
-a random number. A rank whose connection is closed for want of room retries. torch's TCPStore parses bytes
-from any peer.
+a random number. torch's TCPStore parses bytes from any peer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Find rank, world size and rank 0's address from arguments and environment variables.
 
-torchrun's variables, the only ones that torch reads, have priority over the variables of SLURM, Open MPI,
-Kubernetes and TPU pods, which JAX's cluster detection reads.
+torchrun's variables, the only ones that torch reads, have priority over those that JAX's cluster detection
+reads.
 """
 
 from __future__ import annotations

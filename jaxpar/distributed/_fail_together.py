@@ -1,7 +1,7 @@
 """End all ranks at once, with the reason, when one rank exits with an exception.
 
-Otherwise the failed rank would wait at JAX's shutdown barrier for ranks in a collective that needs it, until
-JAX kills them by a signal. torch's collectives raise in this case; XLA's cannot.
+Otherwise JAX would kill ranks in a collective by a signal, after minutes. torch's collectives raise; XLA's
+cannot.
 """
 
 from __future__ import annotations

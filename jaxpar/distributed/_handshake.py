@@ -5,9 +5,8 @@
     rank:    <seal> <hello>
     rank 0:  <seal> <answer>, or: jaxpar refused
 
-A seal is the HMAC of both nonces, the sender, the line number and the text, so a recorded line cannot be
-replayed on a different connection or as a different line. The rank sends its seal first: an unauthenticated
-peer learns nothing about the secret. No text is parsed before its seal is verified.
+A seal is the HMAC of both nonces, the sender, the line number and the text, which prevents replays. No text
+is parsed before its seal is verified.
 """
 
 from __future__ import annotations

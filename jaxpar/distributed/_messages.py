@@ -1,8 +1,6 @@
-"""Messages to all ranks at any time, received by a background thread.
+"""Messages to all ranks at any time, received by a background thread within 1 to 2 ms.
 
-A rank that fails with an exception, or has a batch of a new shape, must reach ranks whose main thread is
-blocked in a collective. On every rank a thread blocks on the key of the next number, so a message arrives
-within 1 to 2 ms. torch needs no counterpart, because its collectives can be aborted.
+They reach ranks whose main thread is blocked in a collective. torch's collectives can be aborted instead.
 """
 
 from __future__ import annotations

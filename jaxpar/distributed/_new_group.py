@@ -1,8 +1,4 @@
-"""new_group: groups of some ranks, for collectives among them.
-
-The ranks are connected already, so a group is a list of ranks and a name. The ranks compare their lists; in
-torch, ranks that create different groups deadlock or mix them up.
-"""
+"""new_group: groups of some ranks. The ranks are connected already, so a group is a list of ranks and a name."""
 
 from __future__ import annotations
 

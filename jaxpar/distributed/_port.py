@@ -1,8 +1,4 @@
-"""Rank 0's port: listen at the configured address, and reserve the port for JAX's coordinator.
-
-torch's TCPStore and JAX's coordinator listen on all interfaces. Rank 0 does so only if no interface has the
-address, because a router or a container network translates it.
-"""
+"""Rank 0's port: listen at the configured address, and reserve the port for JAX's coordinator."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""preempted: stop all ranks at the same step after SIGTERM.
+"""preempted: stop all ranks at the same step after SIGTERM, or the checkpoint would mix steps.
 
-The ranks must agree on the last step, or the checkpoint mixes steps. With a process group, JAX's preemption
-service agrees; it handles SIGTERM from `init_process_group` on. Without one, a signal handler sets a flag.
-torchrun forwards SIGTERM and leaves agreement to the script.
+With a process group, JAX's preemption service agrees on the step; torchrun leaves that to the script.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """init_process_group and destroy_process_group.
 
-Differences to torch: the ranks meet in a rendezvous before `jax.distributed` starts, so every problem is an
-exception on every rank; a single process is a world of size 1 without any network; and an uncaught exception
-on one rank ends the other ranks, which would otherwise hang in a collective.
+Unlike in torch, every problem is an exception on every rank, and an uncaught exception on one rank ends the
+other ranks, which would otherwise hang in a collective.
 """
 
 from __future__ import annotations

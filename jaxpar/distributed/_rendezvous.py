@@ -1,9 +1,8 @@
 """Rendezvous: every rank sends a hello to rank 0, which answers all ranks with "go" or one error.
 
-`jax.distributed` kills a process by a signal if a port is in use, a peer is missing or two processes have the
-same rank, and does not detect a rank started for a different world size. So the ranks meet first, at the
-address that JAX's coordinator uses a moment later. torch's counterpart, the TCPStore of its env://
-rendezvous, times out without naming the missing ranks.
+`jax.distributed`, which starts at the same address a moment later, kills a process by a signal if a port is
+in use, a peer is missing or two processes have the same rank. torch's TCPStore does not name the missing
+ranks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Transfer texts of any size between the ranks of a group.
-
-One message of each rank lists its texts and contains the small ones; large texts are stored with the
-coordinator in pieces, read by the ranks that need them, and deleted after all ranks have read theirs.
-"""
+"""Transfer texts of any size between the ranks of a group: large ones in pieces, which are deleted once read."""
 
 from __future__ import annotations
 

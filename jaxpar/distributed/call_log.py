@@ -1,9 +1,8 @@
 """call_log: record the collective calls that this rank has begun, and detect deadlocks between ranks.
 
 Ranks make the same calls in the same order, so the calls begun by one of two ranks include the calls begun by
-the other. If each has begun a call that the other has not, they deadlock: one saves while the other trains.
-This holds however slow a rank is. `_deadlock_watch` compares the records if no call has begun for a while.
-torch compares collectives only with TORCH_DISTRIBUTED_DEBUG=DETAIL, and then compares every call.
+the other. If each has begun a call that the other has not, they deadlock, however slow a rank is. torch
+compares collectives only with TORCH_DISTRIBUTED_DEBUG=DETAIL.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """check_replicas: compare the copies of arrays on all devices and all ranks.
 
-A value written on one rank only, a random number or a faulty device makes the copies of the weights drift
-apart silently, because losses are averaged and checkpoints save one copy. torch compares shapes once, when
-DDP is constructed (docs/semantics.md row D2), and never values.
+A faulty device or a value written on one rank only makes the copies of the weights drift apart silently.
+torch compares shapes once, when DDP is constructed (docs/semantics.md row D2), and never values.
 """
 
 from __future__ import annotations

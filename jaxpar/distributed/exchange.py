@@ -1,7 +1,7 @@
-"""Exchange messages between the ranks through the coordinator's key-value store, without devices.
+"""Exchange messages, texts under keys (README.md), through the coordinator's key-value store.
 
-A message is a text under a key; README.md lists the keys. Only this file uses the client of
-`jax.distributed`, which is private to JAX. torch's counterpart is its Store.
+Only this file uses the client of `jax.distributed`, which is private to JAX. torch's counterpart is its
+Store.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Process groups: the default group and its subgroups.
+"""Process groups: the default group, which is global state as in torch, and its subgroups.
 
-As in torch, the default group is global state. Inside jaxpar use `rank()` and `size()`, which return 0 and 1
-without a group, never raise, and never start JAX.
+Inside jaxpar use `rank()` and `size()`, which return 0 and 1 without a group and never start JAX.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compare world size, versions, devices and configuration between ranks. `step_agreement` compares the steps.
 
 JAX compares nothing between processes: with batches of different shapes two ranks keep training and get equal
-but wrong weights (measured). torch's DDP compares parameter shapes once (docs/semantics.md row D2).
+but wrong weights (measured).
 """
 
 from __future__ import annotations

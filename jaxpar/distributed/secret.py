@@ -1,8 +1,7 @@
 """The job secret, by which ranks authenticate each other.
 
-Without JAXPAR_JOB_SECRET, which `jaxpar launch` sets, the secret is derived from the job's name in torchrun,
-SLURM or Kubernetes. Such a name separates jobs from each other, but protects only against attackers that
-cannot guess it. torch's TCPStore trusts every peer.
+Without JAXPAR_JOB_SECRET, which `jaxpar launch` sets, it is derived from the job's name in torchrun, SLURM or
+Kubernetes, which protects only against attackers that cannot guess it. torch's TCPStore trusts every peer.
 """
 
 from __future__ import annotations

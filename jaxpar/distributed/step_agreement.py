@@ -1,10 +1,9 @@
 """Check that all ranks do the same at each step.
 
 A rank with something new (a batch of a new shape, a new program) must not run it before all ranks are known
-to have it: the others, for whom nothing may be new, would enter a different collective and hang. So every
-rank records its last steps. A rank with something new sends a question to all ranks. Their message threads
-answer from the record, even while the main threads are blocked, or once these reach the step. Ranks with
-nothing new pay for one dict entry. torch compares collectives only with TORCH_DISTRIBUTED_DEBUG=DETAIL.
+to have it: the others would enter a different collective and hang. So it sends a question to all ranks, and
+their message threads answer from their records of the last steps, even while the main threads are blocked, or
+once these reach the step. Ranks with nothing new pay for one dict entry.
 """
 
 from __future__ import annotations

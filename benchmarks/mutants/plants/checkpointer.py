@@ -28,7 +28,7 @@ PLANTS = [
         ('(-metrics[step].badness, -step)', '(-metrics[step].badness, step)', "tests/test_checkpoint_best.py -k best_k"),
         ('readable + ranked + [', '[step for step in others if step not in readable] + ranked + [] and [', "tests/test_checkpoint_best.py -k \"saved_and_restored or damaged\""),
     ),
-    *plants("jaxpar/_checkpointer/metric.py",
+    *plants("jaxpar/_checkpointer/step.py",
         ('self.value if self.mode == "min"', 'self.value if self.mode == "max"', "tests/test_checkpoint_best.py -k saved_and_restored"),
     ),
     *plants("jaxpar/_checkpointer/fit.py",

@@ -64,7 +64,7 @@ PLANTS = [
         ('return pieces if pg.rank == root_rank else None', 'return pieces', "tests/test_torch_collectives.py -m \"not long\""),
         ('x[tuple(slice(0, n) for n in shape)]', 'x', "tests/test_groups.py -k said_on_all -m \"not long\""),
     ),
-    *plants("jaxpar/distributed/_object_text.py",
+    *plants("jaxpar/distributed/_objects.py",
         ('if not allow_pickle:', 'if not data:', "tests/test_object_text.py -k nobody_asked"),
         ('kind is np.ndarray and not _needs_pickle(x.dtype)', 'kind is np.ndarray', "tests/test_object_text.py -k only_pickle"),
     ),
