@@ -40,6 +40,7 @@ class Lock:
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
         self._close = weakref.finalize(self, os.close, self._file)  # also without `release`
         try:
+            # A lock file that locks by existing would survive `kill -9` and keep the restarted run out.
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             # Read the holder before closing: the name is in the file that is about to be closed.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -57,9 +57,11 @@ def run(
         for y in arrays
     ]
     results = jax.tree.map(lambda y: y.addressable_data(0), compiled(global_arrays))
-    return jax.tree.unflatten(
-        treedef, [_as_keys(y, impl) for y, impl in zip(results, key_impls, strict=True)]
-    )
+    leaves = [
+        jax.tree.map(lambda data, kind=impl: jax.random.wrap_key_data(data, impl=kind), y) if impl else y
+        for y, impl in zip(results, key_impls, strict=True)
+    ]
+    return jax.tree.unflatten(treedef, leaves)
 
 
 def local(leaf: object, name: str, function: str) -> jax.Array:
@@ -77,10 +79,6 @@ def local(leaf: object, name: str, function: str) -> jax.Array:
 
 def is_key(dtype: np.dtype) -> bool:
     return jnp.issubdtype(dtype, jax.dtypes.prng_key)
-
-
-def _as_keys(data: PyTree, kind: Hashable | None) -> PyTree:
-    return jax.tree.map(lambda y: jax.random.wrap_key_data(y, impl=kind), data) if kind else data
 
 
 def _agree(

@@ -90,7 +90,7 @@ def _from_address(method: str, world_size: int, rank: int) -> Start:
 
 
 def _from_environment(world_size: int, rank: int, timeout: float) -> Start:
-    scheduler = _scheduler()
+    scheduler = next((names for names in SCHEDULERS if names[0] in os.environ), None)
     if scheduler is None and rank < 0 and world_size < 0 and not any(map(os.environ.get, VARIABLES)):
         return _detected(timeout) if _in_cluster() else Start(0, 1, local_rank=0, local_size=1)
     names = scheduler or ("", "RANK", "WORLD_SIZE", "LOCAL_RANK", "")
@@ -164,10 +164,6 @@ def _unset(name: str) -> GroupError:
         "expected, but not set. torchrun and `jaxpar launch` set it; or call "
         "init_process_group(init_method='tcp://host:port', rank=, world_size=)."
     )
-
-
-def _scheduler() -> tuple[str, ...] | None:
-    return next((names for names in SCHEDULERS if names[0] in os.environ), None)
 
 
 def _in_cluster() -> bool:

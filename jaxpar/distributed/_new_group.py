@@ -1,4 +1,4 @@
-"""new_group: groups of some ranks. The ranks are connected already, so a group is a list of ranks and a name."""
+"""new_group: groups of some ranks. All ranks are connected already, so a group is a list of ranks."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ def new_group(
     if use_local_synchronization and not is_member:
         return None
     scope = f"group {'-'.join(map(str, members))}" if use_local_synchronization else "group"
-    name = f"{scope} {_count(default, scope)}"
+    counter = f"{default.folder}/{scope}"
+    _group_counts[counter] += 1
+    name = f"{scope} {_group_counts[counter]}"
     rank = members.index(default.rank) if is_member else -1
     group = dataclasses.replace(
         default, rank=rank, size=len(members), timeout=float(seconds), ranks=members, name=name
@@ -81,11 +83,6 @@ def new_group(
         forget(group)
         raise
     return group
-
-
-def _count(default: Group, what: str) -> int:
-    _group_counts[f"{default.folder}/{what}"] += 1
-    return _group_counts[f"{default.folder}/{what}"]
 
 
 def _checked(ranks: tuple[int, ...], size: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Transfer texts of any size between the ranks of a group: large ones in pieces, which are deleted once read."""
+"""Transfer texts of any size between the ranks of a group: large ones in pieces, deleted once read."""
 
 from __future__ import annotations
 

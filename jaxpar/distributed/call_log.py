@@ -82,13 +82,9 @@ class CallLog:
 
     def counts(self, rank: int) -> dict[str, int]:
         """Return the calls begun per name; on ranks other than `rank`, only calls that need `rank`."""
-        everything = self.group.rank == rank
-        begun_calls = dict(self._begun).items()
-        return {
-            name: count
-            for name, (count, needs, *_) in begun_calls
-            if everything or needs is None or rank in needs
-        }
+        is_own = self.group.rank == rank
+        begun = dict(self._begun).items()
+        return {name: n for name, (n, needs, *_) in begun if is_own or needs is None or rank in needs}
 
     @property
     def last(self) -> str:

@@ -51,9 +51,12 @@ def exchange(
     received = [text for text in texts if text is not None]
     if len(received) == len(texts):
         return received
+    ranks = group.ranks if group else range(len(texts))
+    arrived = [rank for rank, text in zip(ranks, texts, strict=True) if text is not None]
+    absent = [rank for rank in ranks if rank not in arrived]
     raise DistributedError(
-        f"exchange {what!r}: {ranks_text(_ranks_where(texts, False, group))} did not come within "
-        f"{timeout:g} s; {ranks_text(_ranks_where(texts, True, group))} did. Ranks that are missing "
+        f"exchange {what!r}: {ranks_text(absent)} did not come within "
+        f"{timeout:g} s; {ranks_text(arrived)} did. Ranks that are missing "
         "have ended, hang, or run another program: look at their output first."
     )
 
@@ -97,11 +100,6 @@ def collect(
     if call > 1:
         delete(f"{folder}/{call - 1}/{group.rank}")
     return texts
-
-
-def _ranks_where(texts: list[str | None], arrived: bool, group: Group | None) -> list[int]:
-    ranks = group.ranks if group else range(len(texts))
-    return [rank for rank, text in zip(ranks, texts, strict=True) if (text is not None) is arrived]
 
 
 def post(key: str, text: str, *, replace: bool = False) -> None:
