@@ -1,10 +1,4 @@
-"""`profile`: trace some calls of a step for Perfetto, and print the longest operations as a table.
-
-JAX's profiler writes a trace and leaves reading it to the user. `profile(step)` skips the first calls, which
-compile, traces a few, and reads that trace. Later calls have no overhead.
-
-torch counterpart: `torch.profiler.profile`, with `schedule(wait=, active=)` and `key_averages().table()`.
-"""
+"""`profile`: trace some calls of a step for Perfetto, and print the longest operations as a table."""
 
 from __future__ import annotations
 
@@ -51,14 +45,7 @@ def profile(
     wait: int = 2,
     active: int = 3,
 ) -> Profile:
-    """Return the function, with some of its calls traced.
-
-    ```python
-    with jaxpar.profile(step) as profiled:
-        for x, y in loader:
-            loss = profiled(x, y)
-    profiled.operations[0]
-    ```
+    """Return the function, with some of its calls traced; the first ones, which compile, are skipped.
 
     >>> import jaxpar
     >>> profiled = jaxpar.profile(lambda x: 2 * x, wait=5)
@@ -68,17 +55,17 @@ def profile(
     Args:
       function: a TrainStep, or any other function of arrays.
       directory: the folder of the trace.
-      wait: calls before the first traced one, which compile. active: the number of traced calls.
+      wait: calls before the first traced one. active: the number of traced calls.
 
     Returns:
-      A Profile, to be called instead of the function. After the last traced call it prints the table on
-      process 0; later calls are passed on unchanged.
+      A Profile, to be called instead of the function, or a context in which it is. After the last traced call
+      it prints the table on process 0; later calls are passed on unchanged.
 
     Raises:
       TypeError: not a function. ValueError: no call would be traced. When called: BackendError, if a trace
         is running already.
 
-    torch counterpart: `torch.profiler.profile(schedule=schedule(wait=, active=))`.
+    torch counterpart: `torch.profiler.profile(schedule=schedule(wait=, active=))`, `key_averages().table()`.
     """
     if not callable(function):
         raise TypeError(f"profile: function must be callable, not {type(function).__name__}.")
@@ -89,15 +76,17 @@ def profile(
 
 
 class Profile:
-    """The function that `profile` returns; see there for an example.
+    """The function that `profile` returns.
 
     Attributes:
       trace: the file for ui.perfetto.dev; None before the last traced call.
       operations: the traced operations, the longest first.
 
     ```python
-    profiled = jaxpar.profile(step)
-    profiled(x, y)
+    with jaxpar.profile(step) as profiled:
+        for x, y in loader:
+            loss = profiled(x, y)
+    profiled.operations[0]
     ```
     """
 

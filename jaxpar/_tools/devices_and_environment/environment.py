@@ -1,8 +1,4 @@
-"""`jaxpar env`: the environment for a bug report, as `torch.utils.collect_env` prints for torch.
-
-Each value is read separately. If one fails, its error message takes its place and the others remain. torch's
-version is read from its metadata, without importing torch.
-"""
+"""`jaxpar env`: the environment for a bug report, as `torch.utils.collect_env` prints for torch."""
 
 from __future__ import annotations
 
@@ -57,7 +53,6 @@ def environment() -> dict[str, Part]:
 
 
 def text(parts: dict[str, Part]) -> str:
-    """Return the parts as lines of plain text."""
     lines = [(name, _readable(name, value)) for part in parts.values() for name, value in part.items()]
     if not parts["variables"]:
         lines.append(("variables", "none of those that matter is set"))

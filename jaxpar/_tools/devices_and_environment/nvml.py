@@ -1,9 +1,7 @@
-"""Read a GPU's load, temperature and memory from NVIDIA's management library (NVML).
+"""Read a GPU's load, temperature and memory from NVML, as `torch.cuda.utilization` does.
 
-NVML numbers all GPUs of the host in bus order. CUDA, and therefore JAX, numbers those that
-CUDA_VISIBLE_DEVICES allows, in a different order. JAX does not reveal which GPU a device is, but the CUDA
-driver returns the bus address of its n-th device. If the driver is not available, the variable's entry is
-used if NVML's name of that GPU agrees with JAX's. torch reads the same numbers in `torch.cuda.utilization`.
+NVML numbers all GPUs of the host in bus order, and JAX those that CUDA_VISIBLE_DEVICES allows, in a different
+order. JAX does not reveal which GPU a device is, but the CUDA driver returns the bus address of its n-th one.
 """
 
 from __future__ import annotations

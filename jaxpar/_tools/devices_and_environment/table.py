@@ -1,7 +1,4 @@
-"""`jaxpar devices`: a table with a row for every device, once or repeatedly, like nvidia-smi.
-
-Unlike nvidia-smi it lists this process's devices with JAX's names and indices, virtual CPU devices included.
-"""
+"""`jaxpar devices`: a row for every device of this process, once or repeatedly, like nvidia-smi."""
 
 from __future__ import annotations
 
@@ -46,18 +43,12 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceTable:
-    """All devices of this process at one moment, and notes on the numbers."""
-
     rows: list[Row]
     notes: list[str]
 
 
 def look() -> DeviceTable:
-    """Read the state of `jaxpar.devices()`.
-
-    Raises:
-      DeviceError: JAX cannot start.
-    """
+    """Read the state of `jaxpar.devices()`."""
     try:
         devices = _devices.devices()
     except (RuntimeError, AssertionError) as error:  # JAX asserts that JAX_PLATFORMS' backends exist
@@ -86,12 +77,10 @@ def look() -> DeviceTable:
 
 
 def document(snapshot: DeviceTable) -> dict[str, list[dict[str, str | int | None]] | list[str]]:
-    """Return the snapshot as plain values, for JSON."""
     return {"devices": [dataclasses.asdict(row) for row in snapshot.rows], "notes": snapshot.notes}
 
 
 def text(snapshot: DeviceTable) -> Group:
-    """Return a table for a terminal or a log."""
     # On a narrow terminal cells may break at spaces, but the name must stay in one line.
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     # Without NVML the column would be empty for every device.

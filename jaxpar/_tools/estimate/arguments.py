@@ -19,11 +19,7 @@ def as_shapes(net: nnx.Module) -> nnx.Module:
 
 
 def transformation(optimizer: Any, function: str) -> optax.GradientTransformation:
-    """Return the optax transformation of an optimizer; for None, one without state.
-
-    Raises:
-      TypeError: not an optimizer.
-    """
+    """Return the optax transformation of an optimizer; for None, one without state."""
     if optimizer is None:
         return optax.identity()
     if isinstance(optimizer, nnx.Optimizer):
@@ -37,7 +33,6 @@ def transformation(optimizer: Any, function: str) -> optax.GradientTransformatio
 
 
 def optimizer_of(net: nnx.Module, tx: optax.GradientTransformation) -> nnx.Optimizer:
-    """Return an optimizer of the module, without values."""
     return nnx.eval_shape(lambda net: nnx.Optimizer(net, tx, wrt=nnx.Param), net, graph=True)
 
 

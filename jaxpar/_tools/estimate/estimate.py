@@ -37,14 +37,9 @@ def estimate(
 ) -> Estimate:
     """Predict a training step's memory on each GPU, its communication between GPUs, and its time.
 
-    ```python
-    prediction = jaxpar.estimate(lambda: Net(nnx.Rngs(0)), optax.adam(1e-3), loss_fn, x, y, device="a100")
-    print(prediction.memory.total, prediction.step, prediction.schedule.overlap)
-    ```
-
     `train_step`'s program is compiled for these GPUs, which may be absent, and analysed. Nothing runs and no
-    array is created, so the model may be far larger than this host. Without XLA's compiler for GPUs, or for a
-    card that it does not support, a program for this host is analysed instead; `Estimate.why` has the reason.
+    array is created. Without XLA's compiler for GPUs, or for a card that it does not support, a program for
+    this host is analysed instead; `Estimate.why` has the reason.
 
     >>> import jax, jaxpar, optax
     >>> from flax import nnx
@@ -61,9 +56,7 @@ def estimate(
       batch: the rows of one device [b, ...], as arrays or `jax.ShapeDtypeStruct`s.
       device: a card by name, or its figures.
       devices: GPUs per host. hosts: the number of hosts.
-      memory_share: the fraction of a device's memory that JAX may use, above 0 and at most 1; JAX's own
-      default
-        is 0.75, or `XLA_PYTHON_CLIENT_MEM_FRACTION`.
+      memory_share: the fraction of a device's memory that JAX may use, above 0 and at most 1.
       watch_batch: also compiles for other batch sizes, to find the most rows that fit.
 
     Returns:
@@ -132,7 +125,6 @@ def _module(net: Any) -> nnx.Module:
 
 
 def _rows(batch: tuple) -> int:
-    """Return the batch's number of rows, which all its arrays must share."""
     named = jax.tree.leaves_with_path(batch)
     for path, leaf in named:
         name = "batch" + jax.tree_util.keystr(path)

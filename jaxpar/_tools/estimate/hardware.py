@@ -1,8 +1,7 @@
-"""The rates of a prediction, and a table of cards from their data sheets.
+"""The rates of a prediction, and a table of cards: the vendors' peaks, per device and without sparsity.
 
-Every figure is the vendor's peak, per device and without sparsity; docs/estimate.md names the sources. A
-data sheet's link bandwidth counts both directions; the table has half, because a ring sends and receives at
-once.
+docs/estimate.md names the sources. A data sheet's link bandwidth counts both directions; the table has half,
+because a ring sends and receives at once.
 """
 
 from __future__ import annotations
@@ -39,12 +38,9 @@ class Hardware:
 
     Attributes:
       name: the device's name.
-      flops: operations per second, by the type in which matrices are multiplied. `float32` is TF32
-        where the card supports it, as in JAX's default precision.
-      bandwidth: bytes per second between a device and its own memory.
-      memory: bytes on a device.
-      link: bytes per second from a device to its neighbour on the same host.
-      network: bytes per second from host to host.
+      flops: operations per second by type; `float32` is TF32 where the card supports it, as in JAX's default.
+      bandwidth, memory: bytes per second between a device and its memory, and that memory's bytes.
+      link, network: bytes per second from a device to its neighbour on the host, and from host to host.
       latency, network_latency: seconds for one step of a ring, within a host and between hosts.
       products, streaming, exchanging: the reached fractions of `flops`, of `bandwidth`, and of `link` and
         `network`; above 0 and at most 1.
@@ -88,7 +84,7 @@ class Hardware:
 
     @staticmethod
     def of(card: str, **changes: Any) -> Hardware:
-        """Return a card of the table, by this table's or topology's name, with some figures replaced.
+        """Return a card by this table's or topology's name, with some figures replaced.
 
         `flops` may be one number, for all types.
 
@@ -112,20 +108,12 @@ class Hardware:
         return dataclasses.replace(by_name[_plain(card)], **changes)
 
     def seconds(self, work: KernelWork) -> float:
-        """Return a kernel's time: its operations or its bytes, whichever take longer, and its start.
-
-        Raises:
-          ValueError: the card has no figure for the products' type.
-        """
+        """Return a kernel's time: its operations or its bytes, whichever take longer, and its start."""
         products = work.flops / (self.rate(work.kind) * self.products) if work.flops else 0.0
         return max(products, work.bytes / (self.bandwidth * self.streaming)) + self.kernel
 
     def rate(self, kind: str) -> float:
-        """Return the operations per second in a type.
-
-        Raises:
-          ValueError: the card has no figure for this type.
-        """
+        """Return the operations per second in a type; raise ValueError if the card has no figure."""
         if kind not in self.flops:
             raise ValueError(
                 f"estimate: {self.name} has no figure for {kind}, in which the step multiplies matrices; "
@@ -135,7 +123,6 @@ class Hardware:
 
 
 def _plain(name: str) -> str:
-    """Return a name in lower case, without spaces and hyphens."""
     return name.lower().replace(" ", "").replace("-", "")
 
 

@@ -1,8 +1,4 @@
-"""Parse a compiled program's HLO text into instructions.
-
-Only the parts needed for counting are parsed: names, shapes, operations, operands, attributes. A scheduled
-program lists a computation's instructions in the order in which they start.
-"""
+"""Parse a compiled program's HLO text; a scheduled one lists its instructions in the order of starts."""
 
 from __future__ import annotations
 
@@ -22,7 +18,6 @@ class Array:
 
     @property
     def size(self) -> int:
-        """The number of elements."""
         return math.prod(self.shape)
 
     @property
@@ -32,12 +27,7 @@ class Array:
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One line of a computation.
-
-    Attributes:
-      results: the array, or the arrays of a tuple.
-      operands: names of instructions. attributes: the text after the operands.
-    """
+    """One line of a computation: `operands` are names of instructions, `attributes` the text after them."""
 
     name: str
     operation: str
@@ -79,8 +69,7 @@ class Instruction:
         return re.sub(r"^(?:(?:jit\([^/]*\)|shard_map)/)+", "", path)
 
     def numbers(self, attribute: str) -> tuple[int, ...]:
-        """Return an attribute's numbers: `lhs_contracting_dims={1,2}`, or `"dimensions": ["1", "2"]` in a
-        library's configuration."""
+        """Return the numbers of `lhs_contracting_dims={1,2}` or of JSON's `"dimensions": ["1", "2"]`."""
         digits = self._attribute(rf'{attribute}"?[=:]\s*[{{\[]([\d,\s"]*)[}}\]]')
         return tuple(int(n) for n in re.findall(r"\d+", digits))
 
@@ -105,7 +94,6 @@ class Computation:
 
     @functools.cached_property
     def users(self) -> dict[str, list[Instruction]]:
-        """The instructions that read each instruction's result."""
         readers: dict[str, list[Instruction]] = {name: [] for name in self.instructions}
         for instruction in self.instructions.values():
             for name in dict.fromkeys(instruction.operands):
@@ -116,18 +104,12 @@ class Computation:
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """A program: computations by name, and the name of the first."""
-
     computations: Mapping[str, Computation]
     entry: str
 
 
 def read(text: str) -> Module:
-    """Parse a program's text.
-
-    Raises:
-      ValueError: the text has no ENTRY computation.
-    """
+    """Parse a program's text."""
     computations: dict[str, dict[str, Instruction]] = {}
     entry, computation = None, None
     for line in text.splitlines():

@@ -14,13 +14,7 @@ GROWTH = 100
 
 @dataclasses.dataclass(frozen=True)
 class Largest:
-    """The most rows of one device that were compiled and fit.
-
-    Attributes:
-      rows: 0 if not even one fits. peak: the step's bytes with that many rows.
-      compiles: the number of programs compiled for the search.
-      sure: whether one row more was also compiled and did not fit.
-    """
+    """The most rows of one device that fit, their bytes, and how many programs the search compiled."""
 
     rows: int
     peak: int
@@ -33,10 +27,6 @@ def largest(peak: Callable[[int], int], room: float, rows: int, at_rows: int) ->
 
     >>> largest(lambda rows: 100 + 10 * rows, room=1000, rows=8, at_rows=180)
     Largest(rows=90, peak=1000, compiles=3, sure=True)
-
-    Args:
-      peak: compiles for a number of rows per device and returns the bytes.
-      room: available bytes. rows, at_rows: a batch size and its bytes.
     """
     peaks = {rows: at_rows}
     guess = 2 * rows if at_rows <= room else max(rows // 2, 1)

@@ -43,8 +43,6 @@ CAVEAT = "Every column is what that purpose takes at its largest, and not all ar
 
 @dataclasses.dataclass(frozen=True)
 class DeviceBytes:
-    """Bytes on one device, by purpose."""
-
     device: str
     parameters: int
     buffers: int
@@ -55,7 +53,6 @@ class DeviceBytes:
 
     @property
     def parts(self) -> list[int]:
-        """Bytes in the order of PARTS."""
         return [getattr(self, part) for part in PARTS]
 
     @property
@@ -65,17 +62,14 @@ class DeviceBytes:
 
 @dataclasses.dataclass(frozen=True)
 class MemoryReport:
-    """A training step's memory on each device, under torch's DataParallel and under jaxpar's.
+    """A training step's memory on each device, under torch's DataParallel and jaxpar's inside `jax.jit`.
 
     Attributes:
-      torch: the devices under torch's DataParallel: outputs, loss and optimizer on the first one.
-      jaxpar: the devices under jaxpar's inside `jax.jit`: every array stays on its devices.
+      torch, jaxpar: the devices under either pattern.
       model: the name of the module's class.
       sizes: rows of each replica.
       kind: the kind of device that the programs were compiled for.
-      compiled_step: XLA's figure for jaxpar's complete step, on every device: arguments, results and
-      temporary
-        bytes together, including the update if there is an optimizer.
+      compiled_step: XLA's figure for jaxpar's complete step, on every device, with the optimizer's update.
 
     ```python
     report = jaxpar.memory_report(net, x, optimizer=optax.adam(1e-3))
@@ -140,9 +134,7 @@ class MemoryReport:
         return text.getvalue().rstrip()
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Write a bar chart; the suffix of `path` selects the format (`.png`, `.svg`, `.pdf`).
-
-        Two panels with one scale: each device's memory, by purpose, under either pattern.
+        """Draw each device's memory; the suffix of `path` selects the format (`.png`, `.svg`, `.pdf`).
 
         Raises:
           ImportError: matplotlib is not installed.

@@ -1,9 +1,4 @@
-"""`memory_report`: the bytes on every device under torch's DataParallel and under jaxpar's.
-
-torch's DataParallel gathers all outputs on the first device and computes the loss there. The master
-parameters and the optimizer state are also on that device, which is full while the others still have free
-memory.
-"""
+"""`memory_report`: the bytes on every device under torch's DataParallel and under jaxpar's."""
 
 from __future__ import annotations
 
@@ -43,14 +38,9 @@ def memory_report(
 ) -> MemoryReport:
     """Compare the memory of a training step on each device: torch's DataParallel against jaxpar's.
 
-    ```python
-    report = jaxpar.memory_report(net, tokens, loss_fn, optimizer=optax.adam(1e-3))
-    print(report.table())
-    report.plot("memory.png")
-    ```
-
-    Both patterns use the same module and the same rows. Some programs are compiled; none runs, and no array
-    is moved.
+    torch's gathers all outputs on the first device and computes the loss there, where the master parameters
+    and the optimizer state are too. Both patterns use the same module and the same rows. Some programs are
+    compiled; none runs, and no array is moved.
 
     >>> import jax, jaxpar
     >>> from flax import nnx
@@ -61,18 +51,15 @@ def memory_report(
     ...     assert report.sizes == (4, 4)  # rows of each replica
 
     Args:
-      module: an NNX module, in a DataParallel or not. It may be without values:
-        `nnx.eval_shape(lambda: Net(nnx.Rngs(0)))`.
-      inputs: the positional arguments with all rows of a batch; a non-tuple is the single argument. Arrays
-      may
-        be `jax.ShapeDtypeStruct`s.
+      module: an NNX module, in a DataParallel or not, with or without values.
+      inputs: the positional arguments with all rows of a batch, as arrays or `jax.ShapeDtypeStruct`s; a
+        non-tuple is the single argument.
       loss_fn: from the outputs of all rows to a scalar; the mean of their squares if left out.
       optimizer: an optax transformation or an `nnx.Optimizer`, for its state.
       device_ids: as for `DataParallel`.
 
     Returns:
-      Bytes of parameters, buffers, optimizer state, gradients, activations and outputs on each
-      device. The table ends with the source of each number.
+      The bytes on each device by purpose, as a MemoryReport. Its table ends with the source of each number.
 
     Raises:
       TypeError: not an NNX module, not an optimizer, or a loss that is not a scalar.
@@ -149,7 +136,6 @@ class ReportedStep:
     def trace(
         self, loss_fn: Callable[..., Any], args: tuple, placement: Placement, **options: bool
     ) -> jax.stages.Traced:
-        """Trace the step of the module in a DataParallel, with the loss of all outputs."""
         net = DataParallel(self.net, placement)
         return trace_step(net, optimizer_of(net, self.tx), loss_fn, args, placement, **options)
 
@@ -243,7 +229,6 @@ def _loss(step: ReportedStep, outputs: PyTree) -> int:
 
 
 def mean_square(outputs: PyTree) -> jax.Array:
-    """Return the default loss."""
     return sum((jnp.mean(jnp.square(x)) for x in _floats(outputs)), jnp.zeros(()))
 
 

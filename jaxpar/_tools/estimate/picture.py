@@ -27,12 +27,10 @@ THIN = 0.0008
 
 
 def draw(estimate: Any, path: str | os.PathLike[str]) -> None:
-    """Write the picture of an Estimate."""
     save(drawn(estimate), path)
 
 
 def drawn(estimate: Any) -> Any:
-    """Return the figure."""
     picture = figure("estimate", (12, 5))
     memory, lanes = picture.subplots(1, 2, width_ratios=(1, 4))
     _draw_memory(memory, estimate)
@@ -46,7 +44,6 @@ def drawn(estimate: Any) -> Any:
 
 
 def _draw_memory(panel: Any, estimate: Any) -> None:
-    """Draw a device's memory by purpose, and the limit unless the bar would vanish below it."""
     scale, unit = next(((s, u) for s, u in UNITS if estimate.memory.total >= s), UNITS[-1])
     bars(panel, ["one device"], {part: [getattr(estimate.memory, part) / scale] for part in PARTS})
     room = f"JAX takes {number(estimate.room, 'B')}"

@@ -16,15 +16,7 @@ from ...errors import BackendError
 
 
 class Program:
-    """A traced function, compiled for its devices. All bytes are per device.
-
-    Attributes:
-      results: the results' shapes, with the shardings that the compiler chose.
-      arguments: bytes of the arguments.
-      temporary: bytes that are neither arguments nor results.
-      everything: bytes of arguments, results and temporaries together.
-      text: the compiled program, in HLO.
-    """
+    """A traced function, compiled for its devices: text, results with shardings, and bytes per device."""
 
     def __init__(self, traced: jax.stages.Traced, function: str, devices: Sequence[jax.Device]) -> None:
         lowered = traced.lower()
@@ -49,8 +41,7 @@ class Program:
 
 
 def size(tree: PyTree) -> int:
-    """Return the bytes of all arrays of a tree.
-
+    """
     >>> size({"w": jax.ShapeDtypeStruct((3, 2), "float32")})
     24
     """
@@ -74,5 +65,4 @@ def bytes_on(tree: PyTree, device: jax.Device) -> int:
 
 
 def is_float(x: Any) -> bool:
-    """Return whether gradients with respect to an array exist."""
     return jnp.issubdtype(x.dtype, jnp.inexact)

@@ -39,10 +39,8 @@ class Estimate:
       devices: per host. hosts: the number of hosts.
       platform: the kind of device that the program was compiled for.
       why: empty if that is the card; otherwise why it is not (the figures are then this host's compiler's).
-      hardware: the rates of the prediction.
-      room: bytes of a device that JAX reserves.
-      memory: bytes on a device.
-      schedule: the time of each kernel and each collective.
+      hardware: the rates of the prediction. room: bytes of a device that JAX reserves.
+      memory: bytes on a device. schedule: the time of each kernel and each collective.
       uncounted: library functions of which only the bytes are counted.
       points: the prediction for each number of devices; the last is for all.
       largest_batch: the most rows per device that fit; None without `watch_batch`.
@@ -75,7 +73,6 @@ class Estimate:
 
     @property
     def rows_per_second(self) -> float:
-        """Rows per second of all devices together."""
         return self.points[-1].rows_per_second
 
     @property
@@ -122,9 +119,7 @@ class Estimate:
         return json.dumps(self.as_dict(), indent=1, allow_nan=False)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Write a picture; the suffix of `path` selects the format (`.png`, `.svg`, `.pdf`).
-
-        Left, a device's memory by purpose; right, both lanes of the step: kernels and collectives.
+        """Draw memory and both lanes; the suffix of `path` selects the format (`.png`, `.svg`, `.pdf`).
 
         Raises:
           ImportError: matplotlib is not installed.

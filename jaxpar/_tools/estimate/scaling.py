@@ -1,7 +1,6 @@
 """The model of time: a roofline for each kernel, and rings within and between hosts for each collective.
 
-The scaling is weak, as in data parallelism: each device has the same number of rows however many devices
-there are.
+The scaling is weak, as in data parallelism: each device has the same number of rows on any number of devices.
 """
 
 from __future__ import annotations
@@ -16,14 +15,7 @@ from .schedule import CollectiveStart, Event, LaneSchedule, lanes
 
 @dataclasses.dataclass(frozen=True)
 class ScalingPoint:
-    """One step on a number of devices, in seconds.
-
-    Attributes:
-      computing: the time in kernels. communicating: the time in collectives.
-      waiting: the time in which a device computes nothing.
-      step: computing and waiting. efficiency: one device's step time divided by this one.
-      rows_per_second: over all devices.
-    """
+    """One step on a number of devices, in seconds; `efficiency` is relative to a single device."""
 
     devices: int
     hosts: int
@@ -36,7 +28,6 @@ class ScalingPoint:
 
 
 def simulate(events: Sequence[Event], hardware: Hardware, n: int, per_host: int) -> LaneSchedule:
-    """Return both lanes of a step on n devices."""
     return lanes(events, hardware.seconds, lambda start: exchange(start, n, per_host, hardware))
 
 
@@ -65,7 +56,6 @@ def _ring(n: int, sent: float, rate: float) -> float:
 def scale(
     rows: int, events: Sequence[Event], hardware: Hardware, numbers: Iterable[int], per_host: int
 ) -> tuple[ScalingPoint, ...]:
-    """Return a point for each number of devices."""
     # Without communication, so that efficiency counts exposed communication only.
     alone = simulate(events, hardware, 1, per_host).step
     points = []

@@ -58,11 +58,7 @@ Event = Kernel | CollectiveStart | CollectiveWait
 
 @dataclasses.dataclass(frozen=True)
 class TimeSlot:
-    """An interval in a lane, in seconds since the beginning of the step.
-
-    Attributes:
-      hidden: for an exchange, the seconds in which the other lane computes.
-    """
+    """An interval in a lane, in seconds; an exchange is `hidden` while the other lane computes."""
 
     name: str
     origin: str
@@ -86,12 +82,10 @@ class LaneSchedule:
 
     @property
     def step(self) -> float:
-        """Seconds until both lanes are done."""
         return max((slot.end for slot in self.slots), default=0.0)
 
     @property
     def computing(self) -> float:
-        """Seconds in kernels."""
         return sum(slot.seconds for slot in self.slots if slot.lane == COMPUTE)
 
     @property

@@ -1,9 +1,4 @@
-"""Compile `train_step`'s program for the devices of an estimate.
-
-With XLA's compiler for GPUs the program is exactly the GPUs'. Without it, or for a card that it does not
-support, it is the program for this host's devices, which predicts less; `Target.why` and every report have
-the reason.
-"""
+"""Compile `train_step`'s program for the devices of an estimate, or of this host in their place."""
 
 from __future__ import annotations
 
@@ -31,11 +26,7 @@ INSTALL = 'pip install "jaxpar[gpu-compiler]"'
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """The devices that a program is compiled for.
-
-    Attributes:
-      why: empty if these are the estimate's devices; otherwise why they had to be replaced.
-    """
+    """The devices that a program is compiled for; `why` is empty, or why they are not the estimate's."""
 
     devices: tuple[jax.Device, ...]
     why: str = ""
@@ -61,12 +52,7 @@ def target(hardware: Hardware, hosts: int, devices: int) -> Target:
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes on one device, by purpose, while the compiled step runs.
-
-    Attributes:
-      gradients: the parameters' bytes, or all temporary bytes if those are fewer.
-      activations: all other temporary bytes. The program reuses memory, so the split is nominal.
-    """
+    """Bytes on one device, by purpose, while the compiled step runs."""
 
     parameters: int
     buffers: int
@@ -93,7 +79,6 @@ class StepProgram:
 
     @property
     def uncounted(self) -> tuple[str, ...]:
-        """Library functions whose operations are not counted."""
         return tuple(unknown(self.events))
 
 

@@ -1,8 +1,8 @@
 """Count one instruction's floating-point operations and the bytes that it reads and writes.
 
-Only matrix products and convolutions have operations, which tensor cores execute; all other instructions are
-bound by memory. Bytes are the sizes of operands and results, except that a slice of an array costs only the
-slice: an iteration of `lax.scan` reads one layer of the stacked weights.
+Only matrix products and convolutions have operations; all other instructions are bound by memory. Bytes are
+the sizes of operands and results, except that a slice of an array costs only the slice: an iteration of
+`lax.scan` reads one layer of the stacked weights.
 """
 
 from __future__ import annotations
@@ -30,10 +30,7 @@ of both, and computes the scores again."""
 
 @dataclasses.dataclass(frozen=True)
 class KernelWork:
-    """Floating-point operations, their type, and bytes of device memory.
-
-    `counted` is False for a library function whose operations this file cannot count.
-    """
+    """Operations, their type, and bytes; `counted` is False for an unknown library function's operations."""
 
     flops: float = 0.0
     bytes: float = 0.0
@@ -119,7 +116,6 @@ def _convolved(instruction: Instruction, computation: Computation) -> tuple[Arra
 
 
 def _attention(instruction: Instruction, computation: Computation) -> int:
-    """Return the operations of cuDNN's fused attention."""
     # The scores [heads, rows, keys] are never in memory, so their shape is only in the configuration; a
     # causal mask leaves half of them uncomputed.
     scores = instruction.numbers("intermediate_tensor_shape.*?dimensions")
@@ -131,7 +127,6 @@ def _attention(instruction: Instruction, computation: Computation) -> int:
 
 
 def _bytes(instruction: Instruction, computation: Computation, module: Module) -> int:
-    """Return the bytes read and written."""
     # An operand that appears twice is read once, from the cache the second time.
     operands = [computation.instructions[name] for name in dict.fromkeys(instruction.operands)]
     if instruction.operation == "fusion":

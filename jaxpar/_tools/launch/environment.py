@@ -28,11 +28,7 @@ def free_port() -> int:
 def variables(
     settings: LaunchSettings, rank: int, port: int, secret: str | None, restart: int
 ) -> dict[str, str]:
-    """Return the variables that a worker's environment has in addition to this process's.
-
-    Raises:
-      DeviceError: there are GPUs, but fewer than the processes need.
-    """
+    """Return the variables that a worker's environment has in addition to this process's."""
     n, k = settings.n, settings.devices_per_process
     added = {
         "RANK": rank,

@@ -1,8 +1,4 @@
-"""The processes of one attempt, which start and end together.
-
-torchrun's counterpart is its worker group. Each worker leads a separate process group, so that its own
-children (data loaders, compilers) can be ended too.
-"""
+"""The processes of one attempt, which start and end together, as in torchrun's worker group."""
 
 from __future__ import annotations
 
@@ -80,7 +76,7 @@ class Worker:
 
 
 class Gang:
-    """n workers with one port, each in a separate process group."""
+    """n workers with one port, each in a separate process group so that its own children end too."""
 
     def __init__(self, settings: LaunchSettings, restart: int, folder: Path, terminal: Terminal) -> None:
         self.born, self.clock = time.time(), time.monotonic()

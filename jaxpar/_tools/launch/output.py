@@ -1,7 +1,4 @@
-"""The workers' output: lines with the rank as a prefix, log files, and the last lines of each rank.
-
-torchrun's counterparts are `--tee` and `--log-dir`.
-"""
+"""The workers' output: lines with the rank as a prefix, log files, and the last lines of each rank."""
 
 from __future__ import annotations
 
@@ -18,8 +15,6 @@ TAIL, LONGEST = 400, 65536
 
 
 class Stream:
-    """One pipe of one rank. Stores the last lines for the report."""
-
     def __init__(self, rank: int, pipe: IO[bytes], echo: Sink | None, file: Sink | None) -> None:
         self.pipe, self.echo, self.file = pipe, echo, file
         self.prefix = b"[%d] " % rank
@@ -43,10 +38,7 @@ class Stream:
 
 
 class GangOutput:
-    """Reads all pipes of a gang in a thread, which never blocks on the terminal or a disk.
-
-    Without a `terminal` nothing is printed, without a `folder` no log files are written.
-    """
+    """Reads all pipes of a gang in a thread, prints to `terminal` and writes files in `folder`."""
 
     def __init__(self, terminal: Terminal | None, folder: Path | None) -> None:
         self.terminal, self.folder = terminal, folder

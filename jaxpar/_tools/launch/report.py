@@ -1,7 +1,4 @@
-"""The supervisor's messages: which rank failed first, how each rank ended, and that rank's last lines.
-
-torchrun's counterpart is the table of a ChildFailedError.
-"""
+"""The supervisor's messages: which rank failed first, how each rank ended, and that rank's last lines."""
 
 from __future__ import annotations
 

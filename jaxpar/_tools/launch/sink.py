@@ -1,8 +1,4 @@
-"""Write output without ever blocking the reader, even on a full disk, a closed pipe or a stopped terminal.
-
-A `Sink` writes in a separate thread, buffers pending output up to a limit, and counts what it could not
-write. torchrun writes in the thread that reads, so its ranks stop when the terminal stops.
-"""
+"""Write output without ever blocking the reader, even on a full disk, a closed pipe or a stopped terminal."""
 
 from __future__ import annotations
 
@@ -15,13 +11,7 @@ ROOM = 1 << 24
 
 
 class Sink:
-    """Writes to an open file descriptor, which the caller closes.
-
-    Attributes:
-      name: the destination's name in messages.
-      lost: bytes that could not be written.
-      why: the last system error, or that the buffer was full.
-    """
+    """Writes to an open file descriptor in a thread, and counts the `lost` bytes and `why` they were lost."""
 
     def __init__(self, name: str, descriptor: int) -> None:
         self.name, self.descriptor = name, descriptor
@@ -93,13 +83,10 @@ class Sink:
 
 
 class Terminal:
-    """Standard output and standard error of the supervisor."""
-
     def __init__(self) -> None:
         self.out, self.err = Sink("stdout", 1), Sink("stderr", 2)
 
     def say(self, text: str) -> None:
-        """Print a line of the supervisor."""
         if text:
             self.err.put(f"jaxpar launch: {text}\n".encode(errors="replace"))
 

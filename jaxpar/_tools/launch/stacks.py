@@ -1,7 +1,4 @@
-"""Parse the stacks that faulthandler prints in a worker.
-
-faulthandler is the only code in a worker that still responds while the main thread is blocked in C++.
-"""
+"""Parse the stacks that faulthandler prints in a worker, even while its main thread is blocked in C++."""
 
 from __future__ import annotations
 

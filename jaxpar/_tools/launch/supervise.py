@@ -1,8 +1,7 @@
 """Start gangs until one is done, one may not be restarted, or a signal stops the run.
 
-torchrun only counts restarts. Here a restart after a preemption is not counted, so a run may be moved every
-hour for weeks, and restarts without progress are counted separately, so a run that fails in the same step
-again and again ends early.
+Restarts after a preemption are not counted, so a run may be moved every hour for weeks, and restarts without
+progress are counted separately, so a run that fails in the same step again and again ends early.
 """
 
 from __future__ import annotations
@@ -27,11 +26,7 @@ from .watch import LOOK, STOPS, AttemptEnd, GangWatch, Signals
 
 
 def run(settings: LaunchSettings) -> int:
-    """Launch and supervise; return the exit code of `jaxpar launch`.
-
-    Raises:
-      DeviceError: there are GPUs, but fewer than the processes need.
-    """
+    """Launch and supervise; return the exit code of `jaxpar launch`."""
     with listening() as signals, tempfile.TemporaryDirectory(prefix="jaxpar-") as folder:
         terminal = Terminal()
         try:
@@ -50,8 +45,6 @@ def dry(settings: LaunchSettings) -> int:
 
 
 class Supervisor:
-    """Starts gangs, and counts restarts and attempts without progress."""
-
     def __init__(self, settings: LaunchSettings, signals: Signals, folder: Path, terminal: Terminal) -> None:
         self.settings, self.signals, self.folder = settings, signals, folder
         self.terminal = terminal

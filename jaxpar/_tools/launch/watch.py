@@ -1,8 +1,4 @@
-"""Watch one attempt until its last process has ended, and determine how it ended and which rank caused it.
-
-torchrun polls exit codes every 0.1 s. They do not show a hanging rank, nor which of several ranks that ended
-together was the cause; beats, times of exceptions and stacks do.
-"""
+"""Watch one attempt until its last process has ended, and determine how it ended and which rank caused it."""
 
 from __future__ import annotations
 
@@ -71,8 +67,6 @@ class Pulse:
 
 
 class GangWatch:
-    """Watches a gang until it has ended."""
-
     def __init__(self, gang: Gang, settings: LaunchSettings, signals: Signals) -> None:
         self.gang, self.settings, self.signals = gang, settings, signals
         self.pulse = Pulse(gang.workers, settings.step_timeout, time.monotonic())
