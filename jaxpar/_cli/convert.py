@@ -15,18 +15,7 @@ OPTIONAL = ("inputs", "flax_inputs", "layout", "flax_kwargs", *MATCHING)
 
 
 def convert(source: str, target: str, *, key: str | None, spec: str | None, to: str | None) -> str:
-    """Convert a file and return a summary.
-
-    Args:
-      source, target: paths; their suffixes select the formats.
-      key: the state_dict's key in a checkpoint.
-      spec: a Python file that defines `flax_module`.
-      to: "flax" or "torch", the target's layout.
-
-    Raises:
-      FileError: `source` cannot be read, or `target`'s format cannot store it. SpecError: the spec is wrong.
-      MatchError: the weights are not the model's.
-    """
+    """Convert a file and return a summary."""
     tensors: dict[str, Any] = read_weights(source, key=key)
     if spec is not None:
         # Without a spec names and layout stay, and only the format changes.
@@ -38,7 +27,6 @@ def convert(source: str, target: str, *, key: str | None, spec: str | None, to: 
 
 
 def _model(spec: str) -> dict[str, Any]:
-    """Return the spec's model, with the arguments that match its weights."""
     definitions = read_spec(spec, ("flax_module",), ("flax_module", *OPTIONAL))
     matching = {name: definitions[name] for name in (*MATCHING, "flax_module") if name in definitions}
     inputs, flax_inputs = definitions.get("inputs"), definitions.get("flax_inputs")

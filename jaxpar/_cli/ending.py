@@ -16,11 +16,7 @@ from ..errors import JaxparError
 
 @contextmanager
 def plain_ending(code: int = 2) -> Iterator[None]:
-    """Decorate a command, so that expected errors print one line instead of a traceback.
-
-    Args:
-      code: the exit code for every error. Python's default, 1, would mean "different".
-    """
+    """Decorate a command, so that expected errors print one line instead of a traceback."""
     try:
         yield
         sys.stdout.flush()

@@ -1,8 +1,6 @@
 """The commands: parse arguments, call the implementation, return an exit code.
 
 Every command imports its implementation when it runs, so that `jaxpar --help` starts neither JAX nor torch.
-Exit codes: 0 the same (or simply done), 1 different, 2 no result (wrong usage, or any error), 130 stopped by
-Ctrl-C. Paths and options are validated before anything runs.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ from .values import MICROSECOND, RATES, Finite, OutputPath, check_outputs
 
 
 def main() -> None:
-    """The console script `jaxpar`."""
     cli(prog_name="jaxpar")
 
 

@@ -25,10 +25,7 @@ def run(
     check: str | None,
     **chosen: Any,
 ) -> int:
-    """Return the exit code: 0 the same, 1 different, 130 stopped; raise without a verdict.
-
-    `chosen` overrides the spec's arguments.
-    """
+    """Return the exit code; `chosen` overrides the spec's arguments."""
     # First, because a typing error should not wait for the spec's models.
     both = read_optimizer(optimizer) if optimizer else None
     arguments = read_spec(spec, ("flax_module",) if check else NEEDED)

@@ -1,9 +1,4 @@
-"""The spec of a comparison: a Python file that defines two models and a task.
-
-Its names are the arguments of `parity.compare`: `torch_module`, `flax_module` and `inputs` (or `torch_inputs`
-and `flax_inputs`) are required, all others (`loss`, `optimizer`, `layout`, `mapping`, `policy` ...) optional.
-The modules may be functions without arguments that build them.
-"""
+"""The spec of a comparison: a Python file whose names are the arguments of `parity.compare`."""
 
 from __future__ import annotations
 
@@ -20,11 +15,7 @@ NEEDED = ("torch_module", "flax_module", "inputs")
 def read_spec(
     path: str, needed: tuple[str, ...] = NEEDED, names: tuple[str, ...] | None = None
 ) -> dict[str, Any]:
-    """Return the file's definitions of `names`, by default the arguments of `compare`.
-
-    Raises:
-      SpecError: no such file, a missing name, or an exception in the file, with its line.
-    """
+    """Return the file's definitions of `names`, by default the arguments of `compare`."""
     from ..parity import compare
 
     defined, arguments = read_names(path), inspect.signature(compare).parameters
@@ -51,11 +42,7 @@ def _built(path: str, name: str, module: Any) -> Any:
 
 
 def read_optimizer(text: str) -> tuple[Callable[..., Any], Any]:
-    """Parse `adamw:lr=1e-3,weight_decay=0.1` into torch's optimizer and jaxpar.optim's of that name.
-
-    Raises:
-      SpecError: no such optimizer, or invalid settings.
-    """
+    """Parse `adamw:lr=1e-3,weight_decay=0.1` into torch's optimizer and jaxpar.optim's of that name."""
     import ast
 
     import torch

@@ -102,7 +102,6 @@ def run(
     channels_last: bool = False,
     optimizer: str | None = None,
 ) -> int:
-    """Return the exit code: 0 written and the same, 1 written and different, 2 holes, 3 failed."""
     lines: list[parity.Lines] = []
     make = _maker(spec)
     examples = [example(text, seed) for text in inputs]
@@ -121,7 +120,6 @@ def trained(port: parity.Port, make: Callable[[], Any], of: Callable[[Any], Any]
     """Port the optimizer, the scheduler, or a tuple of both that a function of the module returns."""
 
     def parts(net: Any) -> tuple[Any, Any]:
-        """Return the optimizer, and the scheduler or None."""
         objects = of(net)
         if isinstance(objects, tuple | list):
             return objects[0], objects[1]
@@ -134,7 +132,6 @@ def trained(port: parity.Port, make: Callable[[], Any], of: Callable[[Any], Any]
 
 
 def summary(port: parity.Port, out: str) -> str:
-    """Return the command's output."""
     verdict = {
         0: f"the same: {len(port.comparisons)} proofs, largest difference {port.largest:.2g}",
         1: "different",

@@ -1,8 +1,4 @@
-"""Run a spec, a Python file whose names are the arguments of a command.
-
-The file runs like a script, with its folder on the path. An exception becomes a SpecError with the file's
-line.
-"""
+"""Run a spec, a Python file whose names are the arguments of a command, like a script."""
 
 from __future__ import annotations
 
@@ -17,11 +13,6 @@ from ..errors import JaxparError, SpecError
 
 
 def read_names(path: str, needed: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the file's definitions.
-
-    Raises:
-      SpecError: no such file, a missing name, or an exception in the file, with its line.
-    """
     if not Path(path).is_file():
         raise SpecError(f"{path}: there is no such file.")
     folder = str(Path(path).resolve().parent)
@@ -46,7 +37,6 @@ def failed(path: str, what: str, error: Exception | SystemExit) -> SpecError:
 
 
 def _line(path: str, error: Exception | SystemExit) -> str:
-    """Return the last line of the file that was running."""
     if isinstance(error, SyntaxError):
         return f"\n  line {error.lineno}: {(error.text or '').strip()}"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == Path(path)]

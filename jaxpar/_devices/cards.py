@@ -1,9 +1,7 @@
-"""The figures of NVIDIA cards that XLA's compiler needs to compile for an absent GPU.
+"""The figures of NVIDIA cards that XLA's compiler needs; `torch.cuda` reads them from the driver.
 
-The compiler reads them to split work into blocks and to order it: the number of cores, the limits of a block,
-the speed of memory. They do not change results. docs/topology.md names the sources.
-
-torch has no counterpart: `torch.cuda.get_device_properties` reads them from the driver.
+They decide how work is split into blocks and ordered, and do not change results. docs/topology.md names the
+sources.
 """
 
 from __future__ import annotations

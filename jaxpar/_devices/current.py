@@ -1,8 +1,4 @@
-"""The current device: where arrays without an explicit device are created.
-
-torch.cuda keeps one index per thread, and `jax.default_device` is per thread too. These functions are torch's
-names for JAX's setting, so either interface sees what the other has set.
-"""
+"""The current device: torch's names for `jax.default_device`, which is per thread as in torch.cuda."""
 
 from __future__ import annotations
 
@@ -41,10 +37,10 @@ def current_device() -> int:
 
 
 class set_device:
-    """Make `device` the current one, permanently or for a `with` block.
+    """Make `device` the current one in this thread, permanently or for a `with` block.
 
     ```python
-    jaxpar.set_device(1)           # from this line on, in this thread
+    jaxpar.set_device(1)           # from this line on
     with jaxpar.set_device(2):     # device 1 is current again afterwards, also after an exception
         x = jnp.ones(3)            # on device 2
     ```
@@ -57,10 +53,9 @@ class set_device:
     Operations on arrays that are committed to a device still run there.
 
     Raises:
-      DeviceError: no such device. (torch ignores negative numbers here; docs/semantics.md row P7.)
+      DeviceError: no such device. (torch ignores negative numbers; docs/semantics.md row P7.)
 
-    torch counterpart: `torch.cuda.set_device` and the context manager `torch.cuda.device`
-    (docs/semantics.md rows P7, P8).
+    torch counterpart: `torch.cuda.set_device` and the context manager `torch.cuda.device` (rows P7, P8).
     """
 
     def __init__(self, device: DeviceLike):

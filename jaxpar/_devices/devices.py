@@ -1,9 +1,5 @@
 """The devices of this process, their names, and the device that a string or an integer selects.
 
-torch.cuda counts accelerators only. This list has the process's accelerators or, without any, its CPU
-devices. `DataParallel` treats several (virtual) CPU devices like GPUs, so that every program can be tried on
-a laptop; with a single one it calls the module directly, as torch's does without a GPU.
-
 An integer is an index into `devices()`, never a `jax.Device.id`, because ids do not start with 0 in the
 second process of a job.
 """
@@ -74,19 +70,17 @@ def device(spec: DeviceLike | None = None) -> jax.Device:
     """Return the device that `spec` names.
 
     `spec` is an index into `devices()`, a `jax.Device`, or a string: `"cuda:1"` (also `gpu`, `rocm`,
-    `tpu`) is an accelerator, `"cpu:3"` a CPU device. Without an index, `"cpu"` is the first CPU
-    device, and an accelerator is the current device if that is one, else the first. `None` is the
-    current device.
+    `tpu`) is an accelerator, `"cpu:3"` a CPU device. Without an index, `"cpu"` is the first CPU device, and
+    an accelerator is the current device if that is one, else the first. `None` is the current device.
 
     >>> import jaxpar
     >>> jaxpar.device("cpu:0").platform
     'cpu'
 
-    torch counterpart: `torch.device`, but a device that does not exist raises at once (torch accepts
-    `"cuda:99"` until it is used; docs/semantics.md row P9).
-
     Raises:
-      DeviceError: an unknown string, or no such device.
+      DeviceError: an unknown string, or no such device (torch accepts `"cuda:99"` until it is used).
+
+    torch counterpart: `torch.device` (docs/semantics.md row P9).
     """
     if isinstance(spec, jax.Device):
         return spec
@@ -139,7 +133,6 @@ def _from_text(text: str) -> jax.Device:
 
 
 def _current() -> jax.Device | None:
-    """Return the device that `jax.default_device` or `set_device` has made the current one."""
     now = jax.config.jax_default_device  # type: ignore[attr-defined]
     return jax.local_devices(backend=now)[0] if isinstance(now, str) else now
 

@@ -1,9 +1,4 @@
-"""`to`, `cuda` and `cpu` move arrays, trees and modules to a device; `device_of` returns where they are.
-
-As in torch, a module moves in place, so that existing optimizers stay valid, and an array that is already on
-the device is returned as it is (docs/semantics.md rows P12, P14). A move is differentiable: the gradient
-returns to the array's original device.
-"""
+"""`to`, `cuda` and `cpu` move arrays, trees and modules to a device; `device_of` returns where they are."""
 
 from __future__ import annotations
 
@@ -21,7 +16,7 @@ from .topology import refuse_topology
 
 
 def to(x: PyTree, device: DeviceLike | jax.Array | None = None, dtype: DTypeLike | None = None) -> PyTree:
-    """Move `x` to a device, change its dtype, or both.
+    """Move `x` to a device, change its dtype, or both; modules in place, as in torch. Differentiable.
 
     >>> import jaxpar, numpy as np
     >>> batch = {"x": np.ones(3, "float32"), "label": np.arange(3, dtype="int32")}
@@ -36,9 +31,8 @@ def to(x: PyTree, device: DeviceLike | jax.Array | None = None, dtype: DTypeLike
         `dtype` is complex, integers never.
 
     Returns:
-      The module itself, changed in place; otherwise a tree of arrays, in which a leaf that needs no change
-      is the same object. A module that `DataParallel` has replicated over several devices stays replicated
-      if `device` is one of them.
+      The module itself; otherwise a tree of arrays, in which a leaf that needs no change is the same
+      object. A module that `DataParallel` has replicated stays replicated if `device` is one of its devices.
 
     Raises:
       DeviceError: no such device. LeafError: a leaf is not an array.
@@ -71,9 +65,7 @@ def to(x: PyTree, device: DeviceLike | jax.Array | None = None, dtype: DTypeLike
 
 
 def cuda(x: PyTree, device: DeviceLike | None = None) -> PyTree:
-    """Move `x` to `devices()[device]`, or to the current device.
-
-    On a host without accelerators this is a virtual CPU device, if there are several.
+    """Move `x` to `devices()[device]` or the current device, an accelerator or one of several CPU devices.
 
     ```python
     net = jaxpar.cuda(net)     # to the current device, in place
@@ -81,8 +73,7 @@ def cuda(x: PyTree, device: DeviceLike | None = None) -> PyTree:
     ```
 
     Raises:
-      DeviceError: there are neither accelerators nor several CPU devices; or `device` is not in
-        `devices()`, such as `"cpu"` on a host with GPUs.
+      DeviceError: neither accelerators nor several CPU devices, or `device` is not in `devices()`.
 
     torch counterpart: `Tensor.cuda`, `Module.cuda` (docs/semantics.md rows P12, P13).
     """
@@ -113,7 +104,7 @@ def device_of(x: PyTree) -> jax.Device:
     """Return the device of an array, or of all arrays of a tree or module.
 
     For arrays on several devices it is the first one, as torch's parameters are on `device_ids[0]`.
-    Uncommitted arrays count as being on the committed arrays' device, because JAX would move them there.
+    Uncommitted arrays count as being on the committed arrays' device, because JAX would move them.
 
     >>> import jaxpar, numpy as np
     >>> tree = {"w": jaxpar.to(np.ones(3), "cpu:0"), "name": "layer"}
@@ -121,11 +112,9 @@ def device_of(x: PyTree) -> jax.Device:
     True
 
     Raises:
-      MixedDevicesError: two leaves are on different devices; names them and `jaxpar.to`. LeafError: `x` has
-        no array.
+      MixedDevicesError: two leaves are on different devices. LeafError: `x` has no array.
 
-    torch counterpart: `Tensor.device`, `next(module.parameters()).device`, and torch's error "Expected all
-    tensors to be on the same device" (docs/semantics.md rows P11, P15).
+    torch counterpart: `Tensor.device` and "Expected all tensors to be on the same device" (rows P11, P15).
     """
     tree = nnx.state(x, graph=True) if isinstance(x, nnx.Module) else x
     placements: list[tuple[bool, jax.Device, str]] = [

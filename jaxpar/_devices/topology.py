@@ -1,11 +1,7 @@
 """Compile for absent GPUs: descriptions of devices on which nothing runs.
 
-XLA's compiler for NVIDIA GPUs needs neither a GPU nor a driver, only the figures of a card. Its output for a
-training step is the program that the GPUs would run, with its memory and the order of its collectives. So a
-laptop can show whether a step fits into a card and what 1,024 of them would exchange.
-
-torch has no counterpart; the nearest is the meta device, which has shapes but no program. This module wraps
-`jax.experimental.topologies`.
+XLA's compiler for NVIDIA GPUs needs neither a GPU nor a driver, only the figures of a card. torch's nearest
+counterpart is the meta device, which has shapes but no program.
 """
 
 from __future__ import annotations
@@ -29,13 +25,10 @@ MOST = 2**16
 
 @dataclasses.dataclass(frozen=True)
 class Topology(Sequence):
-    """A sequence of absent GPUs for which programs are compiled. Nothing runs on them.
-
-    jaxpar accepts it wherever it accepts a list of devices.
+    """A sequence of absent GPUs, accepted wherever jaxpar accepts a list of devices. Nothing runs on them.
 
     Attributes:
-      card: the card's name, as passed to `topology`.
-      hosts: the number of hosts.
+      card: the card's name, as passed to `topology`. hosts: the number of hosts.
       devices: all hosts' devices, host by host; a device's `process_index` is the index of its host.
 
     ```python
@@ -76,8 +69,7 @@ def topology(card: str, *, hosts: int = 1, devices: int = 8) -> Topology:
 
     Args:
       card: `"h100"`, `"h200"`, `"a100-80"`, `"b200"`, ...; the error for an unknown name lists all.
-      hosts: the number of hosts.
-      devices: the number of GPUs per host.
+      hosts: the number of hosts. devices: the number of GPUs per host.
 
     Returns:
       A Topology. Equal arguments give the same devices.
@@ -124,7 +116,6 @@ def of_topology(devices: Iterable[Any]) -> bool:
 
 
 def refuse_topology(devices: Sequence[jax.Device], function: str) -> None:
-    """Raise DeviceError if the devices belong to a topology."""
     if not of_topology(devices[:1]):
         return
     first, last = (_devices.name(d) for d in (devices[0], devices[-1]))
@@ -137,7 +128,6 @@ def refuse_topology(devices: Sequence[jax.Device], function: str) -> None:
 
 
 def compiler_options(devices: Sequence[jax.Device]) -> tuple[tuple[str, str], ...]:
-    """Return XLA's options for these devices."""
     # Autotuning would run kernels on a GPU. Inside a user's `jax.jit` the option must be left out, because
     # JAX accepts options for the outermost program only.
     return (("xla_gpu_autotune_level", "0"),) if of_topology(devices[:1]) and not is_staged() else ()

@@ -50,10 +50,9 @@ _asked: int | None = None
 def virtual_devices(n: int) -> None:
     """Make this process see `n` CPU devices. Call it before JAX is used for the first time.
 
-    It also gives XLA enough threads for them: with fewer, a training loop on virtual devices hangs.
-    Calling it again with the same `n` does nothing. A `PJRT_NPROC` that is already set is respected, with
-    a warning if it is too small to be safe. The call overrides `JAXPAR_DEVICES` in the environment. Where
-    there are accelerators, JAX still prefers them; `JAX_PLATFORMS=cpu` hides them.
+    It also gives XLA enough threads: with fewer, a training loop on virtual devices hangs. A `PJRT_NPROC`
+    that is set already is respected, with a warning if it is too small. The call overrides
+    `JAXPAR_DEVICES`. JAX still prefers accelerators; `JAX_PLATFORMS=cpu` hides them.
 
     >>> import jax, jaxpar
     >>> n = len(jax.devices("cpu"))  # JAX has started now, so only its own number is accepted
@@ -81,14 +80,7 @@ def virtual_devices(n: int) -> None:
 
 @functools.cache
 def from_environment() -> int | None:
-    """Apply `JAXPAR_DEVICES=n` once, and return n; None if it is not set.
-
-    Does nothing after a call of `virtual_devices`, and warns if JAX already runs with a different number of
-    devices.
-
-    Raises:
-      DeviceError: `JAXPAR_DEVICES` is not a positive integer.
-    """
+    """Apply `JAXPAR_DEVICES=n` once, unless `virtual_devices` was called, and return n; None if unset."""
     text = os.environ.get("JAXPAR_DEVICES", "").strip()
     if not text or _asked is not None:
         return None
@@ -131,17 +123,13 @@ def _set(n: int) -> bool:
 
 
 def _watch_the_start() -> None:
-    """Record which line starts JAX, so that the error of a later call can name it."""
     from .._upstream import start  # imports JAX, which `import jaxpar` must not
 
     start.watch()
 
 
 def hide_accelerators() -> None:
-    """Leave only CPU devices to this process, a helper that must not take memory of a training process's GPU.
-
-    Has no effect once JAX has started. Does not import JAX.
-    """
+    """Leave only CPU devices to this process, which must not take a GPU's memory. Does not import JAX."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     if "jax" in sys.modules:
         import jax
@@ -155,7 +143,6 @@ def _safe(n: int) -> int:
 
 
 def _warn_of_few_threads(n: int) -> None:
-    """Warn if the pool is too small: set by the user, or the default of a JAX that already runs."""
     setting, least = _pool_of_the_user(), _safe(n)
     if setting:
         variable, threads = setting
@@ -191,7 +178,6 @@ def cores() -> int:
 
 
 def _running() -> int:
-    """Return how many CPU devices the running JAX has."""
     import jax
 
     try:
@@ -211,7 +197,6 @@ def _devices(n: int) -> str:
 
 
 def _outside(n: int) -> str:
-    """Return the environment variables with the same effect, which work even if JAX is used first."""
     return f"JAXPAR_DEVICES={n} (or, for a program that uses JAX before jaxpar, JAX_NUM_CPU_DEVICES={n}" + (
         f" PJRT_NPROC={_safe(n)})" if n > 1 else ")"
     )

@@ -1,13 +1,9 @@
 """Warn if CUDA_VISIBLE_DEVICES was changed too late.
 
 The driver reads the variable once, when JAX's backend starts. A script that sets it after its first array
-continues with the same devices, without a message, as with torch.cuda. This module stores the value of that
-moment and compares.
-
-If jaxpar's first call of `devices` starts the backend, the value of that moment counts. If the backend runs
-already, the driver read a value that was set at some time since the process began. Linux keeps the initial
-value in /proc/self/environ, unaffected by `os.environ`. The present value is assumed, because scripts set the
-variable in their first lines, unless the backend sees more GPUs than it allows.
+continues with the same devices, without a message, as with torch.cuda. If the backend runs already, the
+present value is assumed, because scripts set the variable in their first lines, unless the backend sees more
+GPUs than it allows. Linux keeps the initial value in /proc/self/environ, unaffected by `os.environ`.
 """
 
 from __future__ import annotations
@@ -40,10 +36,7 @@ _memory = _Memory()
 
 
 def remember() -> None:
-    """Store the value with which the backend starts, or has started. Only the first call has an effect.
-
-    Call it before anything reads the list of devices, which may start the backend.
-    """
+    """Store the value with which the backend starts, or has started; call it before the devices are read."""
     if not _memory.recorded:
         _memory.then, _memory.recorded = _value_at_start(), True
 
@@ -60,11 +53,7 @@ def changed_visible_devices() -> Change | None:
 
 
 def check() -> None:
-    """Warn, once per change, if the variable was changed too late.
-
-    Warns:
-      UserWarning: names both values and the cure.
-    """
+    """Warn, once per change, if the variable was changed too late."""
     change = changed_visible_devices()
     # Every call of `devices` comes here, and one warning per change is enough.
     if change and change != _memory.warned:
@@ -100,7 +89,6 @@ def _original() -> tuple[str | None, bool]:
 
 
 def _sees_more_than(value: str | None) -> bool:
-    """Return whether this process has more GPUs than this value allows."""
     import jax
 
     gpus = sum(d.platform == "gpu" for d in jax.local_devices())
@@ -108,7 +96,6 @@ def _sees_more_than(value: str | None) -> bool:
 
 
 def _allowed(value: str) -> int:
-    """Return the most GPUs that a value allows."""
     # The driver stops reading at the first entry that is empty or negative.
     count = 0
     for entry in value.split(","):

@@ -1,5 +1,1 @@
-"""`jaxpar demo`: train a small CNN with `jaxpar.train_step`, and compare the same training with PyTorch's.
-
-`models` has the CNN in both frameworks, `run` trains and compares, `report` prints. The comparison is
-`parity.compare`, which takes the same steps on copies of both models, from the same weights.
-"""
+"""`jaxpar demo`: `parity.compare` and `train_step` on a small CNN, from the same weights."""

@@ -33,7 +33,6 @@ class DigitsCNN(nnx.Module):
 
 
 def torch_cnn(seed: int) -> torch.nn.Module:
-    """Return the same model in torch."""
     import torch
     from torch import nn
 

@@ -62,14 +62,7 @@ class Digits:
 
 
 def run(settings: DemoSettings, watch: Watch) -> DemoResult:
-    """Compare with PyTorch if torch is installed, and train.
-
-    Args:
-      watch: called with a text after every step of the comparison and of the training.
-
-    Raises:
-      JaxparError: scikit-learn is not installed, or this torch cannot pretend to have devices.
-    """
+    """Compare with PyTorch if torch is installed, and train; `watch` is called after every step of both."""
     with jax.enable_x64(True):
         digits = load(settings)
         net = flax_cnn(settings)

@@ -31,8 +31,6 @@ class Fault(enum.Enum):
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """The options of `jaxpar demo`."""
-
     epochs: int = 5
     batch_size: int = 64
     seed: int = 0
@@ -44,7 +42,6 @@ class DemoSettings:
 
     @property
     def steps(self) -> int:
-        """Training steps in all epochs."""
         return self.epochs * self.steps_per_epoch
 
 
