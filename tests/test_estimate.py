@@ -28,7 +28,7 @@ from jaxpar._tools.estimate.hlo import arrays, read
 from jaxpar._tools.estimate.largest import largest
 from jaxpar._tools.estimate.program import Program, size
 from jaxpar._tools.estimate.scaling import exchange, scale
-from jaxpar._tools.estimate.schedule import CollectiveStart, CollectiveWait, Kernel, events, lanes, starts
+from jaxpar._tools.estimate.schedule import CollectiveStart, CollectiveWait, Kernel, events, lanes
 from jaxpar._tools.estimate.step import PARTS
 from jaxpar._tools.estimate.table import number
 from jaxpar._tools.estimate.work import KernelWork
@@ -200,6 +200,12 @@ TEXT = (Path(__file__).parent / "scheduled.hlo").read_text()
 GEMM = 2 * 64 * 16 * 32
 CONVOLUTION = 2 * (2 * 7 * 7 * 8) * (3 * 3 * 4)
 CUBE = 2 * 8**3
+
+
+def starts(program) -> list[CollectiveStart]:
+    """The collectives, every turn of a loop as one of its own."""
+    started = [event for event in program if isinstance(event, CollectiveStart)]
+    return [dataclasses.replace(event, turns=1) for event in started for _ in range(event.turns)]
 
 
 def flat(work: KernelWork) -> float:

@@ -65,13 +65,7 @@ def _usage_errors() -> Iterator[None]:
 )
 @plain_ending(COULD_NOT)
 def port(
-    module: str,
-    inputs: tuple[str, ...],
-    out: str,
-    seed: int,
-    record: bool,
-    channels_last: bool,
-    optimizer: str | None,
+    module: str, inputs: tuple[str, ...], out: str, seed: int, optimizer: str | None, **options: Any
 ) -> None:
     """Write a torch module as Flax source code, and prove that it is the same.
 
@@ -87,25 +81,10 @@ def port(
     """
     if not out.endswith(".py"):
         raise click.UsageError(f"--out {out}: a Python file ends in .py.")
-    leave(
-        run(module, inputs, out, seed=seed, record=record, channels_last=channels_last, optimizer=optimizer)
-    )
-
-
-def run(
-    spec: str,
-    inputs: tuple[str, ...],
-    out: str,
-    *,
-    seed: int,
-    record: bool,
-    channels_last: bool = False,
-    optimizer: str | None = None,
-) -> int:
     lines: list[parity.Lines] = []
-    make = _maker(spec)
+    make = _maker(module)
     examples = [example(text, seed) for text in inputs]
-    port = parity.port(make, *examples, out=out, record=record, channels_last=channels_last)
+    port = parity.port(make, *examples, out=out, **options)
     if optimizer is not None and not port.holes:
         lines = trained(port, make, _maker(optimizer))
     click.echo(summary(port, out))
@@ -113,7 +92,7 @@ def run(
         verdict = f"the same: largest difference {training.largest:.2g}" if training.same else "different"
         click.echo(f"\n{training}\n{verdict}" + ("" if training.same else f"\n\n{training.comparison}"))
     # A file that is the same, with an optimizer that differs, is different.
-    return port.status or int(not all(training.same for training in lines))
+    leave(port.status or int(not all(training.same for training in lines)))
 
 
 def trained(port: parity.Port, make: Callable[[], Any], of: Callable[[Any], Any]) -> list[parity.Lines]:

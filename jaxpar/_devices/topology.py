@@ -56,7 +56,8 @@ class Topology(Sequence):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # jax.Device cannot be pickled, but the same arguments give the same devices.
-        return _again, (self.card, self.hosts, len(self) // self.hosts)
+        rebuild = functools.partial(topology, hosts=self.hosts, devices=len(self) // self.hosts)
+        return rebuild, (self.card,)
 
 
 def topology(card: str, *, hosts: int = 1, devices: int = 8) -> Topology:
@@ -104,10 +105,6 @@ def _made(card: str, hosts: int, devices: int) -> Topology:
             'pip install "jaxpar[gpu-compiler]".'
         )
     return Topology(card, hosts, gpus)
-
-
-def _again(card: str, hosts: int, devices: int) -> Topology:
-    return topology(card, hosts=hosts, devices=devices)
 
 
 def of_topology(devices: Iterable[Any]) -> bool:

@@ -1,32 +1,9 @@
 """Virtual CPU devices: one host that behaves as if it had n devices, and does not hang.
 
-torch has no counterpart. XLA has virtual devices, but with its default settings a training loop that does not
-wait after every step deadlocks in an all-reduce. The reason (XLA's CPU client, jax 0.10):
-
-* One pool of threads serves all virtual devices: one thread per core, but at least n.
-* A program for n devices is first *launched*: n short tasks in the pool, one per device. A device
-  queues 32 programs; when its queue is full, the task blocks its thread until one of them has ended. The
-  Python thread waits for the launch, so there is one launch at a time: at most n threads.
-* Then it is *executed*: n tasks again, each of which waits in the all-reduce until all n have arrived. XLA
-  executes one program for several devices at a time: at most n threads.
-* A host callback (`jax.pure_callback`) in the program waits until its arguments are copied, and copies of
-  100 KB or more are tasks of this pool too. They wait for nothing: 1 thread is enough.
-
-So a pool of 2n + 1 always has a free thread for the task on which the others wait. In a smaller pool the
-tasks of a launch can block the threads that the execution needs, while they wait for that execution. Programs
-for one device run to their end on any free thread, and change nothing. Measured for n = 2, 4, 8 and 16
-(`benchmarks/virtual_devices.py bound`): a loop that never waits deadlocks with 2n - 1 threads and runs with
-2n; with a callback, it deadlocks with 2n and runs with 2n + 1. The 32 shows too: with n threads a loop runs
-if it waits every 30 steps, and deadlocks if it waits every 60.
-
-XLA reads the size of the pool once, from `PJRT_NPROC`, when the backend starts. Device count and pool are
-therefore set together, and first. Waiting threads cost nothing: large matmuls take the same time as with
-the default pool (`benchmarks/virtual_devices.py matmul`).
-
-No size helps against several Python threads that launch programs for several devices and never wait. One
-thread's programs can fill a device's queue while they wait for a program of a second thread that no longer
-fits into that queue. Launch from one thread or under a lock, or wait for a result every few steps. Waiting
-also helps a host callback that calls JAX itself, since that call needs a free entry in the queue too.
+One pool of threads serves all virtual devices. Launching a program for n devices takes n threads of it (a full
+queue of a device blocks the launch), executing it n more, and copying arguments for a host callback one. With
+2n + 1 threads there is always a free one for the task on which the others wait; docs/virtual_devices.md has
+the details. XLA reads the size of the pool once, from `PJRT_NPROC`, when the backend starts.
 """
 
 from __future__ import annotations

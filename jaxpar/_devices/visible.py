@@ -97,9 +97,5 @@ def _sees_more_than(value: str | None) -> bool:
 
 def _allowed(value: str) -> int:
     # The driver stops reading at the first entry that is empty or negative.
-    count = 0
-    for entry in value.split(","):
-        if not entry.strip() or entry.strip().startswith("-"):
-            break
-        count += 1
-    return count
+    invalid = [not entry.strip() or entry.strip().startswith("-") for entry in value.split(",")]
+    return [*invalid, True].index(True)

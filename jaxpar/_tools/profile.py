@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -134,7 +135,12 @@ class Profile:
 
     def table(self) -> str:
         """Return the longest operations, as text."""
-        return table(self.operations[:LONGEST], self.trace)
+        rows = self.operations[:LONGEST]
+        width = max([len(row.name) for row in rows], default=9)
+        lines = [f"{'operation':<{width}}  {'share':>6}  {'ms':>10}  {'calls':>6}  program"]
+        for name, module, calls, seconds, share in rows:
+            lines.append(f"{name:<{width}}  {share:>6.1%}  {1e3 * seconds:>10.3f}  {calls:>6}  {module}")
+        return "\n".join([*lines, f"the trace, for ui.perfetto.dev: {self.trace}"])
 
     def _start(self) -> None:
         options = jax.profiler.ProfileOptions()
@@ -159,26 +165,16 @@ def operations(trace: Path) -> list[Operation]:
     """Read the operations of a trace, the longest first."""
     with gzip.open(trace, "rt") as file:
         events: Iterable[dict[str, Any]] = json.load(file)["traceEvents"]
-    counts: dict[tuple[str, str], int] = {}
-    microseconds: dict[tuple[str, str], float] = {}
+    counts: Counter[tuple[str, str]] = Counter()
+    microseconds: defaultdict[tuple[str, str], float] = defaultdict(float)
     for event in events:
         arguments = event.get("args", {})
         # Only complete events of compiled operations; the trace also has Python's and the runtime's.
         if event.get("ph") != "X" or "hlo_op" not in arguments:
             continue
         key = arguments["hlo_op"], arguments.get("hlo_module", "")
-        counts[key] = counts.get(key, 0) + 1
-        microseconds[key] = microseconds.get(key, 0.0) + event["dur"]
+        counts[key] += 1
+        microseconds[key] += event["dur"]
     total = sum(microseconds.values()) or 1.0
     order = sorted(counts, key=lambda key: -microseconds[key])
     return [Operation(*key, counts[key], microseconds[key] / 1e6, microseconds[key] / total) for key in order]
-
-
-def table(rows: Sequence[Operation], trace: Path | None) -> str:
-    width = max([len(row.name) for row in rows], default=9)
-    lines = [f"{'operation':<{width}}  {'share':>6}  {'ms':>10}  {'calls':>6}  program"]
-    lines += [
-        f"{row.name:<{width}}  {row.share:>6.1%}  {1e3 * row.seconds:>10.3f}  {row.calls:>6}  {row.module}"
-        for row in rows
-    ]
-    return "\n".join([*lines, f"the trace, for ui.perfetto.dev: {trace}"])

@@ -38,12 +38,8 @@ def document(result: DemoResult) -> dict[str, Any]:
         "reference": result.reference,
         "last_batch": _last_batch(settings.batch_size),
         "epochs": [
-            {
-                "loss": [epoch.loss],
-                "accuracy": [epoch.accuracy],
-                "ms_per_step": [epoch.milliseconds],
-                "differences": {kind: _plain(row) for kind, row in _worst(result, number).items()},
-            }
+            {name: [figure] for name, figure in epoch._asdict().items()}
+            | {"differences": {kind: _plain(row) for kind, row in _worst(result, number).items()}}
             for number, epoch in enumerate(result.epochs)
         ],
         "bytes_per_device": result.bytes_per_device,
@@ -60,7 +56,7 @@ def text(result: DemoResult) -> Group:
         f"epoch {sum(last)} as {'+'.join(map(str, last))}. BatchNorm CNN, float64, SGD with rate "
         f"{LEARNING_RATE} and momentum {MOMENTUM}."
     )
-    figures = [[f"{e.loss:.6f}", f"{e.accuracy:.2%}", f"{e.milliseconds:.1f}"] for e in result.epochs]
+    figures = [[f"{e.loss:.6f}", f"{e.accuracy:.2%}", f"{e.ms_per_step:.1f}"] for e in result.epochs]
     training = _table(
         "Training with jaxpar: mean loss, accuracy on the test digits, median time of a step",
         ["epoch", "loss", "accuracy", "ms/step"],

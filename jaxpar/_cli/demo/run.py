@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import math
 import statistics
 import time
+from collections import OrderedDict
 from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,25 +18,26 @@ from flax import nnx
 
 import jaxpar
 
+from ..._tools.estimate.program import bytes_on
 from ...errors import JaxparError
 from ...parity import Comparison, Policy
-from .models import DigitsCNN, torch_cnn
 from .settings import LEARNING_RATE, MOMENTUM, TOLERANCE, TRAIN_ROWS, DemoSettings, Fault, has_torch
+
+if TYPE_CHECKING:
+    import torch
 
 Watch = Callable[[str], None]
 
 
-@dataclasses.dataclass(frozen=True)
-class EpochFigures:
+class EpochFigures(NamedTuple):
     """jaxpar's mean loss, accuracy on the test digits, and median milliseconds of a step."""
 
     loss: float
     accuracy: float
-    milliseconds: float
+    ms_per_step: float
 
 
-@dataclasses.dataclass(frozen=True)
-class DemoResult:
+class DemoResult(NamedTuple):
     """`reference` describes PyTorch's side; it and `comparison` are None where torch is not installed."""
 
     settings: DemoSettings
@@ -45,8 +48,45 @@ class DemoResult:
     bytes_per_device: dict[str, dict[str, int]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Digits:
+class DigitsCNN(nnx.Module):
+    """Logits [B, 10] of images [B, 8, 8]; `momentum` is BatchNorm's, as torch defines it."""
+
+    def __init__(self, rngs: nnx.Rngs, momentum: float = 0.1):
+        conv = functools.partial(jaxpar.nn.Conv, kernel_size=(3, 3), padding=1, bias=False, rngs=rngs)
+        self.conv1, self.norm1 = conv(1, 8), jaxpar.nn.BatchNorm(8, momentum=momentum)
+        self.conv2, self.norm2 = conv(8, 16), jaxpar.nn.BatchNorm(16, momentum=momentum)
+        self.linear = nnx.Linear(16 * 4 * 4, 10, rngs=rngs)
+
+    def __call__(self, images: jax.Array) -> jax.Array:
+        x = nnx.relu(self.norm1(self.conv1(images[..., None])))
+        x = nnx.relu(self.norm2(self.conv2(x)))
+        x = nnx.avg_pool(x, (2, 2), (2, 2))
+        # torch flattens channels first, so the linear layer's rows have the same order only this way.
+        return self.linear(x.transpose(0, 3, 1, 2).reshape(len(x), -1))
+
+
+def torch_cnn(seed: int) -> torch.nn.Module:
+    import torch
+    from torch import nn
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        layers: list[tuple[str, nn.Module]] = [
+            ("channel", nn.Unflatten(1, (1, 8))),
+            ("conv1", nn.Conv2d(1, 8, 3, padding=1, bias=False)),
+            ("norm1", nn.BatchNorm2d(8)),
+            ("relu1", nn.ReLU()),
+            ("conv2", nn.Conv2d(8, 16, 3, padding=1, bias=False)),
+            ("norm2", nn.BatchNorm2d(16)),
+            ("relu2", nn.ReLU()),
+            ("pool", nn.AvgPool2d(2)),
+            ("flatten", nn.Flatten()),
+            ("linear", nn.Linear(16 * 4 * 4, 10)),
+        ]
+        return nn.Sequential(OrderedDict(layers)).double()
+
+
+class Digits(NamedTuple):
     """Images [1797, 8, 8] in float64, from 0 to 1, and labels; the first TRAIN_ROWS are for training."""
 
     images: np.ndarray
@@ -183,14 +223,9 @@ def _bytes_per_device(net: nnx.Module, optimizer: nnx.Optimizer) -> dict[str, di
     parameters, state = nnx.state(net, nnx.Param, ...)
     kinds = {"parameters": parameters, "statistics": state, "optimizer": nnx.state(optimizer)}
     return {
-        f"{device.platform}:{i}": {kind: _bytes_on(device, arrays) for kind, arrays in kinds.items()}
+        f"{device.platform}:{i}": {kind: bytes_on(arrays, device) for kind, arrays in kinds.items()}
         for i, device in enumerate(jaxpar.devices())
     }
-
-
-def _bytes_on(device: jax.Device, arrays: nnx.State) -> int:
-    shards = [shard for x in jax.tree.leaves(arrays) for shard in x.addressable_shards]
-    return sum(shard.data.nbytes for shard in shards if shard.device == device)
 
 
 def _devices() -> str:

@@ -93,14 +93,10 @@ def _host() -> Part:
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
         "cpus_of_this_process": attempt(lambda: len(os.sched_getaffinity(0))),
-        "memory_total": attempt(_total_memory),
+        "memory_total": attempt(lambda: os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
         "memory_free": attempt(_free_memory),
         "disk_free_here": attempt(lambda: shutil.disk_usage(".").free),
     }
-
-
-def _total_memory() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _free_memory() -> int:

@@ -24,10 +24,10 @@ T = TypeVar("T")
 class Reading(NamedTuple):
     """One GPU's measurements; None where the GPU does not report one."""
 
+    gpu_bytes_used: int | None = None
+    gpu_bytes_total: int | None = None
     utilisation_percent: int | None = None
     temperature_celsius: int | None = None
-    bytes_used: int | None = None
-    bytes_total: int | None = None
 
 
 class Readings(NamedTuple):
@@ -76,8 +76,8 @@ def _read(library: ModuleType, device: jax.Device) -> Reading:
         temperature_celsius=ask(
             lambda: library.nvmlDeviceGetTemperature(handle, library.NVML_TEMPERATURE_GPU)
         ),
-        bytes_used=memory and memory.used,
-        bytes_total=memory and memory.total,
+        gpu_bytes_used=memory and memory.used,
+        gpu_bytes_total=memory and memory.total,
     )
 
 

@@ -60,19 +60,8 @@ def look() -> DeviceTable:
     measured = nvml.readings(devices)
     rows = []
     for index, (d, reading) in enumerate(zip(devices, measured.by_device, strict=True)):
-        rows.append(
-            Row(
-                index=index,
-                name=_devices.name(d),
-                kind=d.device_kind,
-                process=d.process_index,
-                **_current.memory_stats(d),
-                gpu_bytes_used=reading.bytes_used,
-                gpu_bytes_total=reading.bytes_total,
-                utilisation_percent=reading.utilisation_percent,
-                temperature_celsius=reading.temperature_celsius,
-            )
-        )
+        numbers = {**_current.memory_stats(d), **reading._asdict()}
+        rows.append(Row(index, _devices.name(d), d.device_kind, d.process_index, **numbers))
     return DeviceTable(rows, _notes(rows, measured.trouble))
 
 

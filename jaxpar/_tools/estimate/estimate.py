@@ -18,7 +18,8 @@ from .hardware import Hardware
 from .largest import largest
 from .report import Estimate
 from .scaling import scale, simulate
-from .step import StepProgram, compile_step, target
+from .schedule import Event, uncounted
+from .step import Memory, compile_step, target
 
 MEMORY_SHARE = 0.75
 """The fraction of a device's memory that JAX reserves: XLA_PYTHON_CLIENT_MEM_FRACTION's default."""
@@ -77,33 +78,29 @@ def estimate(
         raise ValueError(f"estimate: memory_share={memory_share} must be above 0 and at most 1.")
     module, rows = _module(net), _rows(batch)
     tx, shapes = transformation(optimizer, "estimate"), jax.tree.map(shape_of, batch)
-    where, loss, room = (
-        target(hardware, hosts, devices),
-        scalar(loss_fn, "estimate"),
-        memory_share * hardware.memory,
-    )
+    gpus, why = target(hardware, hosts, devices)
+    loss, room = scalar(loss_fn, "estimate"), memory_share * hardware.memory
 
-    def compiled(b: int) -> StepProgram:
+    def compiled(b: int) -> tuple[Memory, list[Event]]:
         cut = jax.tree.map(lambda x: jax.ShapeDtypeStruct((b, *x.shape[1:]), x.dtype), shapes)
-        return compile_step(module, tx, loss, cut, where, hardware)
+        return compile_step(module, tx, loss, cut, gpus, hardware)
 
-    step, n = compiled(rows), hosts * devices
+    (memory, events), n = compiled(rows), hosts * devices
     numbers = sorted({n, *(2**i for i in range(n.bit_length()))})
-    peak = step.memory.total
-    most = largest(lambda b: compiled(b).memory.total, room, rows, peak) if watch_batch else None
+    most = largest(lambda b: compiled(b)[0].total, room, rows, memory.total) if watch_batch else None
     return Estimate(
         model=type(module).__name__,
         rows=rows,
         devices=devices,
         hosts=hosts,
-        platform=where.name,
-        why=where.why,
+        platform=gpus[0].device_kind,
+        why=why,
         hardware=hardware,
         room=room,
-        memory=step.memory,
-        schedule=simulate(step.events, hardware, n, devices),
-        uncounted=step.uncounted,
-        points=scale(rows, step.events, hardware, numbers, devices),
+        memory=memory,
+        schedule=simulate(events, hardware, n, devices),
+        uncounted=uncounted(events),
+        points=scale(rows, events, hardware, numbers, devices),
         largest_batch=most,
     )
 

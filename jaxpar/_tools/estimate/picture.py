@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-from ..._metrics.chart import figure, save
+from ..._metrics.chart import figure
 from .chart import bars
 from .schedule import COMPUTE, TimeSlot
 from .step import PARTS
@@ -24,10 +23,6 @@ LOWEST_BAR = 0.02
 """Fraction of a device's memory below which the bar would be too low to see under the dashed line."""
 THIN = 0.0008
 """Fraction of the step: shorter kernels are drawn this long, to be visible."""
-
-
-def draw(estimate: Any, path: str | os.PathLike[str]) -> None:
-    save(drawn(estimate), path)
 
 
 def drawn(estimate: Any) -> Any:

@@ -11,8 +11,10 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
+from ..._metrics.chart import save
 from .hardware import Hardware
 from .largest import Largest
+from .picture import drawn
 from .scaling import ScalingPoint
 from .schedule import COMPUTE, LaneSchedule, TimeSlot
 from .step import PARTS, Memory
@@ -97,20 +99,17 @@ class Estimate:
                 # A layer that repeats has one operation per repetition; in one row each they would fill the
                 # table.
                 key = slot.origin or slot.name, slot.flops, slot.bytes
-                more = alike.get(key)
-                alike[key] = _both(more, slot) if more else slot
+                sums = {name: getattr(slot, name) for name in ("seconds", "flops", "bytes")}
+                if more := alike.get(key):
+                    sums = {name: getattr(more, name) + value for name, value in sums.items()}
+                alike[key] = dataclasses.replace(more or slot, **sums)
         return sorted(alike.values(), key=lambda slot: -slot.seconds)[:n]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures as plain values, in bytes, operations and seconds."""
         values = dataclasses.asdict(self)
         values["memory"]["total"] = self.memory.total
-        values |= {
-            "fits": self.fits,
-            "free": self.free,
-            "step": self.step,
-            "rows_per_second": self.rows_per_second,
-        }
+        values |= {name: getattr(self, name) for name in ("fits", "free", "step", "rows_per_second")}
         values["traffic"] = dataclasses.asdict(self.traffic) | {"overlap": self.schedule.overlap}
         return values
 
@@ -124,9 +123,7 @@ class Estimate:
         Raises:
           ImportError: matplotlib is not installed.
         """
-        from .picture import draw
-
-        draw(self, path)
+        save(drawn(self), path)
 
     @property
     def subject(self) -> str:
@@ -163,16 +160,9 @@ class Estimate:
     def _longest(self) -> RenderableType:
         rows = []
         for slot in self.longest():
-            part = f"{slot.seconds / self.step:.1%}"
-            rows.append(
-                (
-                    escape(slot.origin or slot.name),
-                    number(slot.seconds, "s"),
-                    part,
-                    number(slot.flops, "FLOP"),
-                    number(slot.bytes, "B"),
-                )
-            )
+            time = number(slot.seconds, "s"), f"{slot.seconds / self.step:.1%}"
+            work = number(slot.flops, "FLOP"), number(slot.bytes, "B")
+            rows.append((escape(slot.origin or slot.name), *time, *work))
         return table(("largest operations", "time", "of the step", "products", "memory traffic"), rows)
 
     def _scaling(self) -> RenderableType:
@@ -218,8 +208,3 @@ class Estimate:
         if self.uncounted:
             notes.append(f"Only the bytes are counted of: {', '.join(self.uncounted)}.")
         return notes
-
-
-def _both(one: TimeSlot, other: TimeSlot) -> TimeSlot:
-    sums = {name: getattr(one, name) + getattr(other, name) for name in ("seconds", "flops", "bytes")}
-    return dataclasses.replace(one, **sums)

@@ -58,19 +58,17 @@ def scale(
 ) -> tuple[ScalingPoint, ...]:
     # Without communication, so that efficiency counts exposed communication only.
     alone = simulate(events, hardware, 1, per_host).step
-    points = []
-    for n in numbers:
-        schedule = simulate(events, hardware, n, per_host)
-        points.append(
-            ScalingPoint(
-                devices=n,
-                hosts=math.ceil(n / per_host),
-                computing=schedule.computing,
-                communicating=schedule.communicating,
-                waiting=schedule.step - schedule.computing,
-                step=schedule.step,
-                efficiency=alone / schedule.step,
-                rows_per_second=n * rows / schedule.step,
-            )
+    schedules = {n: simulate(events, hardware, n, per_host) for n in numbers}
+    return tuple(
+        ScalingPoint(
+            devices=n,
+            hosts=math.ceil(n / per_host),
+            computing=schedule.computing,
+            communicating=schedule.communicating,
+            waiting=schedule.step - schedule.computing,
+            step=schedule.step,
+            efficiency=alone / schedule.step,
+            rows_per_second=n * rows / schedule.step,
         )
-    return tuple(points)
+        for n, schedule in schedules.items()
+    )

@@ -8,7 +8,6 @@ needs a profiled run.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 from .hlo import Computation, Instruction, Module
@@ -218,18 +217,7 @@ def _common(slot: TimeSlot, begin: float, end: float) -> float:
     return max(min(slot.end, end) - max(slot.begin, begin), 0.0)
 
 
-def unknown(program: Sequence[Event]) -> list[str]:
+def uncounted(program: Sequence[Event]) -> tuple[str, ...]:
     """Return the library functions whose operations are not counted."""
-    uncounted = {
-        event.origin or event.name
-        for event in program
-        if isinstance(event, Kernel) and not event.work.counted
-    }
-    return sorted(uncounted)
-
-
-def starts(program: Sequence[Event]) -> Iterator[CollectiveStart]:
-    """The collectives, every turn of a loop as one of its own."""
-    for event in program:
-        if isinstance(event, CollectiveStart):
-            yield from itertools.repeat(dataclasses.replace(event, turns=1), event.turns)
+    kernels = [event for event in program if isinstance(event, Kernel) and not event.work.counted]
+    return tuple(sorted({kernel.origin or kernel.name for kernel in kernels}))

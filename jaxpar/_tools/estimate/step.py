@@ -19,35 +19,23 @@ from .arguments import optimizer_of
 from .hardware import Hardware
 from .hlo import read
 from .program import Program, size, state_sizes
-from .schedule import Event, events, unknown
+from .schedule import Event, events
 
 INSTALL = 'pip install "jaxpar[gpu-compiler]"'
 
 
-@dataclasses.dataclass(frozen=True)
-class Target:
-    """The devices that a program is compiled for; `why` is empty, or why they are not the estimate's."""
-
-    devices: tuple[jax.Device, ...]
-    why: str = ""
-
-    @property
-    def name(self) -> str:
-        return self.devices[0].device_kind
-
-
-def target(hardware: Hardware, hosts: int, devices: int) -> Target:
-    """Return the estimate's GPUs, or two of this host's devices in their place."""
+def target(hardware: Hardware, hosts: int, devices: int) -> tuple[tuple[jax.Device, ...], str]:
+    """Return the estimate's GPUs, or two of this host's devices in their place and the reason."""
     try:
         if hardware.card:
-            return Target(topology(hardware.card, hosts=hosts, devices=devices).devices)
+            return topology(hardware.card, hosts=hosts, devices=devices).devices, ""
         why = f"XLA's compiler has no figures of {hardware.name}"
     except ImportError:
         why = f"XLA's compiler for GPUs is not installed ({INSTALL})"
     first = _devices.devices()[0]
     alike = [d for d in _devices.devices() if d.device_kind == first.device_kind]
     # Two devices are enough to get a program with collectives, and compile fastest.
-    return Target(tuple(alike[: min(2, hosts * devices)]), why)
+    return tuple(alike[: min(2, hosts * devices)]), why
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,40 +58,25 @@ class Memory:
 PARTS = ("parameters", "buffers", "optimizer", "gradients", "activations", "batch")
 
 
-@dataclasses.dataclass(frozen=True)
-class StepProgram:
-    """A compiled step: bytes on a device, and the device's events in order."""
-
-    memory: Memory
-    events: tuple[Event, ...]
-
-    @property
-    def uncounted(self) -> tuple[str, ...]:
-        return tuple(unknown(self.events))
-
-
 def compile_step(
     net: nnx.Module,
     tx: optax.GradientTransformation,
     loss_fn: Callable[..., Any],
     batch: tuple,
-    where: Target,
+    devices: tuple[jax.Device, ...],
     hardware: Hardware,
-) -> StepProgram:
-    """Compile for one device's rows and a module that may have no values; nothing runs."""
-    optimizer, n = optimizer_of(net, tx), len(where.devices)
+) -> tuple[Memory, list[Event]]:
+    """Return bytes and events of a step on one device, which does not run; `batch` is that device's rows."""
+    optimizer, n = optimizer_of(net, tx), len(devices)
     # `batch` has one device's rows, and the traced program takes those of all devices.
     rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((n * x.shape[0], *x.shape[1:]), x.dtype), batch)
-    placement = Placement(where.devices, 0, where.devices[0])
-    with cudnn_of(where.devices[0]):
+    placement = Placement(devices, 0, devices[0])
+    with cudnn_of(devices[0]):
         traced = trace_step(net, optimizer, loss_fn, rows, placement)
-        program = Program(traced, "estimate", where.devices)
-    done = events(read(program.text), hardware.seconds)
-    return StepProgram(_memory(program, state_sizes(net, optimizer), size(batch)), tuple(done))
-
-
-def _memory(program: Program, state: dict[str, int], batch: int) -> Memory:
-    temporary = max(program.everything - sum(state.values()) - batch, 0)
+        program = Program(traced, "estimate", devices)
+    state, batch_bytes = state_sizes(net, optimizer), size(batch)
+    temporary = max(program.everything - sum(state.values()) - batch_bytes, 0)
     # XLA reports only a sum of temporary bytes. Gradients are alive together at the end of the backward pass.
     gradients = min(state["parameters"], temporary)
-    return Memory(**state, gradients=gradients, activations=temporary - gradients, batch=batch)
+    memory = Memory(**state, gradients=gradients, activations=temporary - gradients, batch=batch_bytes)
+    return memory, events(read(program.text), hardware.seconds)

@@ -21,16 +21,6 @@ from .sink import Terminal
 WORKER = str(Path(__file__).with_name("worker.py"))
 
 
-def command(settings: LaunchSettings) -> list[str]:
-    kind = "module" if settings.module else "script"
-    return [sys.executable, "-u", WORKER, kind, settings.target, *settings.arguments]
-
-
-def plain_command(settings: LaunchSettings) -> list[str]:
-    """Return the same command without a supervisor."""
-    return [sys.executable, *["-m"] * settings.module, settings.target, *settings.arguments]
-
-
 @dataclass(eq=False)
 class Worker:
     """One process. `code` is negative for a signal, as in `subprocess`; None while it runs."""
@@ -86,14 +76,16 @@ class Gang:
         self.workers: list[Worker] = []
         # Fresh for each attempt, so that no rank of an earlier attempt can join.
         port, secret = free_port(), fresh()
+        kind = "module" if settings.module else "script"
+        command = [sys.executable, "-u", WORKER, kind, settings.target, *settings.arguments]
         try:
             for rank in range(settings.n):
                 added = variables(settings, rank, port, secret, restart)
-                self.workers.append(self._start(command(settings), rank, added, folder / f"{restart}-{rank}"))
+                self.workers.append(self._start(command, rank, added, folder / f"{restart}-{rank}"))
         except BaseException:
             self.kill()
             raise
-        self.output.start()
+        self.output.thread.start()
 
     def _start(self, line: list[str], rank: int, added: dict[str, str], file: Path) -> Worker:
         marks = Marks.create(file)

@@ -64,9 +64,6 @@ class GangOutput:
         for stream in pair:
             self.selector.register(stream.pipe, selectors.EVENT_READ, stream)
 
-    def start(self) -> None:
-        self.thread.start()
-
     def _run(self) -> None:
         while self.selector.get_map():
             for key, _ in self.selector.select():

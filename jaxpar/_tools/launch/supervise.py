@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import shlex
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from types import FrameType
 from ...distributed.secret import fresh
 from . import report
 from .environment import free_port, variables
-from .gang import Gang, plain_command
+from .gang import Gang
 from .settings import DONE, NEVER_RESTARTED, PREEMPTED, LaunchSettings
 from .sink import Terminal
 from .watch import LOOK, STOPS, AttemptEnd, GangWatch, Signals
@@ -38,9 +39,10 @@ def run(settings: LaunchSettings) -> int:
 def dry(settings: LaunchSettings) -> int:
     """Print the commands that would be started, one line per process, as shell input."""
     port, secret = free_port(), fresh()
+    command = [sys.executable, *["-m"] * settings.module, settings.target, *settings.arguments]
     for rank in range(settings.n):
         added = [f"{name}={value}" for name, value in variables(settings, rank, port, secret, 0).items()]
-        print(shlex.join([*added, *plain_command(settings)]))
+        print(shlex.join([*added, *command]))
     return DONE
 
 

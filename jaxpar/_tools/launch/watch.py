@@ -90,10 +90,8 @@ class GangWatch:
         failed = [worker for worker in self.gang.look() if worker.code not in (DONE, PREEMPTED)]
         if failed and not self.stopped:
             return self._failure(failed)
-        if not self.gang.running:
+        if not self.gang.running or now > self.deadline:
             return self._ended()
-        if now > self.deadline:
-            return self._overdue()
         preempted = [worker for worker in self.gang.workers if worker.code == PREEMPTED]
         if preempted:
             self.deadline = min(self.deadline, now + self.settings.grace)
@@ -148,13 +146,7 @@ class GangWatch:
         codes = {worker.code for worker in self.gang.workers}
         if codes == {DONE}:
             return AttemptEnd(DONE)
-        if codes <= {DONE, PREEMPTED}:
+        # Without a signal, overdue workers did not exit in time after a peer's preemption.
+        if codes <= {DONE, PREEMPTED} or not self.stopped:
             return AttemptEnd(PREEMPTED, stopped=self.stopped)
-        assert self.stopped is not None
         return AttemptEnd(128 + self.stopped, stopped=self.stopped)
-
-    def _overdue(self) -> AttemptEnd:
-        """Some workers did not exit in time after a stop signal or a peer's preemption."""
-        if self.stopped:
-            return AttemptEnd(128 + self.stopped, stopped=self.stopped)
-        return AttemptEnd(PREEMPTED)
