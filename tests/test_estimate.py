@@ -22,7 +22,6 @@ from flax import linen, nnx
 import jaxpar
 from jaxpar._cli.main import cli
 from jaxpar._tools.estimate import Estimate, Hardware, estimate, picture, schedule
-from jaxpar._tools.estimate.chart import COLOURS
 from jaxpar._tools.estimate.hardware import CARDS
 from jaxpar._tools.estimate.hlo import arrays, read
 from jaxpar._tools.estimate.largest import largest
@@ -30,7 +29,7 @@ from jaxpar._tools.estimate.program import Program, size
 from jaxpar._tools.estimate.scaling import exchange, scale
 from jaxpar._tools.estimate.schedule import CollectiveStart, CollectiveWait, Kernel, events, lanes
 from jaxpar._tools.estimate.step import PARTS
-from jaxpar._tools.estimate.table import number
+from jaxpar._tools.estimate.table import COLOURS, number
 from jaxpar._tools.estimate.work import KernelWork
 
 F32 = 4

@@ -15,7 +15,6 @@ OPTIONAL = ("inputs", "flax_inputs", "layout", "flax_kwargs", *MATCHING)
 
 
 def convert(source: str, target: str, *, key: str | None, spec: str | None, to: str | None) -> str:
-    """Convert a file and return a summary."""
     tensors: dict[str, Any] = read_weights(source, key=key)
     if spec is not None:
         # Without a spec names and layout stay, and only the format changes.
@@ -29,11 +28,7 @@ def convert(source: str, target: str, *, key: str | None, spec: str | None, to: 
 def _model(spec: str) -> dict[str, Any]:
     definitions = read_spec(spec, ("flax_module",), ("flax_module", *OPTIONAL))
     matching = {name: definitions[name] for name in (*MATCHING, "flax_module") if name in definitions}
-    inputs, flax_inputs = definitions.get("inputs"), definitions.get("flax_inputs")
-    if flax_inputs is not None:
-        return matching | call_of(flax_inputs, definitions.get("flax_kwargs"), Layout())
-    if inputs is not None:
-        return matching | call_of(
-            inputs, definitions.get("flax_kwargs"), Layout.parse(definitions.get("layout", "same"))
-        )
-    return matching | {"kwargs": definitions.get("flax_kwargs")}
+    inputs, layout, kwargs = definitions.get("flax_inputs"), Layout(), definitions.get("flax_kwargs")
+    if inputs is None and (inputs := definitions.get("inputs")) is not None:
+        layout = Layout.parse(definitions.get("layout", "same"))
+    return matching | ({"kwargs": kwargs} if inputs is None else call_of(inputs, kwargs, layout))

@@ -25,7 +25,11 @@ def plain_ending(code: int = 2) -> Iterator[None]:
         sys.exit(code)
     except OSError as error:
         click.echo(f"jaxpar: {error}", err=True)
-        _forget_output()
+        try:
+            sys.stdout.flush()
+        # Python flushes again at exit, and would end with code 120.
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(code)
     except KeyboardInterrupt as stop:
         click.echo(" ".join(["Stopped by Ctrl-C.", *getattr(stop, "__notes__", ())]), err=True)
@@ -37,17 +41,7 @@ def plain_ending(code: int = 2) -> Iterator[None]:
         sys.exit(code)
 
 
-def _forget_output() -> None:
-    """Redirect standard output to the null device if its buffer cannot be flushed."""
-    # Python flushes again at exit, and would end with code 120.
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def leave(code: int) -> NoReturn:
-    """End a command with the exit code of its result."""
     # An OSError here, before the exit, is reported as an error: the result was not printed.
     sys.stdout.flush()
     sys.exit(code)

@@ -17,7 +17,6 @@ from .values import RATES
 
 
 def run(spec: str, *, device: str, as_json: bool, png: str | None, **options: Any) -> None:
-    """Print the estimate, and draw it if `png` is a path."""
     rates = {name: (options.pop(name, None), unit) for name, (unit, _) in RATES.items()}
     changes = {name: rate * unit for name, (rate, unit) in rates.items() if rate is not None}
     try:

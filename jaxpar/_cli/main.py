@@ -5,6 +5,7 @@ Every command imports its implementation when it runs, so that `jaxpar --help` s
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -31,12 +32,13 @@ AT_LEAST_1 = click.IntRange(min=1)
 SECONDS = Finite(min=0, min_open=True)
 OUTPUT = OutputPath()
 Command = Callable[..., Any]
+number = functools.partial(click.option, type=AT_LEAST_1, metavar="N")
+output = functools.partial(click.option, type=OUTPUT, metavar="FILE")
+seconds = functools.partial(click.option, type=SECONDS, metavar="S")
 
 
 def devices_option(default: str) -> Callable[[Command], Command]:
-    return click.option(
-        "--devices", type=AT_LEAST_1, metavar="N", show_default=default, help="Use N virtual CPU devices."
-    )
+    return number("--devices", show_default=default, help="Use N virtual CPU devices.")
 
 
 def start_devices(n: int | None) -> None:
@@ -57,12 +59,8 @@ cli.add_command(port)
 
 
 @cli.command(short_help="Train in JAX and PyTorch side by side, comparing every step.")
-@click.option(
-    "--epochs", metavar="N", type=AT_LEAST_1, default=DemoSettings.epochs, help="Times all digits are seen."
-)
-@click.option(
-    "--batch-size", metavar="N", type=AT_LEAST_1, default=DemoSettings.batch_size, help="Rows on all devices."
-)
+@number("--epochs", default=DemoSettings.epochs, help="Times all digits are seen.")
+@number("--batch-size", default=DemoSettings.batch_size, help="Rows on all devices.")
 @devices_option(default="all GPUs; without any, 8 virtual CPU devices")
 @click.option(
     "--seed", metavar="N", type=click.IntRange(min=0), default=DemoSettings.seed, help="Of weights and order."
@@ -110,17 +108,13 @@ def demo(
     type=click.Choice(["semantic", "numeric", "trajectory", "as-it-runs"]),
     help="Which question is asked.",
 )
-@click.option(
-    "--steps", type=AT_LEAST_1, metavar="N", help="Training steps; more than one needs an optimizer."
-)
+@number("--steps", help="Training steps; more than one needs an optimizer.")
 @click.option("--optimizer", metavar="NAME[:SETTINGS]", help="In both: adamw:lr=1e-3,weight_decay=0.1")
-@click.option("--replicas", type=AT_LEAST_1, metavar="N", help="Compare DataParallel on N devices.")
-@click.option("--html", type=OUTPUT, metavar="FILE", help="Write the report as one HTML file.")
+@number("--replicas", help="Compare DataParallel on N devices.")
+@output("--html", help="Write the report as one HTML file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
-@click.option("--junit", type=OUTPUT, metavar="FILE", help="Write JUnit's XML.")
-@click.option(
-    "--record", type=OUTPUT, metavar="FILE", help="Keep what torch computed (.safetensors and .json)."
-)
+@output("--junit", help="Write JUnit's XML.")
+@output("--record", help="Keep what torch computed (.safetensors and .json).")
 @click.option("--check", type=click.Path(), metavar="FILE", help="Compare with a record; needs no torch.")
 @devices_option(default="those of this host")
 @plain_ending()
@@ -200,8 +194,8 @@ def rates_options(command: Command) -> Command:
 @cli.command(short_help="Predict memory, schedule and step time of a training step on GPUs.")
 @click.argument("spec", type=click.Path())
 @click.option("--device", metavar="NAME", default="h100", help="A card: h200, h100, a100, v100, rtx4090 ...")
-@click.option("--devices", type=AT_LEAST_1, metavar="N", default=8, help="Devices of a host.")
-@click.option("--hosts", type=AT_LEAST_1, metavar="N", default=1, help="Hosts.")
+@number("--devices", default=8, help="Devices of a host.")
+@number("--hosts", default=1, help="Hosts.")
 @click.option(
     "--watch-batch", is_flag=True, help="Find the most rows that fit into a device; compiles more often."
 )
@@ -213,7 +207,7 @@ def rates_options(command: Command) -> Command:
     help="Of a device's memory, for JAX.",
 )
 @rates_options
-@click.option("--png", type=OUTPUT, metavar="FILE", help="Draw it; needs jaxpar[report].")
+@output("--png", help="Draw it; needs jaxpar[report].")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 @plain_ending()
 def estimate(spec: str, **options: Any) -> None:
@@ -244,7 +238,7 @@ def estimate(spec: str, **options: Any) -> None:
     short_help="Run a script in several processes; restart them together when one fails.",
     context_settings={"allow_interspersed_args": False},
 )
-@click.option("-n", type=AT_LEAST_1, metavar="N", required=True, help="Processes.")
+@number("-n", required=True, help="Processes.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a module.")
 @click.option(
     "--devices-per-process",
@@ -256,17 +250,13 @@ def estimate(spec: str, **options: Any) -> None:
 @click.option(
     "--max-restarts", type=click.IntRange(min=0), metavar="R", default=0, help="Restarts after failures."
 )
-@click.option(
+@seconds(
     "--step-timeout",
-    type=SECONDS,
-    metavar="S",
     envvar="JAXPAR_STEP_TIMEOUT",
     show_default="no limit",
     help="Seconds between two steps at most.",
 )
-@click.option(
-    "--grace", type=SECONDS, metavar="S", default=30, help="Seconds between asking to stop and killing."
-)
+@seconds("--grace", default=30, help="Seconds between asking to stop and killing.")
 @click.option(
     "--log-dir", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="A file for each rank."
 )

@@ -22,8 +22,6 @@ COULD_NOT = 3
 
 
 class Command(click.Command):
-    """A command whose usage errors end with COULD_NOT."""
-
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         with _usage_errors():
             return super().make_context(*args, **kwargs)
@@ -126,7 +124,6 @@ def summary(port: parity.Port, out: str) -> str:
 
 
 def example(text: str, seed: int) -> Any:
-    """Return random inputs: normal numbers for `2,3,224,224`, integers below 100 for `2,7:100`."""
     import torch
 
     shape, _, limit = text.partition(":")
@@ -141,7 +138,6 @@ def example(text: str, seed: int) -> Any:
 
 
 def _maker(spec: str) -> Callable[..., Any]:
-    """Import the function of `models.py:make` or `package.module:make`."""
     source, _, name = spec.rpartition(":")
     if not source:
         raise SpecError(f"{spec}: write FILE.py:NAME or MODULE:NAME; NAME makes the module.")
@@ -155,7 +151,6 @@ def _maker(spec: str) -> Callable[..., Any]:
 
 
 def _file(path: Path) -> Any:
-    """Import a file as a module, with its folder on the path."""
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
     sys.path.insert(0, str(path.parent.resolve()))

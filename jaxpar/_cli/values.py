@@ -44,8 +44,6 @@ class Finite(click.FloatRange):
 
 
 class OutputPath(click.Path):
-    """A file to write, in an existing writable folder."""
-
     def __init__(self) -> None:
         super().__init__(dir_okay=False, writable=True)
 

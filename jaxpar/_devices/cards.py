@@ -15,12 +15,8 @@ class Card:
     """One kind of GPU, in the data sheet's units.
 
     Attributes:
-      kind: `jax.Device.device_kind`.
-      capability: CUDA's compute capability; accelerated: whether it has instructions of its own (`sm_90a`).
-      cores: streaming multiprocessors; fpus: float32 units per core; threads: resident threads per core.
-      clock: in GHz.
-      gigabytes_per_second: between the card and its memory.
-      memory: usable bytes; cache_mib: MiB of L2.
+      cores, fpus, threads: streaming multiprocessors, float32 units per core, resident threads per core.
+      clock: in GHz. memory: usable bytes.
       shared_kib: KiB of shared memory per core, and the largest part of it that one block may use.
     """
 

@@ -183,7 +183,6 @@ def _check(leaf: object, name: str) -> None:
 
 
 def _dtype(leaf: jax.Array | np.ndarray, dtype: DTypeLike | None) -> DTypeLike | None:
-    """Return the new dtype of a leaf of a tree; None to keep the present one."""
     if dtype is None or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return None
     if jnp.issubdtype(leaf.dtype, jnp.complexfloating):

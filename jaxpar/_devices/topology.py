@@ -108,7 +108,6 @@ def _made(card: str, hosts: int, devices: int) -> Topology:
 
 
 def of_topology(devices: Iterable[Any]) -> bool:
-    """Return whether any of the devices belongs to a topology, so that nothing can run there."""
     return any(isinstance(d, jax.Device) and compile_only(d) for d in devices)
 
 

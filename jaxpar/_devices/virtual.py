@@ -1,7 +1,7 @@
 """Virtual CPU devices: one host that behaves as if it had n devices, and does not hang.
 
-One pool of threads serves all virtual devices. Launching a program for n devices takes n threads of it (a full
-queue of a device blocks the launch), executing it n more, and copying arguments for a host callback one. With
+One pool of threads serves all virtual devices. Launching a program for n devices takes n threads (the full
+queue of a device blocks its launch), executing it n more, and copying arguments for a host callback one. With
 2n + 1 threads there is always a free one for the task on which the others wait; docs/virtual_devices.md has
 the details. XLA reads the size of the pool once, from `PJRT_NPROC`, when the backend starts.
 """
@@ -148,7 +148,6 @@ def _pool_of_the_user() -> tuple[str, int] | None:
 
 
 def cores() -> int:
-    """Return the number of threads that XLA uses when no variable sets it."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

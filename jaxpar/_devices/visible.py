@@ -42,7 +42,6 @@ def remember() -> None:
 
 
 def in_force() -> str | None:
-    """Return the value that selected this process's devices."""
     return _memory.then if _memory.recorded else os.environ.get(VARIABLE)
 
 
@@ -53,7 +52,6 @@ def changed_visible_devices() -> Change | None:
 
 
 def check() -> None:
-    """Warn, once per change, if the variable was changed too late."""
     change = changed_visible_devices()
     # Every call of `devices` comes here, and one warning per change is enough.
     if change and change != _memory.warned:

@@ -21,7 +21,6 @@ KINDS = (Kind.OUTPUT, Kind.LOSS, Kind.GRADIENT, Kind.STATE, Kind.WEIGHT)
 
 
 def document(result: DemoResult) -> dict[str, Any]:
-    """Return plain values. A number that is not finite is None."""
     settings, comparison = result.settings, result.comparison
     verdict = None
     if comparison is not None:
@@ -88,7 +87,6 @@ def _table(title: str, heads: list[str], rows: Iterable[tuple[object, list[str]]
 
 
 def _last_batch(batch_size: int) -> list[int]:
-    """Return the rows of each replica in the last batch of an epoch."""
     rows = TRAIN_ROWS % batch_size or batch_size
     ids = list(range(jaxpar.device_count()))
     return list(jaxpar.scatter(np.zeros(rows, np.float32), ids).sizes) if ids else [rows]

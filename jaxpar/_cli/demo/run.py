@@ -113,7 +113,6 @@ def run(settings: DemoSettings, watch: Watch) -> DemoResult:
 
 
 def load(settings: DemoSettings) -> Digits:
-    """Read scikit-learn's digits, in a fixed random order."""
     try:
         from sklearn.datasets import load_digits
     except ModuleNotFoundError as error:
@@ -188,7 +187,6 @@ def _compared(net: nnx.Module, digits: Digits, watch: Watch) -> Comparison:
 def _trained(
     net: nnx.Module, digits: Digits, watch: Watch
 ) -> tuple[list[EpochFigures], dict[str, dict[str, int]]]:
-    """Train as a user does: the figures of each epoch, and what each device has at the end."""
     settings, epochs = digits.settings, list[EpochFigures]()
     net = jaxpar.DataParallel(net)
     optimizer = nnx.Optimizer(net, optax.sgd(LEARNING_RATE, MOMENTUM), wrt=nnx.Param)

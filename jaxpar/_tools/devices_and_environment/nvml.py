@@ -31,8 +31,6 @@ class Reading(NamedTuple):
 
 
 class Readings(NamedTuple):
-    """A Reading for each device, and a sentence about unavailable measurements, if any."""
-
     by_device: list[Reading]
     trouble: str | None = None
 

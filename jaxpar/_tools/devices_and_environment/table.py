@@ -48,7 +48,6 @@ class DeviceTable:
 
 
 def look() -> DeviceTable:
-    """Read the state of `jaxpar.devices()`."""
     try:
         devices = _devices.devices()
     except (RuntimeError, AssertionError) as error:  # JAX asserts that JAX_PLATFORMS' backends exist
@@ -94,7 +93,6 @@ def text(snapshot: DeviceTable) -> Group:
 
 
 def watch(console: Console, seconds: float) -> None:
-    """Print the table repeatedly until it is stopped; in place on a terminal."""
     seconds = max(seconds, SHORTEST)
     if not console.is_terminal:
         while True:

@@ -13,9 +13,9 @@ from ..._parallel.data_parallel import DataParallel
 from ..._training.distributed_data_parallel import DistributedDataParallel
 from ..._training.traced_step import has_shape, shape_of
 from ...errors import NoRowsError
-from .arguments import as_shapes, scalar, transformation
 from .hardware import Hardware
 from .largest import largest
+from .program import as_shapes, scalar, transformation
 from .report import Estimate
 from .scaling import scale, simulate
 from .schedule import Event, uncounted

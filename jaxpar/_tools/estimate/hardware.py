@@ -1,8 +1,4 @@
-"""The rates of a prediction, and a table of cards: the vendors' peaks, per device and without sparsity.
-
-docs/estimate.md names the sources. A data sheet's link bandwidth counts both directions; the table has half,
-because a ring sends and receives at once.
-"""
+"""The rates of a prediction, and a table of cards: the vendors' peaks, per device and without sparsity."""
 
 from __future__ import annotations
 

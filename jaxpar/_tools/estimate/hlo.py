@@ -38,7 +38,6 @@ class Instruction:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all results."""
         return sum(x.bytes for x in self.results)
 
     @functools.cached_property
@@ -58,7 +57,6 @@ class Instruction:
 
     @functools.cached_property
     def turns(self) -> int | None:
-        """A loop's number of iterations, if the compiler has determined it."""
         count = self._attribute(r'"known_trip_count":\s*\{"n":\s*"(\d+)"')
         return int(count) if count else None
 
@@ -80,8 +78,6 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-    """Instructions by name, in the order of execution."""
-
     instructions: Mapping[str, Instruction]
 
     @property
@@ -89,7 +85,6 @@ class Computation:
         return next(i for i in self.instructions.values() if i.root)
 
     def operand(self, instruction: Instruction, number: int) -> Array:
-        """Return an instruction's operand; for a tuple, its first array."""
         return self.instructions[instruction.operands[number]].results[0]
 
     @functools.cached_property
@@ -109,7 +104,6 @@ class Module:
 
 
 def read(text: str) -> Module:
-    """Parse a program's text."""
     computations: dict[str, dict[str, Instruction]] = {}
     entry, computation = None, None
     for line in text.splitlines():

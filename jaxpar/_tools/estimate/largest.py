@@ -14,8 +14,6 @@ GROWTH = 100
 
 @dataclasses.dataclass(frozen=True)
 class Largest:
-    """The most rows of one device that fit, their bytes, and how many programs the search compiled."""
-
     rows: int
     peak: int
     compiles: int

@@ -11,8 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from ..._metrics.chart import figure, save
-from .chart import bars
-from .table import table
+from .table import bars, table
 
 HEADROOM = 1.12
 """The picture's axis over its highest bar, to leave space for the number on top."""
@@ -86,7 +85,6 @@ class MemoryReport:
 
     @property
     def patterns(self) -> dict[str, tuple[DeviceBytes, ...]]:
-        """Both patterns, by name."""
         return {TORCH: self.torch, JAXPAR: self.jaxpar}
 
     @property

@@ -20,9 +20,18 @@ from ..._parallel.scatter import chunk_sizes
 from ..._training.traced_step import has_shape, shape_of, trace_step
 from ..._typing import DeviceLike, PyTree
 from ...errors import DeviceError, NoRowsError
-from .arguments import as_shapes, optimizer_of, scalar, transformation
 from .memory import DeviceBytes, MemoryReport
-from .program import Program, bytes_on, is_float, size, state_sizes
+from .program import (
+    Program,
+    as_shapes,
+    bytes_on,
+    is_float,
+    optimizer_of,
+    scalar,
+    size,
+    state_sizes,
+    transformation,
+)
 
 LossFn = Callable[[Any], jax.Array]
 FUNCTION = "memory_report"
@@ -120,13 +129,11 @@ class ReportedStep:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The rows of each replica."""
         first = next(x for x in jax.tree.leaves(self.args) if has_shape(x))
         return chunk_sizes(first.shape[self.placement.dim], self.placement.N)
 
     @functools.cached_property
     def state(self) -> dict[str, int]:
-        """Bytes that persist between two steps."""
         return state_sizes(self.net, optimizer_of(self.net, self.tx))
 
     def loss_and_outputs(self, net: Any, *args: Any) -> tuple[jax.Array, PyTree]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ..._metrics.chart import figure
-from .chart import bars
 from .schedule import COMPUTE, TimeSlot
 from .step import PARTS
-from .table import number
+from .table import bars, number
 
 EXCHANGE = "exchange"
 KINDS = {
@@ -50,7 +49,6 @@ def _draw_memory(panel: Any, estimate: Any) -> None:
 
 
 def _draw_lanes(panel: Any, estimate: Any) -> None:
-    """Draw the kernels in the upper lane and the collectives, if any, in the lower one."""
     at_least = THIN * estimate.step
     exchanges = bool(estimate.schedule.exchanges)
     for kind, colour in KINDS.items():

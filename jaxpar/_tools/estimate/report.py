@@ -134,16 +134,14 @@ class Estimate:
         return f"{self.model}, {self.rows} rows on each of {where}"
 
     def __rich__(self) -> RenderableType:
-        parts = [self._memory(), self._exchanges(), self._longest(), self._scaling()]
+        counts = [getattr(self.memory, part) for part in PARTS]
+        row = [number(n, "B") for n in (*counts, self.memory.total, abs(self.free))]
+        memory = table((*PARTS, "peak", "free" if self.fits else "missing"), [row])
+        parts = [memory, self._exchanges(), self._longest(), self._scaling()]
         shown = [piece for part in parts for piece in ("", part)]
         # As `Text`, because rich would read the "[gpu-compiler]" in a warning as a style.
         above = map(Text, (f"{self.subject}, compiled for {self.platform}", *self._warnings()))
         return Group(*above, *shown, "", *map(Text, self._notes()))
-
-    def _memory(self) -> RenderableType:
-        counts = [getattr(self.memory, part) for part in PARTS]
-        row = [number(n, "B") for n in (*counts, self.memory.total, abs(self.free))]
-        return table((*PARTS, "peak", "free" if self.fits else "missing"), [row])
 
     def _exchanges(self) -> RenderableType:
         exchanges, traffic = self.schedule.exchanges, self.traffic

@@ -1,7 +1,4 @@
-"""The model of time: a roofline for each kernel, and rings within and between hosts for each collective.
-
-The scaling is weak, as in data parallelism: each device has the same number of rows on any number of devices.
-"""
+"""The model of time: a roofline for each kernel, and rings within and between hosts for each collective."""
 
 from __future__ import annotations
 

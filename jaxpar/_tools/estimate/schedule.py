@@ -1,8 +1,7 @@
 """A compiled program as two lanes of a device: kernels, and collectives that overlap with them.
 
-XLA fixes the order of kernels when it compiles. A collective has a start and a done: it runs on the device's
-second stream from the start on, and the kernels after the done wait for its end. In torch the same picture
-needs a profiled run.
+A collective has a start and a done: it runs on the device's second stream from the start on, and the kernels
+after the done wait for its end.
 """
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ COMPUTE, EXCHANGE = "compute", "exchange"
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """One computing instruction; inside a loop, all its iterations together."""
-
     name: str
     origin: str
     work: KernelWork
@@ -75,8 +72,6 @@ class TimeSlot:
 
 @dataclasses.dataclass(frozen=True)
 class LaneSchedule:
-    """Both lanes of one step."""
-
     slots: tuple[TimeSlot, ...]
 
     @property

@@ -15,10 +15,9 @@ from ..._devices.topology import topology
 from ..._parallel.placement import Placement
 from ..._training.traced_step import trace_step
 from ..._upstream.gpu_compiler import cudnn_of
-from .arguments import optimizer_of
 from .hardware import Hardware
 from .hlo import read
-from .program import Program, size, state_sizes
+from .program import Program, optimizer_of, size, state_sizes
 from .schedule import Event, events
 
 INSTALL = 'pip install "jaxpar[gpu-compiler]"'
@@ -40,8 +39,6 @@ def target(hardware: Hardware, hosts: int, devices: int) -> tuple[tuple[jax.Devi
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes on one device, by purpose, while the compiled step runs."""
-
     parameters: int
     buffers: int
     optimizer: int

@@ -1,8 +1,6 @@
 """Count one instruction's floating-point operations and the bytes that it reads and writes.
 
-Only matrix products and convolutions have operations; all other instructions are bound by memory. Bytes are
-the sizes of operands and results, except that a slice of an array costs only the slice: an iteration of
-`lax.scan` reads one layer of the stacked weights.
+A slice of an array costs only the slice: an iteration of `lax.scan` reads one layer of the stacked weights.
 """
 
 from __future__ import annotations
@@ -55,7 +53,6 @@ def work(instruction: Instruction, computation: Computation, module: Module) -> 
 def _products(
     instruction: Instruction, computation: Computation, module: Module
 ) -> Iterator[tuple[int, str]]:
-    """Yield the operations of each product in an instruction, and their type."""
     for name in instruction.called:
         called = module.computations[name]
         for inner in called.instructions.values():

@@ -81,7 +81,6 @@ def visible_gpus() -> tuple[str, ...] | None:
 
 @cache
 def _listed() -> int:
-    """Return the number of GPUs that nvidia-smi lists."""
     if shutil.which("nvidia-smi") is None:
         return 0
     try:

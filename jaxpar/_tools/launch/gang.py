@@ -123,13 +123,11 @@ class Gang:
         return sorted(ended, key=Worker.ending)
 
     def signal(self, number: int) -> None:
-        """Send a signal to the running workers."""
         # Not to their process groups: a script may still need its children to save, and ends them itself.
         for worker in self.running:
             os.kill(worker.process.pid, number)
 
     def kill(self) -> None:
-        """Kill all workers and their children, and wait for them."""
         for worker in self.workers:
             # macOS raises PermissionError for a group of dead processes.
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -140,7 +138,6 @@ class Gang:
                 worker.code, worker.killed, worker.ended = code, True, time.time()
 
     def close(self) -> None:
-        """Close all files, and print what could not be written."""
         for lost in self.output.close():
             self.terminal.say(lost)
         for worker in self.workers:

@@ -71,7 +71,6 @@ class GangOutput:
                     self.selector.unregister(key.fileobj)
 
     def last_words(self, rank: int) -> list[str]:
-        """Return a rank's last lines on stderr or, if that is empty, on stdout."""
         out, err = self.streams[rank]
         lines = list(err.lines) or list(out.lines)
         return [line.decode(errors="replace").rstrip("\r") for line in lines]

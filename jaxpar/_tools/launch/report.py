@@ -18,7 +18,6 @@ SHOWN, WITHOUT_TRACEBACK = 60, 20
 
 
 def between(gang: Gang, outcome: AttemptEnd, counted: int, settings: LaunchSettings, delay: float) -> str:
-    """Return the line before a restart."""
     if outcome.code == PREEMPTED:
         return f"preempted{_at(gang)}; restarting for free in {delay:g} s"
     return f"{_headline(gang, outcome)}; restart {counted} of {settings.max_restarts} in {delay:g} s"
@@ -32,15 +31,13 @@ def last(gang: Gang, outcome: AttemptEnd, reason: str) -> str:
     if cause is None:
         why = f"stopped by {signal.Signals(outcome.stopped).name}" if outcome.stopped else "preempted"
         return "\n".join([f"{why}{_at(gang)}; {reason or f'exit code {outcome.code}'}", *_table(gang)])
-    details = _stalled(gang, cause) if outcome.silent else _failed(gang, cause)
+    if outcome.silent:
+        details = _stalled(gang, cause)
+    elif excerpt := last_words(gang.output.last_words(cause.rank)):
+        details = [f"Rank {cause.rank}, the end of its output:", "", *excerpt]
+    else:
+        details = [f"Rank {cause.rank} printed nothing."]
     return "\n".join([f"{_headline(gang, outcome)}; {reason}", *_table(gang, cause), "", *details])
-
-
-def _failed(gang: Gang, cause: Worker) -> list[str]:
-    excerpt = last_words(gang.output.last_words(cause.rank))
-    if not excerpt:
-        return [f"Rank {cause.rank} printed nothing."]
-    return [f"Rank {cause.rank}, the end of its output:", "", *excerpt]
 
 
 def _stalled(gang: Gang, cause: Worker) -> list[str]:
@@ -58,7 +55,6 @@ def _stalled(gang: Gang, cause: Worker) -> list[str]:
 
 
 def ending(worker: Worker) -> str:
-    """Return an exit code, or the name of a signal, as text."""
     code = worker.code
     if code is None:
         return "runs"

@@ -14,8 +14,6 @@ NEVER_RESTARTED = (USAGE, MISTAKE)
 
 @dataclass(frozen=True)
 class LaunchSettings:
-    """The arguments of `jaxpar launch`; times are seconds."""
-
     n: int
     target: str
     """A script, or a module's name if `module`."""

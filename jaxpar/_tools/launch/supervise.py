@@ -1,8 +1,4 @@
-"""Start gangs until one is done, one may not be restarted, or a signal stops the run.
-
-Restarts after a preemption are not counted, so a run may be moved every hour for weeks, and restarts without
-progress are counted separately, so a run that fails in the same step again and again ends early.
-"""
+"""Start gangs until one is done, one may not be restarted, or a signal stops the run."""
 
 from __future__ import annotations
 
@@ -27,7 +23,6 @@ from .watch import LOOK, STOPS, AttemptEnd, GangWatch, Signals
 
 
 def run(settings: LaunchSettings) -> int:
-    """Launch and supervise; return the exit code of `jaxpar launch`."""
     with listening() as signals, tempfile.TemporaryDirectory(prefix="jaxpar-") as folder:
         terminal = Terminal()
         try:
@@ -87,7 +82,6 @@ class Supervisor:
         return beats if self.beats else time.monotonic() - gang.clock > self.settings.lasting
 
     def _reason_to_end(self, outcome: AttemptEnd) -> str | None:
-        """Return why the run ends; None to start another gang."""
         if outcome.code == DONE or outcome.stopped:
             return ""
         if outcome.code in NEVER_RESTARTED:
@@ -117,7 +111,6 @@ class Supervisor:
 
 @contextmanager
 def listening() -> Iterator[Signals]:
-    """Turn signals to this process into entries of a queue."""
     # A handler may run between any two bytecodes of the supervisor, so it must not touch the gang itself.
     signals: Signals = queue.SimpleQueue()
 

@@ -35,8 +35,6 @@ class AttemptEnd:
 
 
 class Pulse:
-    """The time of each worker's last step."""
-
     def __init__(self, workers: list[Worker], timeout: float | None, now: float) -> None:
         self.workers, self.timeout = workers, timeout
         self.last_beats = {worker.rank: (0, now) for worker in workers}
@@ -100,7 +98,6 @@ class GangWatch:
         return None
 
     def _listen(self) -> None:
-        """Wait for a signal, at most until the next poll."""
         try:
             number = self.signals.get(timeout=LOOK)
         except queue.Empty:

@@ -1,11 +1,7 @@
 """Run the user's script in a worker process, as `python script.py` would.
 
-Three additions must happen inside the process. It dies with its supervisor, whatever kills the supervisor. An
-exception ends it at once: Python's normal exit would first run JAX's shutdown, which waits for the other
-processes, which wait for this one. And it marks the regular end of the script, so that `os._exit(0)` in the
-middle of training does not look like success.
-
-The file is started by its path, and imports only the standard library and `_training.watchdog`.
+An exception must end it at once: Python's normal exit would first run JAX's shutdown, which waits for the
+other processes, which wait for this one. The file imports only the standard library and `_training.watchdog`.
 """
 # ruff: noqa: E402 (the path comes first)
 
