@@ -34,7 +34,8 @@ def plain_ending(code: int = 2) -> Iterator[None]:
     except KeyboardInterrupt as stop:
         click.echo(" ".join(["Stopped by Ctrl-C.", *getattr(stop, "__notes__", ())]), err=True)
         sys.exit(130)
-    except click.ClickException:  # click prints these
+    except click.ClickException as error:  # click prints these
+        error.exit_code = code  # type: ignore[misc]  # click reads it from the instance
         raise
     except Exception:
         traceback.print_exc()

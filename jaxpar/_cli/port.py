@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +22,12 @@ COULD_NOT = 3
 
 class Command(click.Command):
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        with _usage_errors():
+        try:
             return super().make_context(*args, **kwargs)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        with _usage_errors():
-            return super().invoke(ctx)
-
-
-@contextmanager
-def _usage_errors() -> Iterator[None]:
-    try:
-        yield
-    except click.ClickException as error:
-        # click's own code for wrong usage is 2, which means holes here.
-        error.exit_code = COULD_NOT  # type: ignore[misc]  # click reads it from the instance
-        raise
+        except click.ClickException as error:
+            # click's own code for wrong usage is 2, which means holes here.
+            error.exit_code = COULD_NOT  # type: ignore[misc]  # click reads it from the instance
+            raise
 
 
 @click.command(cls=Command, short_help="Write a torch module as Flax source code, with its proof.")

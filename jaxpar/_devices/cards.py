@@ -35,10 +35,18 @@ class Card:
     def target(self) -> str:
         """Return a GpuTargetConfigProto in text form, which XLA's compiler reads."""
         major, minor = self.capability
+        # The numbers from threads_per_warp on are the limits of every card since Volta.
         feature = "ACCELERATED_FEATURES" if self.accelerated else "NONE"
         return f"""
 gpu_device_info {{
-  {LIMITS}
+  threads_per_warp: 32
+  threads_per_block_limit: 1024
+  shared_memory_per_block: 49152
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
   cuda_compute_capability {{ major: {major} minor: {minor} feature_extension: {feature} }}
   core_count: {self.cores}
   fpus_per_core: {self.fpus}
@@ -56,17 +64,7 @@ device_description_str: "{self.kind}"
 """
 
 
-LIMITS = """threads_per_warp: 32
-  threads_per_block_limit: 1024
-  shared_memory_per_block: 49152
-  registers_per_core_limit: 65536
-  registers_per_block_limit: 65536
-  block_dim_limit_x: 2147483647
-  block_dim_limit_y: 65535
-  block_dim_limit_z: 65535"""
-"""Limits of every card since Volta."""
-
-
+RTX_PRO = "NVIDIA RTX PRO 6000 Blackwell"
 HOPPER = (228, 227)  # and Blackwell
 _CARDS: dict[str, tuple[Any, ...]] = {
     "v100": ("Tesla V100-SXM2-16GB", (7, 0), 80, 64, 2048, 1.53, 898.048, 16935682048, 6, (96, 96)),
@@ -79,18 +77,7 @@ _CARDS: dict[str, tuple[Any, ...]] = {
     "gb200": ("NVIDIA GB200", (10, 0), 152, 128, 2048, 2.062, 7928.064, 197897748480, 129.25, HOPPER, True),
     "b300": ("NVIDIA B300", (10, 3), 158, 128, 2048, 1.965, 7936, 297021865984, 129.25, HOPPER),
     "gb300": ("NVIDIA GB300", (10, 3), 152, 128, 2048, 2.07, 7928.064, 297021079552, 129.25, HOPPER, True),
-    "rtx6000pro": (
-        "NVIDIA RTX PRO 6000 Blackwell",
-        (12, 0),
-        188,
-        128,
-        1536,
-        2.6,
-        1792,
-        96 << 30,
-        128,
-        (128, 99),
-    ),
+    "rtx6000pro": (RTX_PRO, (12, 0), 188, 128, 1536, 2.6, 1792, 96 << 30, 128, (128, 99)),
 }
 CARDS = {name: Card(*figures) for name, figures in _CARDS.items()}
 """Cards by the names that `jaxpar.topology` accepts."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -173,17 +173,17 @@ def gathered(step: ReportedStep, outputs: PyTree) -> tuple[DeviceBytes, ...]:
     for i, d in enumerate(step.placement.devices):
         # A batch with fewer rows than devices leaves the last devices without a replica, as in torch.
         works = i < len(sizes)
-        replica = replicas[sizes[i]] if works else ReplicaBytes(0, 0, 0)
+        temporary, output_bytes, seeds = replicas[sizes[i]] if works else (0, 0, 0)
         usage = {part: n * works for part, n in step.state.items()}
         usage |= {
             "optimizer": 0,
             "gradients": usage["parameters"],
-            "activations": replica.temporary + replica.seeds,
-            "outputs": replica.outputs,
+            "activations": temporary + seeds,
+            "outputs": output_bytes,
         }
         if i == 0:
             # The first replica's rows are a view into the gradient of all outputs, so they cost nothing more.
-            usage["activations"] = replica.temporary + _loss(step, outputs)
+            usage["activations"] = temporary + _loss(step, outputs)
             usage["optimizer"] = step.state["optimizer"]
             usage["gradients"] += usage["parameters"] * several  # the sum is a separate array
             usage["outputs"] += size(outputs) * several
@@ -191,18 +191,17 @@ def gathered(step: ReportedStep, outputs: PyTree) -> tuple[DeviceBytes, ...]:
     return tuple(devices)
 
 
-class ReplicaBytes(NamedTuple):
-    """Bytes of one replica's program: temporaries, outputs, and the outputs' gradients that it receives."""
-
-    temporary: int
-    outputs: int
-    seeds: int
-
-
-def _replica(step: ReportedStep, b: int) -> ReplicaBytes:
-    """Compile forward and backward of b rows, with the outputs' gradients as arguments."""
+def _replica(step: ReportedStep, b: int) -> tuple[int, int, int]:
+    """Return the bytes of a replica's temporaries, outputs, and outputs' gradients, which it receives."""
     single = Placement(step.placement.devices[:1], step.placement.dim)
-    args = jax.tree.map(lambda x: _with_rows(x, single.dim % x.ndim, b) if has_shape(x) else x, step.args)
+
+    def with_b_rows(x: Any) -> Any:
+        if not has_shape(x):
+            return x
+        axis = single.dim % x.ndim
+        return jax.ShapeDtypeStruct((*x.shape[:axis], b, *x.shape[axis + 1 :]), x.dtype)
+
+    args = jax.tree.map(with_b_rows, step.args)
 
     def seeded(net: Any, seeds: list[jax.Array], *args: Any) -> tuple[jax.Array, PyTree]:
         outputs = net(*args)
@@ -218,8 +217,7 @@ def _replica(step: ReportedStep, b: int) -> ReplicaBytes:
     outputs = step.trace(unseeded, args, single, has_aux=True, update=False).out_info.aux
     seeds = _floats(outputs)
     traced = step.trace(seeded, (seeds, *args), single, has_aux=True, update=False)
-    program = Program(traced, FUNCTION, single.devices)
-    return ReplicaBytes(program.temporary, size(outputs), size(seeds))
+    return Program(traced, FUNCTION, single.devices).temporary, size(outputs), size(seeds)
 
 
 def _loss(step: ReportedStep, outputs: PyTree) -> int:
@@ -241,7 +239,3 @@ def mean_square(outputs: PyTree) -> jax.Array:
 
 def _floats(tree: PyTree) -> list:
     return [x for x in jax.tree.leaves(tree) if is_float(x)]
-
-
-def _with_rows(x: Any, axis: int, b: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((*x.shape[:axis], b, *x.shape[axis + 1 :]), x.dtype)
