@@ -15,18 +15,6 @@ NVLINK, PCIE, NETWORK = 3.4e-6, 5.7e-6, 9.6e-6
 HUNDRED_GIGABIT = 12.5
 """In GB/s. Assumed for cards that the vendor does not sell in clusters."""
 
-PRODUCTS = 0.7
-"""Fraction of the peak. The best shapes reach 0.80 on an H100 and 0.87 on an A100; layers have others."""
-
-STREAMING = 0.85
-"""Fraction of the memory's peak, for kernels that only read and write."""
-
-EXCHANGING = 0.8
-"""Fraction of a link's peak, for a large all-reduce over NCCL's rings."""
-
-KERNEL, COLLECTIVE = 1e-6, 5e-6
-"""Seconds to start one, from XLA's own performance model."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
@@ -56,11 +44,15 @@ class Hardware:
     network: float
     latency: float
     network_latency: float = NETWORK
-    products: float = PRODUCTS
-    streaming: float = STREAMING
-    exchanging: float = EXCHANGING
-    kernel: float = KERNEL
-    collective: float = COLLECTIVE
+    # The best shapes reach 0.80 on an H100 and 0.87 on an A100; layers have others.
+    products: float = 0.7
+    # For kernels that only read and write.
+    streaming: float = 0.85
+    # For a large all-reduce over NCCL's rings.
+    exchanging: float = 0.8
+    # From XLA's own performance model.
+    kernel: float = 1e-6
+    collective: float = 5e-6
     card: str = ""
 
     def __post_init__(self) -> None:
