@@ -95,14 +95,11 @@ def _set(n: int) -> bool:
     # XLA's default pool has max(n, cores) threads, which may be enough.
     if _pool_of_the_user() is None and _safe(n) > max(n, cores()):
         os.environ["PJRT_NPROC"] = os.environ[_OURS] = str(_safe(n))
-    _watch_the_start()
-    return True
-
-
-def _watch_the_start() -> None:
     from .._upstream import start  # imports JAX, which `import jaxpar` must not
 
+    # Records which line starts JAX, so that the error of a later call can name it.
     start.watch()
+    return True
 
 
 def hide_accelerators() -> None:

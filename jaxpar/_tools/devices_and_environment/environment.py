@@ -145,13 +145,10 @@ def _start(name: str) -> str:
 
 
 def _options() -> Part:
-    def options() -> Part:
-        import jax
-
-        return {name: getattr(jax.config, name, None) for name in OPTIONS}
-
-    values = attempt(options)
-    return values if isinstance(values, dict) else {"options": values}
+    jax = attempt(lambda: importlib.import_module("jax"))
+    if isinstance(jax, str):
+        return {"options": jax}
+    return {name: getattr(jax.config, name, None) for name in OPTIONS}
 
 
 def _readable(name: str, value: Value) -> str:

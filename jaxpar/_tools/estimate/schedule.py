@@ -163,13 +163,18 @@ def lanes(
 ) -> LaneSchedule:
     """Schedule the events: kernels in sequence, collectives in sequence, the two overlapping."""
     slots: list[TimeSlot] = []
+    busy: list[tuple[float, float]] = []
     now, free, ends = 0.0, 0.0, {}
     for event in program:
         if isinstance(event, Kernel):
             took, done = seconds(event.work) * event.turns, event.work
             flops, moved = done.flops * event.turns, done.bytes * event.turns
             slots.append(TimeSlot(event.name, event.origin, COMPUTE, now, took, flops, moved))
+            # Kernels without a gap between them are one interval.
+            adjacent = busy and now <= busy[-1][1]
+            begin = busy.pop()[0] if adjacent else now
             now += took
+            busy.append((begin, now))
         elif isinstance(event, CollectiveStart):
             # One communicator serves all collectives, so each begins after the one before, however early it
             # starts.
@@ -182,34 +187,16 @@ def lanes(
             # A done inside a loop may name a start outside the parsed computation: then wait for all
             # collectives.
             now = max(now, ends.get(event.name, free))
-    return LaneSchedule(_hidden(slots))
 
+    def hidden(slot: TimeSlot) -> float:
+        return sum(max(min(slot.end, end) - max(slot.begin, begin), 0.0) for begin, end in busy)
 
-def _hidden(slots: Sequence[TimeSlot]) -> tuple[TimeSlot, ...]:
-    """Return the slots in order, with `hidden` set for each exchange."""
-    busy = _merged(slot for slot in slots if slot.lane == COMPUTE)
-    return tuple(
-        dataclasses.replace(slot, hidden=sum(_common(slot, begin, end) for begin, end in busy))
-        if slot.lane == EXCHANGE
-        else slot
-        for slot in slots
+    return LaneSchedule(
+        tuple(
+            dataclasses.replace(slot, hidden=hidden(slot)) if slot.lane == EXCHANGE else slot
+            for slot in slots
+        )
     )
-
-
-def _merged(computing: Iterator[TimeSlot]) -> list[tuple[float, float]]:
-    """Merge kernels without a gap between them into intervals."""
-    spans: list[tuple[float, float]] = []
-    for slot in computing:
-        # Kernels are in order and do not overlap, so comparing with the last interval is enough.
-        if spans and slot.begin <= spans[-1][1]:
-            spans[-1] = spans[-1][0], slot.end
-        else:
-            spans.append((slot.begin, slot.end))
-    return spans
-
-
-def _common(slot: TimeSlot, begin: float, end: float) -> float:
-    return max(min(slot.end, end) - max(slot.begin, begin), 0.0)
 
 
 def uncounted(program: Sequence[Event]) -> tuple[str, ...]:
