@@ -16,7 +16,7 @@ from ..errors import JaxparError
 
 @contextmanager
 def plain_ending(code: int = 2) -> Iterator[None]:
-    """Decorate a command, so that expected errors print one line instead of a traceback."""
+    """Print one line for an expected error instead of a traceback."""
     try:
         yield
         sys.stdout.flush()

@@ -58,7 +58,6 @@ class OutputPath(click.Path):
 
 
 def check_outputs(spec: str, options: Mapping[str, Any]) -> None:
-    """Raise a UsageError if a file would be written twice or over the spec, or needs a missing package."""
     # Resolved, so that two spellings of one path are recognised.
     written = {Path(spec).resolve(): "the spec"}
     for option in OUTPUTS:

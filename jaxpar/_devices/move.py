@@ -136,7 +136,6 @@ def device_of(x: PyTree) -> jax.Device:
 
 
 def mixed(one: str, two: str, first: str, second: str) -> str:
-    """Return the error text for two devices where one is needed, with torch's beginning."""
     return (
         f"Expected all arrays to be on the same device, but found at least two devices, {one} and {two}! "
         f"{first} is on {one}, {second} on {two}; move one of them with jaxpar.to({second!r}, {one!r})."

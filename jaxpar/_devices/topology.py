@@ -94,9 +94,9 @@ def topology(card: str, *, hosts: int = 1, devices: int = 8) -> Topology:
     return _made(card, hosts, devices)
 
 
+# Cached, because JAX treats the devices of two descriptions as different even if they are equal.
 @functools.cache
 def _made(card: str, hosts: int, devices: int) -> Topology:
-    """Cached, because JAX treats the devices of two descriptions as different even if they are equal."""
     # The first number is the count of slices, as on TPUs; a cluster of GPUs is one slice.
     gpus = gpu_topology(f"1x{hosts}x{devices}", CARDS[card].target(), _devices.devices)
     if gpus is None:

@@ -46,7 +46,6 @@ def in_force() -> str | None:
 
 
 def changed_visible_devices() -> Change | None:
-    """Return both values if the variable has changed since the backend started, otherwise None."""
     now = os.environ.get(VARIABLE)
     return None if now == in_force() else Change(in_force(), now)
 
@@ -76,7 +75,6 @@ def _value_at_start() -> str | None:
 
 
 def _original() -> tuple[str | None, bool]:
-    """Return the value with which the process began, and whether it could be read."""
     try:
         entries = START.read_bytes().split(b"\0")
     except OSError:

@@ -162,7 +162,6 @@ class Profile:
 
 
 def operations(trace: Path) -> list[Operation]:
-    """Read the operations of a trace, the longest first."""
     with gzip.open(trace, "rt") as file:
         events: Iterable[dict[str, Any]] = json.load(file)["traceEvents"]
     counts: Counter[tuple[str, str]] = Counter()

@@ -48,7 +48,6 @@ def document(result: DemoResult) -> dict[str, Any]:
 
 
 def text(result: DemoResult) -> Group:
-    """Return tables for a terminal or a log, with the verdict as the last paragraph."""
     last = _last_batch(result.settings.batch_size)
     task = (
         f"{TRAIN_ROWS} handwritten digits in batches of {result.settings.batch_size}, the last one of an "

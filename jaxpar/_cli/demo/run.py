@@ -30,8 +30,6 @@ Watch = Callable[[str], None]
 
 
 class EpochFigures(NamedTuple):
-    """jaxpar's mean loss, accuracy on the test digits, and median milliseconds of a step."""
-
     loss: float
     accuracy: float
     ms_per_step: float
@@ -94,7 +92,6 @@ class Digits(NamedTuple):
     settings: DemoSettings
 
     def rows(self, step: int) -> np.ndarray:
-        """Return the rows of a step, counted from 1 over all epochs."""
         epoch, batch = divmod(step - 1, self.settings.steps_per_epoch)
         order = np.random.default_rng((self.settings.seed, epoch)).permutation(TRAIN_ROWS)
         size = self.settings.batch_size

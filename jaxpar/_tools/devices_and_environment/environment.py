@@ -35,7 +35,6 @@ OPTIONS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_platforms", "j
 
 
 def environment() -> dict[str, Part]:
-    """Return all parts as plain values. A value that cannot be read is replaced by its error message."""
     variables: Part = {
         name: value if name != SECRET else "set, and not shown"
         for name, value in sorted(os.environ.items())

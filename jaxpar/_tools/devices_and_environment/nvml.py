@@ -80,7 +80,6 @@ def _read(library: ModuleType, device: jax.Device) -> Reading:
 
 
 def _handle(library: ModuleType, device: jax.Device) -> object | None:
-    """Return NVML's handle of a JAX device; None if it cannot be determined."""
     ordinal = device.local_hardware_id
     address = bus_address(ordinal)
     try:

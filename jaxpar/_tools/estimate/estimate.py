@@ -106,7 +106,6 @@ def estimate(
 
 
 def _module(net: Any) -> nnx.Module:
-    """Return the module without values and without a wrapper."""
     # A Linen module is callable too, but calling it without variables fails obscurely.
     linen_module = isinstance(net, linen.Module)
     if not isinstance(net, nnx.Module) and callable(net) and not linen_module:

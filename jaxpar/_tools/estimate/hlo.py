@@ -11,8 +11,6 @@ from collections.abc import Mapping
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-    """An array's type and shape: `f32`, `bf16`, `s32`, `pred`."""
-
     kind: str
     shape: tuple[int, ...]
 
@@ -42,7 +40,6 @@ class Instruction:
 
     @functools.cached_property
     def target(self) -> str:
-        """The library function that a custom call runs."""
         return self._attribute(r'custom_call_target="([^"]*)"')
 
     @functools.cached_property

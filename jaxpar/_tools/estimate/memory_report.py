@@ -148,7 +148,7 @@ class ReportedStep:
 
 
 def sharded(step: ReportedStep) -> tuple[tuple[DeviceBytes, ...], PyTree]:
-    """Measure jaxpar's pattern, one program over all devices; return its outputs too."""
+    """Measure jaxpar's pattern; return its outputs too."""
     traced = step.trace(step.loss_and_outputs, step.args, step.placement, has_aux=True, update=False)
     program = Program(traced, FUNCTION, step.placement.devices)
     gradients, outputs = program.results.replica_state.gradients, program.results.aux

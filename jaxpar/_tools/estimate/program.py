@@ -50,14 +50,12 @@ def size(tree: PyTree) -> int:
 
 
 def state_sizes(net: nnx.Module, optimizer: nnx.Optimizer) -> dict[str, int]:
-    """Return the bytes that persist between two steps: parameters, buffers and optimizer state."""
     _, parameters, buffers = nnx.split(net, nnx.Param, ..., graph=True)
     parts = {"parameters": parameters, "buffers": buffers, "optimizer": optimizer.opt_state}
     return {name: size(tree) for name, tree in parts.items()}
 
 
 def bytes_on(tree: PyTree, device: jax.Device) -> int:
-    """Return the bytes that a tree of sharded arrays has on one device."""
     return sum(
         math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
         for x in jax.tree.leaves(tree)

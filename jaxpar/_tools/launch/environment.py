@@ -19,7 +19,6 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def free_port() -> int:
-    """Return a port of this host on which nothing listens."""
     with socket.socket() as s:
         s.bind((ADDRESS, 0))
         return int(s.getsockname()[1])

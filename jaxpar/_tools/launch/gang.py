@@ -47,7 +47,6 @@ class Worker:
 
     @property
     def left_early(self) -> bool:
-        """Whether it ended with 0 in the middle of its script."""
         return self.code == 0 and not self.marks.cells[Marks.DONE]
 
     @property

@@ -22,7 +22,7 @@ class Stream:
         self.lines: deque[bytes] = deque(maxlen=TAIL)
 
     def read(self) -> bool:
-        """Read available output and forward it; return False at the end of the pipe."""
+        """Forward the available output; return False at the end of the pipe."""
         chunk = os.read(self.pipe.fileno(), LONGEST)
         if self.file and chunk:
             self.file.put(chunk)
