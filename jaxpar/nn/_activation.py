@@ -23,8 +23,8 @@ class PReLU(Layer):
       param_dtype: of the slopes.
       rngs: unused; accepted as by Flax's layers.
 
-    torch counterpart: `torch.nn.PReLU`; `weight` is `negative_slope`, [num_parameters]. Flax's own
-    has a single slope, of shape []. The function is `functional.prelu`.
+    torch counterpart: `torch.nn.PReLU`; `weight` is `negative_slope`, [num_parameters]. Flax's own has a
+    single slope, of shape [].
     """
 
     def __init__(
@@ -51,11 +51,9 @@ class RReLU(Layer):
       lower, upper: the bounds of the slopes.
       rngs: its stream `dropout` is forked to draw the slopes.
 
-    Raises:
-      ValueError: at construction, if lower is above upper.
+    Raises: ValueError: at construction, if lower is above upper.
 
-    torch counterpart: `torch.nn.RReLU`, with slopes drawn by JAX. The function is
-    `functional.rrelu`.
+    torch counterpart: `torch.nn.RReLU`, with slopes drawn by JAX.
     """
 
     def __init__(self, lower: float = 1 / 8, upper: float = 1 / 3, *, rngs: nnx.Rngs):

@@ -1,9 +1,9 @@
 """BatchNorm with torch's running statistics.
 
-Flax's layer differs in four ways that matter to a port: `momentum` is the fraction that is kept (torch:
-the fraction that is replaced), the running variance is the biased one (torch stores the unbiased), the
-default variance is E[x^2] - E[x]^2, which loses digits when the mean is large, and a batch of one
-value per channel passes silently.
+Flax's layer differs in four ways that matter to a port: `momentum` is the fraction that is kept (torch: the
+fraction that is replaced), the running variance is the biased one (torch stores the unbiased), the default
+variance is E[x^2] - E[x]^2, which loses digits when the mean is large, and a batch of one value per channel
+passes silently.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class BatchNorm(Layer):
       eps: added to the variance under the root.
       momentum: the fraction of a running value that one batch replaces; None averages all batches.
       affine: whether there are `scale` and `bias`, both [C].
-      track_running_stats: whether there are running statistics; without them every call normalises
-        with its own batch.
+      track_running_stats: whether there are running statistics; without them every call normalises with its
+        own batch.
       bias: whether there is a `bias` where there is a `scale`.
       dtype: of the output; the input's if left out, as in torch.
       param_dtype: of parameters and statistics.
@@ -39,9 +39,8 @@ class BatchNorm(Layer):
 
     `use_running_average` is False in training and True after `module.eval()`.
 
-    Raises:
-      ValueError: in training, for a single value per channel or eps = 0; at construction, for a negative
-        eps.
+    Raises: ValueError: in training, for a single value per channel or eps = 0; at construction, for a
+    negative eps.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar import nn
@@ -49,8 +48,8 @@ class BatchNorm(Layer):
     >>> norm(jnp.ones((2, 5, 5, 3))).shape, int(norm.num_batches_tracked[...])
     ((2, 5, 5, 3), 1)
 
-    torch counterpart: `torch.nn.BatchNorm1d/2d/3d` with channels last: `weight` is `scale`,
-    `running_mean` is `mean`, `running_var` is `var`. Source: torch/nn/modules/batchnorm.py.
+    torch counterpart: `torch.nn.BatchNorm1d/2d/3d` with channels last: `weight` is `scale`, `running_mean` is
+    `mean`, `running_var` is `var`. Source: torch/nn/modules/batchnorm.py.
     """
 
     def __init__(

@@ -25,8 +25,7 @@ class Bilinear(Layer):
 
     Parameters: `kernel` [I, J, O], `bias` [O].
 
-    Raises:
-      ValueError: at construction, for in1_features below 1.
+    Raises: ValueError: at construction, for in1_features below 1.
 
     >>> import jax.numpy as jnp
     >>> from flax import nnx
@@ -34,8 +33,7 @@ class Bilinear(Layer):
     >>> nn.Bilinear(2, 3, 4, rngs=nnx.Rngs(0))(jnp.ones((5, 2)), jnp.ones((5, 3))).shape
     (5, 4)
 
-    torch counterpart: `torch.nn.Bilinear`, whose `weight` is [O, I, J]. The function is
-    `functional.bilinear`.
+    torch counterpart: `torch.nn.Bilinear`, whose `weight` is [O, I, J].
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Conv and ConvTranspose with torch's arguments, paddings and initial values.
 
-Flax's layers lack padding_mode "replicate", and groups and output_padding of a transposed convolution.
-Their defaults differ as well: `padding` is "SAME" (torch: none), kernels start as truncated normals and
-biases as 0 (torch: both uniform).
+Flax's layers lack padding_mode "replicate", and groups and output_padding of a transposed convolution. Their
+defaults differ as well: `padding` is "SAME" (torch: none), kernels start as truncated normals and biases as 0
+(torch: both uniform).
 """
 
 from __future__ import annotations
@@ -28,26 +28,25 @@ class Conv(Layer):
 
     Args:
       in_channels, out_channels: I and O.
-      kernel_size: k, one number for each spatial axis; an int for one axis, so torch's
-        `Conv2d(I, O, 3)` is `Conv(I, O, (3, 3))`.
+      kernel_size: k, one number for each spatial axis; an int for one axis, so torch's `Conv2d(I, O, 3)` is
+        `Conv(I, O, (3, 3))`.
       stride: one number for all spatial axes, or one for each; so are `padding` and `dilation`.
-      padding: elements before and after each axis; "valid" for none; "same" for an output as long as
-        the input, where an odd element goes to the end.
+      padding: elements before and after each axis; "valid" for none; "same" for an output as long as the
+        input, where an odd element goes to the end.
       dilation: the distance between the kernel's elements.
       groups: of channels; each reads only its own input channels.
       bias: whether there is a `bias`, [O].
-      padding_mode: what the padding is: "zeros", "reflect" (without the border), "replicate" (the
-        border), "circular" (from the other end).
+      padding_mode: what the padding is: "zeros", "reflect" (without the border), "replicate" (the border),
+        "circular" (from the other end).
       dtype: of the computation; the common type of input and parameters if left out.
       param_dtype: of the parameters.
       rngs: draws the initial values, U(-b, b) with b = 1 / sqrt(I / groups * k).
 
-    Input and output: [N, *S, I] to [N, *T, O], T = (S + 2 padding - dilation (k - 1) - 1) // stride + 1;
-    or one row, without N.
+    Input and output: [N, *S, I] to [N, *T, O], T = (S + 2 padding - dilation (k - 1) - 1) // stride + 1; or
+    one row, without N.
 
-    Raises:
-      ValueError, RuntimeError: at construction, for options that torch refuses; when called, for a different
-        number of axes or channels, or a kernel longer than the padded input.
+    Raises: ValueError, RuntimeError: at construction, for options that torch refuses; when called, for a
+    different number of axes or channels, or a kernel longer than the padded input.
 
     >>> import jax.numpy as jnp
     >>> from flax import nnx
@@ -55,8 +54,8 @@ class Conv(Layer):
     >>> nn.Conv(3, 8, (3, 3), padding=1, rngs=nnx.Rngs(0))(jnp.ones((2, 5, 5, 3))).shape
     (2, 5, 5, 8)
 
-    torch counterpart: `torch.nn.Conv1d/2d/3d`, channels last. `weight` (O, I / groups, *k) is `kernel`
-    [*k, I / groups, O]: its axes are (2, ..., 1, 0). Source: torch/nn/modules/conv.py.
+    torch counterpart: `torch.nn.Conv1d/2d/3d`, channels last. `weight` (O, I / groups, *k) is `kernel` [*k, I
+    / groups, O]: its axes are (2, ..., 1, 0). Source: torch/nn/modules/conv.py.
     """
 
     axes: int = 1
@@ -103,20 +102,19 @@ class ConvTranspose(Layer):
     Args:
       in_channels, out_channels: I and O.
       kernel_size, groups, bias, dilation, dtype, param_dtype: as in `Conv`.
-      stride: the distance between the input's elements in the output; one number for all spatial
-        axes, or one for each, as are `padding`, `output_padding` and `dilation`.
+      stride: the distance between the input's elements in the output; one number for all spatial axes, or one
+        for each, as are `padding`, `output_padding` and `dilation`.
       padding: elements cut off at both ends of the output.
       output_padding: elements added at its end, fewer than stride or dilation.
       padding_mode: "zeros", as in torch.
       rngs: draws the initial values, U(-b, b) with b = 1 / sqrt(O / groups * k).
 
     Input and output: [N, *S, I] to [N, *T, O], T = (S - 1) stride - 2 padding + dilation (k - 1) +
-    output_padding + 1; or one row, without N. Called with `output_size`, [*T] or a complete shape,
-    it chooses the output_padding for that size.
+    output_padding + 1; or one row, without N. Called with `output_size`, [*T] or a complete shape, it chooses
+    the output_padding for that size.
 
-    Raises:
-      ValueError, RuntimeError: at construction, for options that torch refuses; when called, for a different
-        number of axes or channels, or an impossible `output_size`.
+    Raises: ValueError, RuntimeError: at construction, for options that torch refuses; when called, for a
+    different number of axes or channels, or an impossible `output_size`.
 
     >>> import jax.numpy as jnp
     >>> from flax import nnx

@@ -21,8 +21,7 @@ class Dropout(Layer):
 
     `deterministic` is False in training and True after `module.eval()`.
 
-    Raises:
-      ValueError: at construction, for p outside of [0, 1].
+    Raises: ValueError: at construction, for p outside of [0, 1].
 
     >>> import jax.numpy as jnp
     >>> from flax import nnx
@@ -32,8 +31,7 @@ class Dropout(Layer):
     >>> layer(jnp.ones(3)).tolist()
     [1.0, 1.0, 1.0]
 
-    torch counterpart: `torch.nn.Dropout`, with a mask drawn by JAX. The function is
-    `functional.dropout`.
+    torch counterpart: `torch.nn.Dropout`, with a mask drawn by JAX.
     """
 
     def __init__(self, p: float = 0.5, *, rngs: nnx.Rngs):
@@ -51,10 +49,7 @@ class Dropout(Layer):
 
 
 class FeatureDropout(Dropout):
-    """`Dropout` of complete channels of [N, *S, C].
-
-    torch counterpart: `torch.nn.Dropout1d/2d/3d`. The function is `functional.feature_dropout`.
-    """
+    """`Dropout` of complete channels of [N, *S, C]. torch counterpart: `torch.nn.Dropout1d/2d/3d`."""
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return functional.feature_dropout(x, self.p, **self._mode())
@@ -63,7 +58,7 @@ class FeatureDropout(Dropout):
 class AlphaDropout(Dropout):
     """Dropout after SELU: preserves mean and variance; the arguments are `Dropout`'s.
 
-    torch counterpart: `torch.nn.AlphaDropout`. The function is `functional.alpha_dropout`.
+    torch counterpart: `torch.nn.AlphaDropout`.
     """
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -73,7 +68,7 @@ class AlphaDropout(Dropout):
 class FeatureAlphaDropout(Dropout):
     """`AlphaDropout` of complete channels of [N, *S, C].
 
-    torch counterpart: `torch.nn.FeatureAlphaDropout`. The function is `functional.feature_alpha_dropout`.
+    torch counterpart: `torch.nn.FeatureAlphaDropout`.
     """
 
     def __call__(self, x: jax.Array) -> jax.Array:

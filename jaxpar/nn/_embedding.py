@@ -31,9 +31,8 @@ class Embedding(Layer):
       param_dtype: of the table.
       rngs: draws the table from N(0, 1).
 
-    Raises:
-      ValueError: at construction, for a padding_idx outside of the table, or `sparse`. Indices
-        outside of the table give NaN, where torch raises.
+    Raises: ValueError: at construction, for a padding_idx outside of the table, or `sparse`. Indices outside
+    of the table give NaN, where torch raises.
 
     >>> import jax.numpy as jnp
     >>> from flax import nnx
@@ -41,8 +40,7 @@ class Embedding(Layer):
     >>> nn.Embedding(10, 4, rngs=nnx.Rngs(0))(jnp.array([1, 2])).shape
     (2, 4)
 
-    torch counterpart: `torch.nn.Embedding`; `weight` is `embedding`, of the same shape. The function
-    is `functional.embedding`.
+    torch counterpart: `torch.nn.Embedding`; `weight` is `embedding`, of the same shape.
     """
 
     num_embeddings: int
@@ -77,12 +75,10 @@ class EmbeddingBag(Layer):
       include_last_offset: whether the last of `offsets` is the end of the last bag.
       padding_idx: an index that counts for no bag; its row starts as zeros.
 
-    Called with `(x, offsets=None, per_sample_weights=None)`; for the shapes see
-    `functional.embedding_bag`.
+    Called with `(x, offsets=None, per_sample_weights=None)`; for the shapes see `functional.embedding_bag`.
 
-    Raises:
-      ValueError: at construction, for an unknown mode, scale_grad_by_freq or sparse with "max", a
-        padding_idx outside of the table.
+    Raises: ValueError: at construction, for an unknown mode, scale_grad_by_freq or sparse with "max", a
+    padding_idx outside of the table.
 
     torch counterpart: `torch.nn.EmbeddingBag`; `weight` is `embedding`, of the same shape.
     """

@@ -1,7 +1,7 @@
 """What makes a network an RNN, an LSTM or a GRU: its gates, and how they update the state.
 
-torch's formulas with its two biases. Matrices are in Flax's layout, [in, out]: torch's transposed.
-Flax's `nnx.GRUCell` has no bias inside the reset gate's product, so no torch GRU fits it.
+torch's formulas with its two biases. Matrices are in Flax's layout, [in, out]: torch's transposed. Flax's
+`nnx.GRUCell` has no bias inside the reset gate's product, so no torch GRU fits it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Lengths = jax.Array | np.ndarray | Sequence[int] | None
 class Recurrence:
     """The kind of a recurrent layer.
 
-    Each gate is an array of its own: XLA on CPUs does not vectorise a loop that cuts a step and a gate out
-    of one array for all gates.
+    Each gate is an array of its own: XLA on CPUs does not vectorise a loop that cuts a step and a gate out of
+    one array for all gates.
     """
 
     name: str
@@ -52,8 +52,8 @@ def matmul(x: jax.Array, weight: jax.Array) -> jax.Array:
     """x @ weight, for one step, [B, I] or [I], or for all of them at once, [T, B, I].
 
     All steps become the rows of one matrix: for the gradient of a product over two axes XLA makes two
-    transposed copies and uses its slow kernel on CPUs. B is the major part of the merged axis, since only
-    a major axis may be divided over devices without being gathered first.
+    transposed copies and uses its slow kernel on CPUs. B is the major part of the merged axis, since only a
+    major axis may be divided over devices without being gathered first.
     """
     if x.ndim < 3:
         return x @ weight

@@ -1,7 +1,7 @@
 """GroupNorm and InstanceNorm with torch's defaults; InstanceNorm with running statistics.
 
-Flax's layers have an epsilon of 1e-6 (torch: 1e-5) and E[x^2] - E[x]^2 for a variance; its
-InstanceNorm has parameters by default, and no running statistics.
+Flax's layers have an epsilon of 1e-6 (torch: 1e-5) and E[x^2] - E[x]^2 for a variance; its InstanceNorm has
+parameters by default, and no running statistics.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ class GroupNorm(Layer):
 
     Input and output: [N, ..., C].
 
-    Raises:
-      ValueError: at construction, if the groups do not divide the channels; when called, for a single
-        value per group. RuntimeError: a different number of channels.
+    Raises: ValueError: at construction, if the groups do not divide the channels; when called, for a single
+    value per group. RuntimeError: a different number of channels.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar import nn
@@ -72,16 +71,15 @@ class InstanceNorm(Layer):
     Args:
       num_features: C.
       momentum: the fraction of a running value that one batch replaces; None for nothing, as in torch.
-      track_running_stats: whether there are running statistics `mean` and `var`, both [C]. They are
-        used in evaluation; without them every call normalises with its own statistics.
+      track_running_stats: whether there are running statistics `mean` and `var`, both [C]. They are used in
+        evaluation; without them every call normalises with its own statistics.
       eps, affine, bias, dtype, param_dtype, rngs: as in `BatchNorm`.
 
     Input and output: [N, ..., C]; for a single row, which torch takes as well, `layer(x[None])[0]`.
     `use_running_average` is False in training and True after `module.eval()`.
 
-    Raises:
-      ValueError: fewer than three axes, a different number of channels (torch merely warns without
-        parameters), a space of one element.
+    Raises: ValueError: fewer than three axes, a different number of channels (torch merely warns without
+    parameters), a space of one element.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar import nn

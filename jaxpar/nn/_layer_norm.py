@@ -1,7 +1,7 @@
 """LayerNorm and RMSNorm over any number of last axes.
 
-Flax's NNX layers take one axis; their epsilon is 1e-6 (torch: 1e-5, and the machine epsilon for RMSNorm),
-and their default variance is E[x^2] - E[x]^2.
+Flax's NNX layers take one axis; their epsilon is 1e-6 (torch: 1e-5, and the machine epsilon for RMSNorm), and
+their default variance is E[x^2] - E[x]^2.
 """
 
 from __future__ import annotations
@@ -29,17 +29,16 @@ class LayerNorm(Layer):
 
     Input and output: [..., *normalized_shape].
 
-    Raises:
-      RuntimeError: at construction, for no axis; when called, for a different shape.
+    Raises: RuntimeError: at construction, for no axis; when called, for a different shape.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar import nn
     >>> nn.LayerNorm(4)(jnp.ones((3, 4))).shape
     (3, 4)
 
-    torch counterpart: `torch.nn.LayerNorm`; `weight` is `scale`. The axes are the input's own:
-    a norm over (C, H, W) in torch is one over (H, W, C) here, and its weights are transposed accordingly.
-    Source: torch/nn/modules/normalization.py.
+    torch counterpart: `torch.nn.LayerNorm`; `weight` is `scale`. The axes are the input's own: a norm over
+    (C, H, W) in torch is one over (H, W, C) here, and its weights are transposed accordingly. Source:
+    torch/nn/modules/normalization.py.
     """
 
     def __init__(
@@ -70,8 +69,8 @@ class RMSNorm(Layer):
 
     Args:
       normalized_shape: as in `LayerNorm`.
-      eps: added to the mean under the root; if None, the machine epsilon, of float64 for float64 inputs
-        and of float32 for all others.
+      eps: added to the mean under the root; if None, the machine epsilon, of float64 for float64 inputs and
+        of float32 for all others.
       elementwise_affine: whether there is `scale`, [*normalized_shape].
       dtype, param_dtype, rngs: as in `BatchNorm`.
 
@@ -82,8 +81,7 @@ class RMSNorm(Layer):
     >>> nn.RMSNorm(4)(jnp.ones((3, 4))).shape
     (3, 4)
 
-    torch counterpart: `torch.nn.RMSNorm`; `weight` is `scale`. Source:
-    torch/nn/modules/normalization.py.
+    torch counterpart: `torch.nn.RMSNorm`; `weight` is `scale`. Source: torch/nn/modules/normalization.py.
     """
 
     def __init__(

@@ -21,11 +21,9 @@ class LocalResponseNorm(Layer):
 
     Input and output: [N, ..., C], at least three axes.
 
-    Raises:
-      RuntimeError: at construction, for size < 1. ValueError: fewer than three axes.
+    Raises: RuntimeError: at construction, for size < 1. ValueError: fewer than three axes.
 
-    torch counterpart: `torch.nn.LocalResponseNorm`, channels last. Source:
-    torch/nn/modules/normalization.py.
+    torch counterpart: `torch.nn.LocalResponseNorm`, channels last. Source: torch/nn/modules/normalization.py.
     """
 
     size: int

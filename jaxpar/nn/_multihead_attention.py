@@ -47,11 +47,10 @@ class MultiheadAttention(Layer):
 
     Parameters: in_proj_weight [E, 3E], torch's transposed, or with kdim or vdim q_proj_weight [E, E],
     k_proj_weight [kdim, E] and v_proj_weight [vdim, E]; in_proj_bias [3E]; out_proj.kernel [E, E] and
-    out_proj.bias [E]; bias_k and bias_v [1, 1, E]. They start as in torch: Xavier uniform, the output
-    from U(-1/sqrt(E), 1/sqrt(E)), biases 0, bias_k and bias_v normal.
+    out_proj.bias [E]; bias_k and bias_v [1, 1, E]. They start as in torch: Xavier uniform, the output from
+    U(-1/sqrt(E), 1/sqrt(E)), biases 0, bias_k and bias_v normal.
 
-    Raises:
-      ValueError: sizes that torch refuses, or a dropout outside of [0, 1].
+    Raises: ValueError: sizes that torch refuses, or a dropout outside of [0, 1].
 
     torch counterpart: `torch.nn.MultiheadAttention`. Source: torch/nn/modules/activation.py.
     """

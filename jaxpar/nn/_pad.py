@@ -32,8 +32,8 @@ class ConstantPad(_Pad):
     """A border of `value`.
 
     Args:
-      padding: a number for both ends of every spatial axis of [N, *S, C], or pairs (before, after),
-        the last spatial axis first, as in torch. Negative numbers cut.
+      padding: a number for both ends of every spatial axis of [N, *S, C], or pairs (before, after), the last
+        spatial axis first, as in torch. Negative numbers cut.
       value: fills the border.
 
     >>> import jax.numpy as jnp
@@ -41,7 +41,7 @@ class ConstantPad(_Pad):
     >>> nn.ConstantPad(1, 0.5)(jnp.ones((1, 4, 4, 3))).shape
     (1, 6, 6, 3)
 
-    torch counterpart: `torch.nn.ConstantPad1d/2d/3d`. The function is `functional.pad`.
+    torch counterpart: `torch.nn.ConstantPad1d/2d/3d`.
     """
 
     def __init__(self, padding: Ints, value: float):
@@ -50,10 +50,7 @@ class ConstantPad(_Pad):
 
 
 class ZeroPad(_Pad):
-    """A border of zeros; `padding` as in `ConstantPad`.
-
-    torch counterpart: `torch.nn.ZeroPad1d/2d/3d`.
-    """
+    """A border of zeros; `padding` as in `ConstantPad`. torch counterpart: `torch.nn.ZeroPad1d/2d/3d`."""
 
 
 class ReflectionPad(_Pad):

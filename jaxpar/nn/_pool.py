@@ -1,7 +1,7 @@
 """Pools in torch's form, for any number of spatial axes.
 
-Each is a dataclass of its options, checked at construction and handed to the function when called.
-`eq` and `repr` are off: modules are compared by identity, and Flax prints them itself.
+Each is a dataclass of its options, checked at construction and handed to the function when called. `eq` and
+`repr` are off: modules are compared by identity, and Flax prints them itself.
 """
 
 from __future__ import annotations
@@ -27,15 +27,14 @@ class MaxPool(Layer):
       return_indices: return (values, positions).
       ceil_mode: whether a last window may reach beyond the end.
 
-    Raises:
-      ValueError: at construction, for padding above half of the kernel size or a number below 1.
+    Raises: ValueError: at construction, for padding above half of the kernel size or a number below 1.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar import nn
     >>> nn.MaxPool(2)(jnp.ones((1, 6, 6, 3))).shape
     (1, 3, 3, 3)
 
-    torch counterpart: `torch.nn.MaxPool1d/2d/3d`. The function is `functional.max_pool`.
+    torch counterpart: `torch.nn.MaxPool1d/2d/3d`.
     """
 
     kernel_size: Ints
@@ -63,7 +62,7 @@ class MaxUnpool(Layer):
 
     Called with `(x, indices, output_size=None)`.
 
-    torch counterpart: `torch.nn.MaxUnpool1d/2d/3d`. The function is `functional.max_unpool`.
+    torch counterpart: `torch.nn.MaxUnpool1d/2d/3d`.
     """
 
     kernel_size: Ints
@@ -84,22 +83,21 @@ class AvgPool(Layer):
     """The mean of each window: [..., *S, C] to [..., *T, C].
 
     Args:
-      kernel_size, stride, padding: a number, or one for each spatial axis; `stride` is `kernel_size`
-        if left out. Padding is 0.
+      kernel_size, stride, padding: a number, or one for each spatial axis; `stride` is `kernel_size` if left
+        out. Padding is 0.
       ceil_mode: whether a last window may reach beyond the end. Elements beyond the padding never count.
       count_include_pad: whether padding counts as elements.
       divisor_override: divide the sums by this instead.
 
-    Raises:
-      ValueError: at construction, for padding above half of the kernel size, a number below 1, or a
-        divisor of 0.
+    Raises: ValueError: at construction, for padding above half of the kernel size, a number below 1, or a
+    divisor of 0.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar import nn
     >>> nn.AvgPool(2)(jnp.ones((1, 6, 6, 3))).shape
     (1, 3, 3, 3)
 
-    torch counterpart: `torch.nn.AvgPool1d/2d/3d`. The function is `functional.avg_pool`.
+    torch counterpart: `torch.nn.AvgPool1d/2d/3d`.
     """
 
     kernel_size: Ints
@@ -126,7 +124,7 @@ class LPPool(Layer):
       norm_type: p.
       kernel_size, stride, ceil_mode: as in `AvgPool`.
 
-    torch counterpart: `torch.nn.LPPool1d/2d/3d`. The function is `functional.lp_pool`.
+    torch counterpart: `torch.nn.LPPool1d/2d/3d`.
     """
 
     norm_type: float
@@ -154,7 +152,7 @@ class AdaptiveAvgPool(Layer):
     >>> nn.AdaptiveAvgPool((1, 1))(jnp.ones((1, 6, 6, 3))).shape
     (1, 1, 1, 3)
 
-    torch counterpart: `torch.nn.AdaptiveAvgPool1d/2d/3d`. The function is `functional.adaptive_avg_pool`.
+    torch counterpart: `torch.nn.AdaptiveAvgPool1d/2d/3d`.
     """
 
     output_size: Sizes
@@ -174,7 +172,7 @@ class AdaptiveMaxPool(Layer):
       output_size: a number, or one for each spatial axis; None leaves an axis as it is.
       return_indices: return (values, positions).
 
-    torch counterpart: `torch.nn.AdaptiveMaxPool1d/2d/3d`. The function is `functional.adaptive_max_pool`.
+    torch counterpart: `torch.nn.AdaptiveMaxPool1d/2d/3d`.
     """
 
     output_size: Sizes

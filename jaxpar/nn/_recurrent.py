@@ -1,12 +1,12 @@
 """RNN, LSTM, GRU and their cells with torch's weights, options and initial values.
 
-Flax has cells and a loop around them. torch's layers combine several layers, two directions, dropout
-between layers, projections and variable lengths in one. Flax starts from lecun normal and orthogonal
-weights with biases of 0, torch from U(-1/sqrt(H), 1/sqrt(H)) for everything, and `nnx.GRUCell` has no
-place for one of torch's biases, b_hn.
+Flax has cells and a loop around them. torch's layers combine several layers, two directions, dropout between
+layers, projections and variable lengths in one. Flax starts from lecun normal and orthogonal weights with
+biases of 0, torch from U(-1/sqrt(H), 1/sqrt(H)) for everything, and `nnx.GRUCell` has no place for one of
+torch's biases, b_hn.
 
-The parameters are one array for each of torch's tensors, under torch's names; matrices are [in, out],
-torch's transposed.
+The parameters are one array for each of torch's tensors, under torch's names; matrices are [in, out], torch's
+transposed.
 """
 
 from __future__ import annotations
@@ -127,15 +127,14 @@ class LSTM(_Stack):
       param_dtype: of the parameters.
       rngs: `params` for the weights, `dropout` if there is dropout.
 
-    Called with `(input, hx=None, *, lengths=None)` it returns `(output, (h_n, c_n))`, with the
-    shapes of `functional.lstm`. `lengths` replaces a PackedSequence.
+    Called with `(input, hx=None, *, lengths=None)` it returns `(output, (h_n, c_n))`, with the shapes of
+    `functional.lstm`. `lengths` replaces a PackedSequence.
 
-    Parameters, k from 0 to L - 1, each once more with `_reverse` for D = 2: weight_ih_l{k} [I, 4H] (for
-    k > 0 [D*P, 4H]), weight_hh_l{k} [P, 4H], bias_ih_l{k} [4H], bias_hh_l{k} [4H], weight_hr_l{k} [H, P];
-    gates in the order i, f, g, o. All start from U(-1/sqrt(H), 1/sqrt(H)).
+    Parameters, k from 0 to L - 1, each once more with `_reverse` for D = 2: weight_ih_l{k} [I, 4H] (for k > 0
+    [D*P, 4H]), weight_hh_l{k} [P, 4H], bias_ih_l{k} [4H], bias_hh_l{k} [4H], weight_hr_l{k} [H, P]; gates in
+    the order i, f, g, o. All start from U(-1/sqrt(H), 1/sqrt(H)).
 
-    Raises:
-      ValueError, TypeError: options that torch refuses, with its message.
+    Raises: ValueError, TypeError: options that torch refuses, with its message.
 
     >>> import jax.numpy as jnp
     >>> from flax import nnx
@@ -160,8 +159,8 @@ class LSTM(_Stack):
 class GRU(_Stack):
     """A stack of GRUs: arguments, shapes and names as for `LSTM`, without projection, with one state.
 
-    Called with `(input, hx=None, *, lengths=None)` it returns `(output, h_n)`. Weights are [.., 3H], gates
-    in the order r, z, n.
+    Called with `(input, hx=None, *, lengths=None)` it returns `(output, h_n)`. Weights are [.., 3H], gates in
+    the order r, z, n.
 
     torch counterpart: `torch.nn.GRU`. Source: torch/nn/modules/rnn.py.
     """
@@ -248,8 +247,8 @@ class _Cell(Layer):
 class LSTMCell(_Cell):
     """One step of an LSTM: `(input, (h, c) or None)` to the next `(h, c)`, as `functional.lstm_cell`.
 
-    Args: input_size, hidden_size, bias, dtype, param_dtype and rngs as for `LSTM`. Parameters:
-    weight_ih [I, 4H], weight_hh [H, 4H], bias_ih [4H], bias_hh [4H].
+    Args: input_size, hidden_size, bias, dtype, param_dtype and rngs as for `LSTM`. Parameters: weight_ih [I,
+    4H], weight_hh [H, 4H], bias_ih [4H], bias_hh [4H].
 
     torch counterpart: `torch.nn.LSTMCell`. Source: torch/nn/modules/rnn.py.
     """
@@ -280,8 +279,8 @@ class GRUCell(_Cell):
 class RNNCell(_Cell):
     """One step of an Elman RNN: `(input, h or None)` to the next h, as `functional.rnn_tanh_cell`.
 
-    Args as for `LSTMCell`, and nonlinearity, "tanh" or "relu". Parameters: weight_ih [I, H], weight_hh
-    [H, H], bias_ih [H], bias_hh [H].
+    Args as for `LSTMCell`, and nonlinearity, "tanh" or "relu". Parameters: weight_ih [I, H], weight_hh [H,
+    H], bias_ih [H], bias_hh [H].
 
     torch counterpart: `torch.nn.RNNCell`. Source: torch/nn/modules/rnn.py.
     """

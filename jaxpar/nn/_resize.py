@@ -21,8 +21,7 @@ class Upsample(Layer):
     Args:
       size, scale_factor, mode, align_corners, recompute_scale_factor: as in `functional.interpolate`.
 
-    Raises:
-      ValueError: at construction, for options that do not go together.
+    Raises: ValueError: at construction, for options that do not go together.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar import nn
@@ -57,7 +56,7 @@ class PixelShuffle(Layer):
     >>> nn.PixelShuffle(2)(jnp.ones((1, 4, 4, 12))).shape
     (1, 8, 8, 3)
 
-    torch counterpart: `torch.nn.PixelShuffle`. The function is `functional.pixel_shuffle`.
+    torch counterpart: `torch.nn.PixelShuffle`.
     """
 
     upscale_factor: int
@@ -73,7 +72,7 @@ class PixelShuffle(Layer):
 class PixelUnshuffle(Layer):
     """[..., H r, W r, C] to [..., H, W, C r^2], r being `downscale_factor`.
 
-    torch counterpart: `torch.nn.PixelUnshuffle`. The function is `functional.pixel_unshuffle`.
+    torch counterpart: `torch.nn.PixelUnshuffle`.
     """
 
     downscale_factor: int
@@ -89,7 +88,7 @@ class PixelUnshuffle(Layer):
 class ChannelShuffle(Layer):
     """[..., C]: the first channels of all groups, then the second ones, and so on.
 
-    torch counterpart: `torch.nn.ChannelShuffle`. The function is `functional.channel_shuffle`.
+    torch counterpart: `torch.nn.ChannelShuffle`.
     """
 
     groups: int
@@ -108,10 +107,9 @@ class Unfold(Layer):
     Args:
       kernel_size, dilation, padding, stride: a number, or one for each spatial axis.
 
-    Raises:
-      ValueError: at construction, for a number below 1 (0 for padding).
+    Raises: ValueError: at construction, for a number below 1 (0 for padding).
 
-    torch counterpart: `torch.nn.Unfold`. The function is `functional.unfold`.
+    torch counterpart: `torch.nn.Unfold`.
     """
 
     kernel_size: Ints
@@ -135,10 +133,9 @@ class Fold(Layer):
       output_size: the spatial sizes; an int means two equal sizes.
       kernel_size, dilation, padding, stride: as given to `Unfold`.
 
-    Raises:
-      ValueError: as `Unfold`.
+    Raises: ValueError: as `Unfold`.
 
-    torch counterpart: `torch.nn.Fold`. The function is `functional.fold`.
+    torch counterpart: `torch.nn.Fold`.
     """
 
     output_size: Ints

@@ -1,8 +1,8 @@
 """SyncBatchNorm: BatchNorm over the rows of all replicas.
 
-torch's needs CUDA and a process group. This one needs a mesh axis and runs on any device; without the
-axis it is BatchNorm, as torch's is in one process. Flax's BatchNorm with `axis_name` takes the mean of the
-replicas' means, which is not the mean of the batch when `mask` leaves them different numbers of rows.
+torch's needs CUDA and a process group. This one needs a mesh axis and runs on any device; without the axis it
+is BatchNorm, as torch's is in one process. Flax's BatchNorm with `axis_name` takes the mean of the replicas'
+means, which is not the mean of the batch when `mask` leaves them different numbers of rows.
 """
 
 from __future__ import annotations
@@ -24,22 +24,21 @@ class SyncBatchNorm(BatchNorm):
     Args:
       num_features: C.
       eps, momentum, affine, track_running_stats, bias, dtype, param_dtype, rngs: as in `BatchNorm`.
-      process_group: of `jaxpar.distributed.new_group`: the replicas of a group's processes share
-        their statistics. Every process passes its own group; the groups are exchanged when
-        DistributedDataParallel wraps the module. None: all replicas of the axis.
+      process_group: of `jaxpar.distributed.new_group`: the replicas of a group's processes share their
+        statistics. Every process passes its own group; the groups are exchanged when DistributedDataParallel
+        wraps the module. None: all replicas of the axis.
       axis_name: the mesh axis, or axes, over which the batch is spread. jaxpar's own programs name it
         "replica", the default; in your own `shard_map` it is your name. None: never synchronise.
 
-    Call it with `mask`, booleans of the shape of x's first axes ([b]: rows), if the replicas' arrays
-    are filled up to the same length: masked rows do not count, and counts may differ between
-    replicas. Statistics, outputs and gradients equal one BatchNorm's on all rows that count. In
-    evaluation nothing is synchronised.
+    Call it with `mask`, booleans of the shape of x's first axes ([b]: rows), if the replicas' arrays are
+    filled up to the same length: masked rows do not count, and counts may differ between replicas.
+    Statistics, outputs and gradients equal one BatchNorm's on all rows that count. In evaluation nothing is
+    synchronised.
 
-    Raises:
-      ValueError: at construction, for an invalid process group, no channels or a negative eps; when called,
-        in a program over mesh axes none of which is `axis_name` (every replica would quietly take its own
-        statistics) or with groups that are not settled, or for a single value per channel on all replicas
-        together.
+    Raises: ValueError: at construction, for an invalid process group, no channels or a negative eps; when
+    called, in a program over mesh axes none of which is `axis_name` (every replica would quietly take its own
+    statistics) or with groups that are not settled, or for a single value per channel on all replicas
+    together.
 
     torch counterpart: `torch.nn.SyncBatchNorm`, channels last, names as in `BatchNorm`. Source:
     torch/nn/modules/batchnorm.py, torch/nn/modules/_functions.py.
@@ -127,19 +126,15 @@ def convert_sync_batchnorm(
       process_group: of the new layers, see `SyncBatchNorm`.
       axis_name: of the new layers; a Flax layer that has one keeps it.
 
-    Returns:
-      The same module, changed; a SyncBatchNorm if `module` is itself a BatchNorm. Parameters and
-      statistics are the same `nnx.Variable` objects, so an optimizer made before keeps working. A Flax
-      layer's `momentum` becomes torch's, 1 - momentum, and from here on the running variance is the
-      unbiased one.
+    Returns: The same module, changed; a SyncBatchNorm if `module` is itself a BatchNorm. Parameters and
+    statistics are the same `nnx.Variable` objects, so an optimizer made before keeps working. A Flax layer's
+    `momentum` becomes torch's, 1 - momentum, and from here on the running variance is the unbiased one.
+    Raises: TypeError: not an NNX module, or a subclass of BatchNorm of your own, whose additions would be
+    lost (torch converts it and drops them). ValueError: an invalid process group, or a Flax layer with
+    `axis_index_groups` or with its channels elsewhere than last.
 
-    Raises:
-      TypeError: not an NNX module, or a subclass of BatchNorm of your own, whose additions would be lost
-        (torch converts it and drops them). ValueError: an invalid process group, or a Flax layer with
-        `axis_index_groups` or with its channels elsewhere than last.
-
-    torch counterpart: `torch.nn.SyncBatchNorm.convert_sync_batchnorm`. A layer that two names share
-    is converted once, under both; torch leaves the second one as it was (docs/semantics.md row B5).
+    torch counterpart: `torch.nn.SyncBatchNorm.convert_sync_batchnorm`. A layer that two names share is
+    converted once, under both; torch leaves the second one as it was (docs/semantics.md row B5).
     """
     _check_group("convert_sync_batchnorm", process_group)
     if not isinstance(module, nnx.Module):

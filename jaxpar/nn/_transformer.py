@@ -1,8 +1,8 @@
 """Transformer layers with torch's structure, names and defaults.
 
-They are what torch computes in training and, without its fast path, in evaluation. On the fast path
-torch's TransformerEncoder may pack padded sequences; then its outputs at padded places are 0, and
-here, as in torch's training, they are computed like all others.
+They are what torch computes in training and, without its fast path, in evaluation. On the fast path torch's
+TransformerEncoder may pack padded sequences; then its outputs at padded places are 0, and here, as in torch's
+training, they are computed like all others.
 """
 
 from __future__ import annotations
@@ -115,13 +115,12 @@ class TransformerEncoderLayer(_Layer):
       param_dtype: of the parameters.
       rngs: `params` for the weights, `dropout` for dropout.
 
-    Called with `(src, src_mask=None, src_key_padding_mask=None, is_causal=False)`: masks and the hint as
-    for `MultiheadAttention`, True meaning blocked.
+    Called with `(src, src_mask=None, src_key_padding_mask=None, is_causal=False)`: masks and the hint as for
+    `MultiheadAttention`, True meaning blocked.
 
     Its parts have torch's names: self_attn, linear1, linear2, norm1, norm2.
 
-    Raises:
-      ValueError, RuntimeError: options that torch refuses.
+    Raises: ValueError, RuntimeError: options that torch refuses.
 
     torch counterpart: `torch.nn.TransformerEncoderLayer`. Source: torch/nn/modules/transformer.py.
     """
@@ -143,9 +142,9 @@ class TransformerEncoderLayer(_Layer):
 class TransformerDecoderLayer(_Layer):
     """Self-attention, attention to a memory, and two linear layers.
 
-    The arguments are `TransformerEncoderLayer`'s. Called with `(tgt, memory, tgt_mask=None,
-    memory_mask=None, tgt_key_padding_mask=None, memory_key_padding_mask=None, tgt_is_causal=False,
-    memory_is_causal=False)`. Its parts: self_attn, multihead_attn, linear1, linear2, norm1 to norm3.
+    The arguments are `TransformerEncoderLayer`'s. Called with `(tgt, memory, tgt_mask=None, memory_mask=None,
+    tgt_key_padding_mask=None, memory_key_padding_mask=None, tgt_is_causal=False, memory_is_causal=False)`.
+    Its parts: self_attn, multihead_attn, linear1, linear2, norm1 to norm3.
 
     torch counterpart: `torch.nn.TransformerDecoderLayer`. Source: torch/nn/modules/transformer.py.
     """
@@ -177,8 +176,7 @@ class TransformerEncoder(Layer):
     """A stack of copies of one layer, and a norm after them.
 
     Args:
-      encoder_layer: copied, so that all layers start from its values; each copy draws its own random
-        numbers.
+      encoder_layer: copied, so that all layers start from its values; each copy draws its own random numbers.
       num_layers: how many.
       norm: after the last layer, or None.
 

@@ -40,8 +40,8 @@ def uniform(rngs: nnx.Rngs, shape: Shape, fan_in: int, dtype: DTypeLike) -> nnx.
 def drawn(key: jax.Array, shape: Shape, dtype: DTypeLike, bound: float) -> jax.Array:
     """Return `jax.random.uniform(key, shape, dtype, -bound, bound)`, with one program for many shapes.
 
-    XLA takes 0.1 s to compile a draw, seconds in all for a model of many shapes. The numbers are
-    functions of a counter, so a shorter draw is the beginning of a longer one.
+    XLA takes 0.1 s to compile a draw, seconds in all for a model of many shapes. The numbers are functions of
+    a counter, so a shorter draw is the beginning of a longer one.
     """
     size = math.prod(shape)
     # A traced draw is compiled with its program; other generators do not promise equal beginnings.

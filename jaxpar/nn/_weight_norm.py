@@ -1,8 +1,8 @@
 """WeightNorm and SpectralNorm: wrappers that recompute a layer's kernel at every call.
 
-Flax has both names. Its WeightNorm starts with scale 1, whatever the layer's kernel is, and
-overwrites the kernel at every call; its SpectralNorm has one vector where torch has two, and updates
-them in a different order. Here the layer keeps its kernel, and a copy is called with the computed one.
+Flax has both names. Its WeightNorm starts with scale 1, whatever the layer's kernel is, and overwrites the
+kernel at every call; its SpectralNorm has one vector where torch has two, and updates them in a different
+order. Here the layer keeps its kernel, and a copy is called with the computed one.
 """
 
 from __future__ import annotations
@@ -27,19 +27,18 @@ class WeightNorm(Layer):
     """A layer whose kernel has its length and its direction as separate parameters.
 
     Args:
-      layer: any module with a parameter called `name`, which becomes the direction. Its call must not
-        depend on the identity of the module it is called on.
+      layer: any module with a parameter called `name`, which becomes the direction. Its call must not depend
+        on the identity of the module it is called on.
       name: the parameter's name.
-      dim: the kernel's axis along which each part has its own length; None for one length. The default
-        is the output axis of Flax's Linear and Conv, which is torch's axis 0.
+      dim: the kernel's axis along which each part has its own length; None for one length. The default is the
+        output axis of Flax's Linear and Conv, which is torch's axis 0.
 
     Parameters: `layer`'s, and `scale` [O], initially the kernel's norms; [] for dim=None.
 
-    Raises:
-      ValueError: at construction, if there is no such parameter. IndexError: if it has no such axis.
+    Raises: ValueError: at construction, if there is no such parameter. IndexError: if it has no such axis.
 
-    torch counterpart: `torch.nn.utils.parametrizations.weight_norm`: `original0` is `scale`,
-    `original1` is `layer.kernel`. The function is `functional.weight_norm`.
+    torch counterpart: `torch.nn.utils.parametrizations.weight_norm`: `original0` is `scale`, `original1` is
+    `layer.kernel`.
     """
 
     layer: nnx.Module
@@ -65,21 +64,19 @@ class SpectralNorm(Layer):
       name: the parameter's name.
       n_power_iterations: how often each call in training improves the singular vectors.
       eps: a lower bound of the norms they are divided by.
-      dim: the kernel's axis of outputs; -1 in Flax's Linear and Conv. torch takes axis 1 for its
-        transposed convolutions, which is -2 in jaxpar's.
+      dim: the kernel's axis of outputs; -1 in Flax's Linear and Conv. torch takes axis 1 for its transposed
+        convolutions, which is -2 in jaxpar's.
       rngs: draws the initial vectors from N(0, 1); they are improved 15 times.
 
-    Statistics: `u` [O] and `v`, of the kernel's shape without `dim`; a kernel with one axis has none
-    and is divided by its norm. `use_running_average` is False in training and True after `eval()`,
-    where they are not updated.
+    Statistics: `u` [O] and `v`, of the kernel's shape without `dim`; a kernel with one axis has none and is
+    divided by its norm. `use_running_average` is False in training and True after `eval()`, where they are
+    not updated.
 
-    Raises:
-      ValueError: at construction, if there is no such parameter, or n_power_iterations is below 1.
-      IndexError: if it has no such axis.
+    Raises: ValueError: at construction, if there is no such parameter, or n_power_iterations is below 1.
+    IndexError: if it has no such axis.
 
-    torch counterpart: `torch.nn.utils.parametrizations.spectral_norm`: `original` is `layer.kernel`,
-    `_u` is `u`, `_v` is `v` in one row, in the order of torch's weight. The function is
-    `functional.spectral_norm`.
+    torch counterpart: `torch.nn.utils.parametrizations.spectral_norm`: `original` is `layer.kernel`, `_u` is
+    `u`, `_v` is `v` in one row, in the order of torch's weight.
     """
 
     layer: nnx.Module

@@ -1,8 +1,8 @@
 """Sliding windows along an axis: their number, and the geometries that torch refuses.
 
-Pools, fold and unfold, layers and functions alike, count their windows here. As in torch, one number
-applies to all spatial axes. The first option that is a tuple determines the number of spatial axes; if all
-are ints, all axes between the first and the last are spatial, as in [N, *S, C].
+Pools, fold and unfold, layers and functions alike, count their windows here. As in torch, one number applies
+to all spatial axes. The first option that is a tuple determines the number of spatial axes; if all are ints,
+all axes between the first and the last are spatial, as in [N, *S, C].
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def sizes(kernel_size: Ints, axes: int) -> tuple[int, ...]:
 class Window:
     """`size` elements, `dilation` apart; each window starts `stride` after the one before.
 
-    The axis is lengthened by `padding` at both ends. With `ceil_mode` a last window may reach
-    beyond that if it starts before the padding at the end.
+    The axis is lengthened by `padding` at both ends. With `ceil_mode` a last window may reach beyond that if
+    it starts before the padding at the end.
     """
 
     size: int

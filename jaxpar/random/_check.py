@@ -1,7 +1,7 @@
 """check: does the installed torch draw the same numbers on this processor as jaxpar.random?
 
-torch's numbers depend a little on the processor and may change with its version. This compares each
-kind of draw with torch itself and reports differences.
+torch's numbers depend a little on the processor and may change with its version. This compares each kind of
+draw with torch itself and reports differences.
 """
 
 from __future__ import annotations
@@ -72,8 +72,7 @@ def check(n: int = 100_000, seed: int = 0) -> Check:
       n: how many numbers of each kind.
       seed: of both generators. torch's default generator is not touched.
 
-    Raises:
-      ModuleNotFoundError: torch is not installed.
+    Raises: ModuleNotFoundError: torch is not installed.
     """
     import torch
 

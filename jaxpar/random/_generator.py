@@ -1,9 +1,9 @@
 """torch's CPU generator, bit for bit, in NumPy.
 
-The engine is MT19937, seeded with the low 32 bits of the seed by the recurrence of its first
-version, as is `numpy.random.RandomState(seed)`. _uniform.py, _normal.py and _shuffle.py turn its output
-into numbers as torch 2.13 does on an x86-64 processor with AVX2 or AVX512; docs/random.md lists what differs
-elsewhere, and `jaxpar.random.check` finds out.
+The engine is MT19937, seeded with the low 32 bits of the seed by the recurrence of its first version, as is
+`numpy.random.RandomState(seed)`. _uniform.py, _normal.py and _shuffle.py turn its output into numbers as
+torch 2.13 does on an x86-64 processor with AVX2 or AVX512; docs/random.md lists what differs elsewhere, and
+`jaxpar.random.check` finds out.
 """
 
 from __future__ import annotations
@@ -33,13 +33,12 @@ class Generator:
     Args:
       seed: -2^63 to 2^64 - 1, of which only the low 32 bits matter; torch's default seed if left out.
 
-    Methods that end in `_` fill a NumPy array in place and return it, as torch's do with tensors.
-    float32, float64, float16 and bfloat16 are the floating-point types. An array that is not
-    contiguous is filled in memory order, as a tensor is.
+    Methods that end in `_` fill a NumPy array in place and return it, as torch's do with tensors. float32,
+    float64, float16 and bfloat16 are the floating-point types. An array that is not contiguous is filled in
+    memory order, as a tensor is.
 
-    Raises:
-      ValueError: a seed out of range. RuntimeError: a seed that is not an integer; numbers that torch
-        refuses, with its message. NotImplementedError: a dtype that torch refuses in the same way.
+    Raises: ValueError: a seed out of range. RuntimeError: a seed that is not an integer; numbers that torch
+    refuses, with its message. NotImplementedError: a dtype that torch refuses in the same way.
 
     >>> from jaxpar.random import Generator
     >>> Generator(0).rand(3).round(4)
@@ -47,8 +46,8 @@ class Generator:
     >>> Generator(0).randperm(5).tolist()
     [4, 0, 1, 3, 2]
 
-    torch counterpart: `torch.Generator` and the functions that take `generator=`.
-    Sources: ATen/core/MT19937RNGEngine.h, ATen/CPUGeneratorImpl.cpp and the three files above.
+    torch counterpart: `torch.Generator` and the functions that take `generator=`. Sources:
+    ATen/core/MT19937RNGEngine.h, ATen/CPUGeneratorImpl.cpp and the three files above.
     """
 
     def __init__(self, seed: SupportsIndex = DEFAULT_SEED):
@@ -91,8 +90,7 @@ class Generator:
     def set_state(self, state: ArrayLike) -> Generator:
         """Continues from a state, of this class or of torch's CPU generator (`state.numpy()`).
 
-        Raises:
-          RuntimeError: bytes that are not a state. TypeError: an array that is not uint8.
+        Raises: RuntimeError: bytes that are not a state. TypeError: an array that is not uint8.
         """
         self._restore(from_bytes(state))
         return self
@@ -138,8 +136,7 @@ class Generator:
     def randperm(self, n: SupportsIndex, *, dtype: DTypeLike = np.int64) -> np.ndarray:
         """[n]: the numbers 0 to n - 1 in random order; draws n - 1 32-bit numbers.
 
-        Raises:
-          NotImplementedError: n of 2^32 / 20 or more, for which torch uses a different algorithm.
+        Raises: NotImplementedError: n of 2^32 / 20 or more, for which torch uses a different algorithm.
         """
         n = operator.index(n)
         dtype = supported(dtype, "randperm")
@@ -181,8 +178,8 @@ class Generator:
     def normal_(self, x: A, mean: float = 0.0, std: float = 1.0) -> A:
         """Fill with normal numbers.
 
-        Fewer than 16 at a time are made in pairs, and the second of a pair may wait for the next such
-        call. 16 or more use a different algorithm, as in torch, which ignores a waiting number.
+        Fewer than 16 at a time are made in pairs, and the second of a pair may wait for the next such call.
+        16 or more use a different algorithm, as in torch, which ignores a waiting number.
         """
         floating(_dtype(x), "normal_kernel_cpu")
         if not std >= 0:
@@ -211,8 +208,8 @@ class Generator:
         return _in_memory_order(x, lambda out: self._bernoulli(out, wide.reshape(-1)))
 
     def random_(self, x: A, low: int | None = None, high: int | None = None) -> A:
-        """Fill with integers: low to high - 1; 0 to low - 1 without `high`; without both, all those that
-        the dtype has from 0 on (of a floating-point type, all up to 2^digits).
+        """Fill with integers: low to high - 1; 0 to low - 1 without `high`; without both, all those that the
+        dtype has from 0 on (of a floating-point type, all up to 2^digits).
         """
         dtype = supported(_dtype(x), "random_")
         if low is None:

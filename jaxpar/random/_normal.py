@@ -12,8 +12,8 @@ Three ways, all Box and Muller's:
 
 If the number of values is not a multiple of 16, the last 16 are drawn once more.
 
-NumPy has no fused multiply-add. Here it is a product and a sum in float64, rounded to float32. That
-could round twice, but over all 2^24 radii and all 2^24 angles it always gives torch's number
+NumPy has no fused multiply-add. Here it is a product and a sum in float64, rounded to float32. That could
+round twice, but over all 2^24 radii and all 2^24 angles it always gives torch's number
 (tests/test_random_normal.py compares all of them).
 
 Source: ATen/native/cpu/DistributionTemplates.h (`normal_fill`) and ATen/core/DistributionsHelper.h

@@ -1,7 +1,7 @@
 """The order in which torch's samplers and loaders return the rows of a data set.
 
-Every function takes a seed or a `Generator`. With a generator, the next call gives the next epoch. The
-result is an array of int64, where torch's samplers yield ints.
+Every function takes a seed or a `Generator`. With a generator, the next call gives the next epoch. The result
+is an array of int64, where torch's samplers yield ints.
 
 Source: torch/utils/data/sampler.py, dataloader.py and distributed.py.
 """
@@ -20,12 +20,11 @@ def sampler_order(
 
     Args:
       n: the number of rows of the data set.
-      generator: the one the sampler was given, or its seed. A sampler without a generator makes one
-        from the default generator: `Generator(default.draw_seed())`.
+      generator: the one the sampler was given, or its seed. A sampler without a generator makes one from the
+        default generator: `Generator(default.draw_seed())`.
       replacement, num_samples: as for `jaxpar.data.RandomSampler`.
 
-    Raises:
-      TypeError: `replacement` is not a bool. ValueError: num_samples is not a positive int.
+    Raises: TypeError: `replacement` is not a bool. ValueError: num_samples is not a positive int.
 
     >>> from jaxpar.random import sampler_order
     >>> sampler_order(5, 0).tolist()
@@ -52,13 +51,12 @@ def loader_order(n: int, generator: int | Generator, *, given: bool = False) -> 
     Args:
       n: the number of rows of the data set.
       generator: the default generator, or the seed given to `torch.manual_seed`.
-      given: whether the generator was passed to the loader, `DataLoader(data, shuffle=True, generator=g)`,
-        so that the sampler draws from it directly.
+      given: whether the generator was passed to the loader, `DataLoader(data, shuffle=True, generator=g)`, so
+        that the sampler draws from it directly.
 
     The first draw of an epoch is the workers' seed, even if there are no workers.
 
-    Raises:
-      ValueError: no rows.
+    Raises: ValueError: no rows.
 
     >>> from jaxpar.random import loader_order
     >>> loader_order(5, 0).tolist()
@@ -88,11 +86,10 @@ def distributed_order(
       num_replicas, rank, shuffle, seed, drop_last: as for `jaxpar.data.DistributedSampler`.
       epoch: what its `set_epoch` was given.
 
-    All ranks get equally many rows. The permutation, extended from its own start or cut, is dealt out one
-    row at a time.
+    All ranks get equally many rows. The permutation, extended from its own start or cut, is dealt out one row
+    at a time.
 
-    Raises:
-      ValueError: a rank outside of [0, num_replicas).
+    Raises: ValueError: a rank outside of [0, num_replicas).
 
     >>> from jaxpar.random import distributed_order
     >>> distributed_order(6, 2, 0).tolist()

@@ -2,8 +2,8 @@
 
 torch swaps position i with i + r % (n - i), r being the next 32-bit number. That is a chain of n - 1 steps,
 but two of them depend on each other only if they share a position, as do about 2 k^2 / (n - i) among k
-consecutive steps. So the steps are taken in groups of 3 sqrt(n - i): first, one by one, the few that
-share a position with another step of their group; then all others of the group at once.
+consecutive steps. So the steps are taken in groups of 3 sqrt(n - i): first, one by one, the few that share a
+position with another step of their group; then all others of the group at once.
 
 Source: ATen/native/TensorFactories.cpp (`randperm_cpu`).
 """

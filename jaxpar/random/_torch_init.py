@@ -1,7 +1,7 @@
 """torch_init: an NNX module with the weights that its torch twin is constructed with.
 
-Constructing a torch module draws from the default generator, layer by layer. Here the same draws are made
-in the same order, into arrays in torch's layout, which are then converted to Flax's.
+Constructing a torch module draws from the default generator, layer by layer. Here the same draws are made in
+the same order, into arrays in torch's layout, which are then converted to Flax's.
 """
 
 from __future__ import annotations
@@ -39,29 +39,25 @@ def torch_init(
 
     Args:
       module: an NNX module of layers that have a torch counterpart; also an abstract one, from
-        `nnx.eval_shape`. It is changed in place. Running statistics are reset as well; the slopes of a
-        PReLU, which its constructor is given, stay.
+        `nnx.eval_shape`. It is changed in place. Running statistics are reset as well; the slopes of a PReLU,
+        which its constructor is given, stay.
       seed: of `torch.manual_seed`, or a `Generator` that has made all earlier draws.
-      order: paths ("encoder", "blocks.0") in the order in which the twin constructs them; the order
-        of the attributes by default. A path covers everything below that no earlier path covers; together
-        they must cover every layer. A module in place of a path is one that only the twin has, such as the
-        Linear after a tied embedding: it draws, and is not changed.
+      order: paths ("encoder", "blocks.0") in the order in which the twin constructs them; the order of the
+        attributes by default. A path covers everything below that no earlier path covers; together they must
+        cover every layer. A module in place of a path is one that only the twin has, such as the Linear after
+        a tied embedding: it draws, and is not changed.
       parameters: for each parameter outside of any layer, what fills it: called with an array of the
         parameter's shape and dtype, and the generator, when its turn comes.
-      apply: what the twin does with its layers after construction, as in
-        `self.apply(self._init_weights)`: called for every layer, in the order of the attributes, with
-        torch's class name, its tensors by torch's names in torch's layout, and the generator. For a
-        MultiheadAttention, out_proj comes first, as a Linear.
-      dtype: in which the twin is constructed, if it is converted to the module's afterwards; each layer's
-        own if left out.
+      apply: what the twin does with its layers after construction, as in `self.apply(self._init_weights)`:
+        called for every layer, in the order of the attributes, with torch's class name, its tensors by
+        torch's names in torch's layout, and the generator. For a MultiheadAttention, out_proj comes first, as
+        a Linear.
+      dtype: in which the twin is constructed, if it is converted to the module's afterwards; each layer's own
+        if left out.
 
-    Returns:
-      The module. A parameter shared by two layers keeps the first value; both layers draw.
-
-    Raises:
-      MatchError: a layer or parameter without counterpart. ValueError: an `order` or `parameters` that
-        do not fit, attributes whose order is lost. TypeError: not an NNX module. The module is not changed
-        then.
+    Returns: The module. A parameter shared by two layers keeps the first value; both layers draw.
+    Raises: MatchError: a layer or parameter without counterpart. ValueError: an `order` or `parameters` that
+    do not fit, attributes whose order is lost. TypeError: not an NNX module. The module is not changed then.
 
     >>> from flax import nnx
     >>> from jaxpar import random
@@ -69,8 +65,8 @@ def torch_init(
     >>> [round(float(weight), 4) for weight in net.kernel[...].ravel()]
     [-0.0053, 0.3793]
 
-    torch counterpart: `torch.manual_seed(seed)` and the constructor. Sources: _construction.py for the
-    draws, jaxpar/_rulebook for the layouts.
+    torch counterpart: `torch.manual_seed(seed)` and the constructor. Sources: _construction.py for the draws,
+    jaxpar/_rulebook for the layouts.
     """
     if not isinstance(module, nnx.Module):
         raise TypeError(f"torch_init: expected an nnx.Module, but got {type(module).__name__}")

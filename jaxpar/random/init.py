@@ -32,8 +32,7 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
       nonlinearity: linear, conv1d, ... conv_transpose3d, sigmoid, tanh, relu, leaky_relu, selu.
       param: the slope of leaky_relu; 0.01 if left out.
 
-    Raises:
-      ValueError: an unknown nonlinearity, or a slope that is not a number.
+    Raises: ValueError: an unknown nonlinearity, or a slope that is not a number.
 
     >>> from jaxpar.random import init
     >>> init.calculate_gain("tanh")
@@ -83,8 +82,7 @@ def zeros_(x: A) -> A:
 def eye_(x: A) -> A:
     """The identity, of a matrix of any shape.
 
-    Raises:
-      ValueError: an array that does not have two axes.
+    Raises: ValueError: an array that does not have two axes.
 
     >>> import numpy as np
     >>> from jaxpar.random import init
@@ -102,8 +100,7 @@ def eye_(x: A) -> A:
 def dirac_(x: A, groups: int = 1) -> A:
     """The convolution [out, in, *k] that is the identity on as many channels as possible.
 
-    Raises:
-      ValueError: not 3 to 5 axes, or channels that `groups` does not divide.
+    Raises: ValueError: not 3 to 5 axes, or channels that `groups` does not divide.
 
     torch counterpart: `torch.nn.init.dirac_`.
     """
@@ -123,8 +120,7 @@ def dirac_(x: A, groups: int = 1) -> A:
 def xavier_uniform_(x: A, gain: float = 1.0, *, generator: Generator) -> A:
     """Uniform in ±gain sqrt(6 / (fan_in + fan_out)).
 
-    Raises:
-      ValueError: an array with fewer than two axes.
+    Raises: ValueError: an array with fewer than two axes.
 
     >>> import numpy as np
     >>> from jaxpar.random import Generator, init
@@ -157,8 +153,7 @@ def kaiming_uniform_(
       mode: "fan_in" or "fan_out".
       nonlinearity: as for `calculate_gain`.
 
-    Raises:
-      ValueError: an array with fewer than two axes, an unknown mode or nonlinearity.
+    Raises: ValueError: an array with fewer than two axes, an unknown mode or nonlinearity.
 
     torch counterpart: `torch.nn.init.kaiming_uniform_`. Source: K. He et al., 2015.
     """
@@ -185,13 +180,12 @@ def trunc_normal_(
 ) -> A:
     """Normal numbers between a and b, those outside drawn again.
 
-    Exact for bounds that hold more than 30 % of the normal distribution. For narrower ones torch
-    draws uniform numbers and accepts each if the logarithm of a second one is low enough. The last bit of
-    that logarithm, which differs between libraries, can decide.
+    Exact for bounds that hold more than 30 % of the normal distribution. For narrower ones torch draws
+    uniform numbers and accepts each if the logarithm of a second one is low enough. The last bit of that
+    logarithm, which differs between libraries, can decide.
 
-    Raises:
-      NotImplementedError: if that bit decides, for about one number in five million; also narrow bounds
-        with float16 and bfloat16, whose logarithms have too few bits.
+    Raises: NotImplementedError: if that bit decides, for about one number in five million; also narrow bounds
+    with float16 and bfloat16, whose logarithms have too few bits.
 
     torch counterpart: `torch.nn.init.trunc_normal_` of torch 2.13; earlier versions draw different numbers.
     """
@@ -213,11 +207,10 @@ def trunc_normal_(
 def sparse_(x: A, sparsity: float, std: float = 0.01, *, generator: Generator) -> A:
     """Normal numbers, with a fraction `sparsity` of each column set to zero.
 
-    `generator` replaces torch's default generator, from which torch draws the rows even if it is passed
-    a different one.
+    `generator` replaces torch's default generator, from which torch draws the rows even if it is passed a
+    different one.
 
-    Raises:
-      ValueError: an array that does not have two axes.
+    Raises: ValueError: an array that does not have two axes.
 
     torch counterpart: `torch.nn.init.sparse_(tensor, sparsity, std)`. Source: J. Martens, 2010.
     """
@@ -234,9 +227,8 @@ def sparse_(x: A, sparsity: float, std: float = 0.01, *, generator: Generator) -
 def orthogonal_(x: A, gain: float = 1, *, generator: Generator) -> A:
     """Refused: the numbers cannot be torch's.
 
-    Raises:
-      NotImplementedError: always, except for an array without elements.
-      ValueError: an array with fewer than two axes.
+    Raises: NotImplementedError: always, except for an array without elements. ValueError: an array with fewer
+    than two axes.
 
     torch counterpart: `torch.nn.init.orthogonal_`.
     """
@@ -254,8 +246,7 @@ def orthogonal_(x: A, gain: float = 1, *, generator: Generator) -> A:
 def fans(x: np.ndarray) -> tuple[int, int]:
     """fan_in and fan_out of a weight [out, in, *k].
 
-    Raises:
-      ValueError: an array with fewer than two axes.
+    Raises: ValueError: an array with fewer than two axes.
 
     >>> import numpy as np
     >>> from jaxpar.random import init

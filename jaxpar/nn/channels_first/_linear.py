@@ -25,8 +25,8 @@ class Linear(Layer, nnx.Linear):
       bias: whether there is a `bias`, [O].
       dtype: of the computation; the common type of input and parameters if left out.
       param_dtype: of the parameters.
-      rngs: draws the initial values, U(-b, b) with b = 1 / sqrt(I); in Flax kernels are truncated normals
-        and biases 0.
+      rngs: draws the initial values, U(-b, b) with b = 1 / sqrt(I); in Flax kernels are truncated normals and
+        biases 0.
 
     >>> import jax.numpy as jnp
     >>> from flax import nnx
@@ -61,11 +61,10 @@ class TiedLinear(Layer):
       linear: provides the bias and the dtype of the computation; its kernel is dropped.
       embedding: provides the table, [V, D], one variable shared by both layers.
 
-    Raises:
-      ValueError: at construction, if the kernel is not [D, V].
+    Raises: ValueError: at construction, if the kernel is not [D, V].
 
-    torch counterpart: `linear.weight = embedding.weight`. Flax stores the kernel as [D, V] and the
-    table as [V, D], so the two layers cannot share a variable.
+    torch counterpart: `linear.weight = embedding.weight`. Flax stores the kernel as [D, V] and the table as
+    [V, D], so the two layers cannot share a variable.
     """
 
     def __init__(self, linear: nnx.Linear, embedding: Embedding | nnx.Embed):

@@ -1,8 +1,8 @@
 """Activations whose derivative differs between torch and JAX, or that JAX lacks.
 
-At a kink, JAX takes the slope of one side or the mean of both; torch has a rule for each function. Values
-at a kink are common (padding, dead units), so gradients differ: at 1 the slope of
-hard_tanh is 1 in JAX and 0 in torch. For relu, elu, selu and silu use jax.nn, which agrees with torch.
+At a kink, JAX takes the slope of one side or the mean of both; torch has a rule for each function. Values at
+a kink are common (padding, dead units), so gradients differ: at 1 the slope of hard_tanh is 1 in JAX and 0 in
+torch. For relu, elu, selu and silu use jax.nn, which agrees with torch.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from .._checks import check_bounds
 def gelu(x: jax.Array, approximate: str = "none") -> jax.Array:
     """x Phi(x), or with approximate="tanh", JAX's default, a formula that is 5e-5 off.
 
-    Raises:
-      ValueError: an unknown `approximate`.
+    Raises: ValueError: an unknown `approximate`.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar.nn import functional as F
@@ -37,8 +36,7 @@ def prelu(x: jax.Array, negative_slope: jax.Array) -> jax.Array:
       x: [..., C].
       negative_slope: [C], [1] or [].
 
-    Raises:
-      ValueError: the number of slopes is neither 1 nor C.
+    Raises: ValueError: the number of slopes is neither 1 nor C.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar.nn import functional as F
@@ -73,8 +71,7 @@ def rrelu(
       key: draws the slopes.
       slope: the slopes themselves, of a shape that broadcasts to x's.
 
-    Raises:
-      ValueError: lower above upper; neither key nor slope in training.
+    Raises: ValueError: lower above upper; neither key nor slope in training.
 
     torch counterpart: `torch.nn.functional.rrelu`.
     """
@@ -104,8 +101,7 @@ def leaky_relu(x: jax.Array, negative_slope: float = 0.01) -> jax.Array:
 def hardtanh(x: jax.Array, min_val: float = -1.0, max_val: float = 1.0) -> jax.Array:
     """x between `min_val` and `max_val`; at both the derivative is 0.
 
-    Raises:
-      ValueError: max_val is not above min_val.
+    Raises: ValueError: max_val is not above min_val.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar.nn import functional as F
@@ -122,8 +118,7 @@ def hardtanh(x: jax.Array, min_val: float = -1.0, max_val: float = 1.0) -> jax.A
 def softshrink(x: jax.Array, lambd: float = 0.5) -> jax.Array:
     """x moved towards 0 by `lambd`, and 0 with derivative 0 where |x| <= lambd.
 
-    Raises:
-      ValueError: lambd below 0.
+    Raises: ValueError: lambd below 0.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar.nn import functional as F

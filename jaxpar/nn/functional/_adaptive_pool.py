@@ -1,7 +1,7 @@
 """adaptive_avg_pool and adaptive_max_pool: pooling into a given number of windows.
 
-Window i of o over n elements is [floor(i n / o), ceil((i + 1) n / o)), so sizes differ by one at most. If
-o divides n, the windows are the rows of a reshaped array.
+Window i of o over n elements is [floor(i n / o), ceil((i + 1) n / o)), so sizes differ by one at most. If o
+divides n, the windows are the rows of a reshaped array.
 """
 
 from __future__ import annotations
@@ -23,22 +23,19 @@ def adaptive_avg_pool(x: jax.Array, output_size: Sizes) -> jax.Array:
 
     Args:
       x: [..., *S, C]. With a plain number it is [N, *S, C].
-      output_size: the number of windows, one for all spatial axes or one for each; None leaves an
-        axis as it is.
+      output_size: the number of windows, one for all spatial axes or one for each; None leaves an axis as it
+        is.
 
-    Returns:
-      [..., *output_size, C].
-
-    Raises:
-      ValueError: a negative output size; an axis without elements.
+    Returns: [..., *output_size, C].
+    Raises: ValueError: a negative output size; an axis without elements.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar.nn import functional as F
     >>> F.adaptive_avg_pool(jnp.ones((2, 7, 7, 3)), (1, 1)).shape
     (2, 1, 1, 3)
 
-    torch counterpart: `torch.nn.functional.adaptive_avg_pool1d/2d/3d`, and `interpolate` with
-    mode="area". Source: ATen/native/AdaptivePooling.h.
+    torch counterpart: `torch.nn.functional.adaptive_avg_pool1d/2d/3d`, and `interpolate` with mode="area".
+    Source: ATen/native/AdaptivePooling.h.
     """
     return _adaptive_avg_pool(x, _outputs("adaptive_avg_pool", x, output_size))
 

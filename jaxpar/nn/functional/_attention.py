@@ -1,9 +1,9 @@
 """Attention with torch's masks.
 
 Two polarities, as in torch: in `scaled_dot_product_attention` True means that a key takes part, in
-`multi_head_attention_forward` that it is blocked. Float masks are added to the scores in both. A query
-whose keys are all blocked gets weights of 0 and the output 0; but where the weights are returned they are
-NaN, as softmax leaves them. Flax's layers spread such a query's weight evenly over all keys.
+`multi_head_attention_forward` that it is blocked. Float masks are added to the scores in both. A query whose
+keys are all blocked gets weights of 0 and the output 0; but where the weights are returned they are NaN, as
+softmax leaves them. Flax's layers spread such a query's weight evenly over all keys.
 """
 
 from __future__ import annotations
@@ -36,20 +36,17 @@ def scaled_dot_product_attention(
     Args:
       query: [..., H, L, E]. key: [..., H, S, E]. value: [..., H, S, Ev].
       attn_mask: broadcasts to [..., H, L, S]; True for keys that take part, or floats to add.
-      dropout_p: the rate at which weights are dropped; needs `dropout_key`. Unlike the layers, this
-        function has no training mode.
+      dropout_p: the rate at which weights are dropped; needs `dropout_key`. Unlike the layers, this function
+        has no training mode.
       is_causal: query i sees keys 0 to i, counted from the first key even if L is not S.
       scale: 1 / sqrt(E) if left out.
       enable_gqa: whether keys and values may have fewer heads, a divisor of H.
 
-    Returns:
-      [..., H, L, Ev]; 0 where a query has no key.
+    Returns: [..., H, L, Ev]; 0 where a query has no key.
+    Raises: RuntimeError: a mask together with `is_causal`, a mask of integers, heads that do not divide.
 
-    Raises:
-      RuntimeError: a mask together with `is_causal`, a mask of integers, heads that do not divide.
-
-    torch counterpart: `torch.nn.functional.scaled_dot_product_attention`.
-    Source: aten/src/ATen/native/transformers/attention.cpp, _scaled_dot_product_attention_math.
+    torch counterpart: `torch.nn.functional.scaled_dot_product_attention`. Source:
+    aten/src/ATen/native/transformers/attention.cpp, _scaled_dot_product_attention_math.
     """
     if is_causal and attn_mask is not None:
         raise RuntimeError(
@@ -118,27 +115,23 @@ def multi_head_attention_forward(
     """Projections, attention by heads, projection. L queries, S keys, E = num_heads * head width.
 
     Args:
-      query: [L, B, E]. key: [S, B, Ek]. value: [S, B, Ev]. B comes first with `batch_first`, or not
-        at all.
+      query: [L, B, E]. key: [S, B, Ek]. value: [S, B, Ev]. B comes first with `batch_first`, or not at all.
       num_heads: H, a divisor of E.
-      params: arrays by torch's names: in_proj_weight [E, 3E], or q_proj_weight [E, E], k_proj_weight
-        [Ek, E] and v_proj_weight [Ev, E]; out_proj_weight [E, E]; where there are any, in_proj_bias
-        [3E], out_proj_bias [E], bias_k and bias_v [1, 1, E].
+      params: arrays by torch's names: in_proj_weight [E, 3E], or q_proj_weight [E, E], k_proj_weight [Ek, E]
+        and v_proj_weight [Ev, E]; out_proj_weight [E, E]; where there are any, in_proj_bias [3E],
+        out_proj_bias [E], bias_k and bias_v [1, 1, E].
       add_zero_attn: adds a key and a value of zeros.
       dropout_p: the rate at which weights are dropped, in `training` only; needs `dropout_key`.
       key_padding_mask: [B, S] or [S]; True for keys that are blocked, or floats to add.
       need_weights: whether the weights are returned, which costs memory.
       attn_mask: [L, S] or [B*H, L, S]; True for keys that are blocked, or floats to add.
       average_attn_weights: whether the weights returned are the mean over the heads.
-      is_causal: a hint that `attn_mask`, which must be given, is the causal one. As in torch, the mask
-        is then ignored if no weights are needed and there is no key_padding_mask.
+      is_causal: a hint that `attn_mask`, which must be given, is the causal one. As in torch, the mask is
+        then ignored if no weights are needed and there is no key_padding_mask.
 
-    Returns:
-      The output, [L, B, E] (as the queries), and the weights, [B, L, S] or [B, H, L, S] (without B for
-      inputs without a batch), or None. S counts the keys that bias_k and add_zero_attn add.
-
-    Raises:
-      ValueError: shapes that do not fit, where torch asserts. RuntimeError: as torch.
+    Returns: The output, [L, B, E] (as the queries), and the weights, [B, L, S] or [B, H, L, S] (without B for
+    inputs without a batch), or None. S counts the keys that bias_k and add_zero_attn add.
+    Raises: ValueError: shapes that do not fit, where torch asserts. RuntimeError: as torch.
 
     torch counterpart: `torch.nn.functional.multi_head_attention_forward`. Source: torch/nn/functional.py.
     """

@@ -33,11 +33,9 @@ def avg_pool(
       kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override: as for
         `jaxpar.nn.AvgPool`.
 
-    Returns:
-      [..., *T, C].
-
-    Raises:
-      ValueError: padding above half of the kernel size; a divisor of 0; an axis shorter than its window.
+    Returns: [..., *T, C].
+    Raises: ValueError: padding above half of the kernel size; a divisor of 0; an axis shorter than its
+    window.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar.nn import functional as F
@@ -60,14 +58,11 @@ def lp_pool(
     Args:
       x: [..., *S, C]. With plain numbers as options it is [N, *S, C].
       norm_type: p, any number but 0. The root of a negative sum is NaN.
-      kernel_size, stride, ceil_mode: as in `avg_pool`. A window that reaches beyond the end counts as
-        many elements as the others: its mean is multiplied by the size of a whole one, as in torch.
+      kernel_size, stride, ceil_mode: as in `avg_pool`. A window that reaches beyond the end counts as many
+        elements as the others: its mean is multiplied by the size of a whole one, as in torch.
 
-    Returns:
-      [..., *T, C]. The gradient of a window of zeros is NaN, in torch as well.
-
-    Raises:
-      ValueError: a norm of order 0; an axis shorter than its window.
+    Returns: [..., *T, C]. The gradient of a window of zeros is NaN, in torch as well.
+    Raises: ValueError: a norm of order 0; an axis shorter than its window.
 
     torch counterpart: `torch.nn.functional.lp_pool1d/2d/3d`. Source: torch/nn/functional.py.
     """

@@ -14,11 +14,8 @@ def bilinear(x1: jax.Array, x2: jax.Array, kernel: jax.Array, bias: jax.Array | 
       kernel: [I, J, O].
       bias: [O].
 
-    Returns:
-      [..., O].
-
-    Raises:
-      ValueError: axes that differ.
+    Returns: [..., O].
+    Raises: ValueError: axes that differ.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar.nn import functional as F

@@ -24,11 +24,8 @@ def rnn_tanh_cell(
       weight_ih, weight_hh: [I, H] and [H, H].
       bias_ih, bias_hh: [H], both or none.
 
-    Returns:
-      The next state, of hx's shape.
-
-    Raises:
-      ValueError, RuntimeError: shapes that do not fit, with torch's message.
+    Returns: The next state, of hx's shape.
+    Raises: ValueError, RuntimeError: shapes that do not fit, with torch's message.
 
     torch counterpart: `torch.rnn_tanh_cell`. Source: torch/nn/modules/rnn.py, class RNNCell.
     """
@@ -76,8 +73,8 @@ def gru_cell(
 ) -> jax.Array:
     """One step of a GRU. The columns of the weights are the gates r, z, n, H of each; n has both biases.
 
-    Arguments, result and errors as for `rnn_tanh_cell`, but weight_ih is [I, 3H], weight_hh [H, 3H] and
-    both biases [3H].
+    Arguments, result and errors as for `rnn_tanh_cell`, but weight_ih is [I, 3H], weight_hh [H, 3H] and both
+    biases [3H].
 
     torch counterpart: `torch.gru_cell`. Source: torch/nn/modules/rnn.py, class GRUCell.
     """

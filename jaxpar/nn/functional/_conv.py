@@ -31,12 +31,9 @@ def conv(
       bias: [O], or None.
       stride, padding, dilation, groups, padding_mode: as for `jaxpar.nn.Conv`.
 
-    Returns:
-      [N, *T, O], T = (S + 2 padding - dilation (k - 1) - 1) // stride + 1.
-
-    Raises:
-      ValueError, RuntimeError: what torch refuses, with torch's reason: options that do not fit
-        together, a different number of axes or channels, a kernel longer than the padded input.
+    Returns: [N, *T, O], T = (S + 2 padding - dilation (k - 1) - 1) // stride + 1.
+    Raises: ValueError, RuntimeError: what torch refuses, with torch's reason: options that do not fit
+    together, a different number of axes or channels, a kernel longer than the padded input.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar.nn import functional as F
@@ -44,8 +41,7 @@ def conv(
     (2, 8, 8, 4)
 
     torch counterpart: `torch.nn.functional.conv1d/2d/3d`, whose weight is (O, I / groups, *k), and the
-    padding modes of `torch.nn.Conv1d/2d/3d`. Source: torch/nn/modules/conv.py,
-    ATen/native/Convolution.cpp.
+    padding modes of `torch.nn.Conv1d/2d/3d`. Source: torch/nn/modules/conv.py, ATen/native/Convolution.cpp.
     """
     n = kernel.ndim - 2
     k, I, O = kernel.shape[:n], kernel.shape[-2] * groups, kernel.shape[-1]
@@ -77,20 +73,17 @@ def conv_transpose(
       bias: [O], or None.
       stride, padding, output_padding, groups, dilation: as for `jaxpar.nn.ConvTranspose`.
 
-    Returns:
-      [N, *T, O], T = (S - 1) stride - 2 padding + dilation (k - 1) + output_padding + 1.
-
-    Raises:
-      ValueError, RuntimeError: what torch refuses, with torch's reason: options that do not fit
-        together, a different number of axes or channels, no output left.
+    Returns: [N, *T, O], T = (S - 1) stride - 2 padding + dilation (k - 1) + output_padding + 1.
+    Raises: ValueError, RuntimeError: what torch refuses, with torch's reason: options that do not fit
+    together, a different number of axes or channels, no output left.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar.nn import functional as F
     >>> F.conv_transpose(jnp.ones((2, 8, 8, 4)), jnp.ones((2, 2, 3, 4)), stride=2).shape
     (2, 16, 16, 3)
 
-    torch counterpart: `torch.nn.functional.conv_transpose1d/2d/3d`, whose weight is
-    (I, O / groups, *k). Source: ATen/native/Convolution.cpp.
+    torch counterpart: `torch.nn.functional.conv_transpose1d/2d/3d`, whose weight is (I, O / groups, *k).
+    Source: ATen/native/Convolution.cpp.
     """
     n = kernel.ndim - 2
     k, I, O = kernel.shape[:n], kernel.shape[-1], kernel.shape[-2] * groups

@@ -1,8 +1,8 @@
 """Classification losses: cross_entropy, nll_loss, and the two binary cross entropies.
 
-The classes are the last axis of the input, where torch has them on axis 1; for [B, C] that is the
-same. As in torch, the mean over integer targets is not the mean of the losses: it divides by the sum of
-the targets' weights, ignored targets having none, and is NaN if that is 0.
+The classes are the last axis of the input, where torch has them on axis 1; for [B, C] that is the same. As in
+torch, the mean over integer targets is not the mean of the losses: it divides by the sum of the targets'
+weights, ignored targets having none, and is NaN if that is 0.
 """
 
 from __future__ import annotations
@@ -37,20 +37,17 @@ def cross_entropy(
       reduction: "none", "mean" or "sum". The mean is weighted for classes, unweighted for probabilities.
       label_smoothing: how much of each target is spread evenly over all classes, in [0, 1].
 
-    Returns:
-      [...] or []; NaN for "mean" if no target counts.
-
-    Raises:
-      ValueError: shapes that do not fit. RuntimeError: as torch. IndexError: a class that is neither
-      one of the C nor `ignore_index`; inside `jax.jit`, where it cannot raise, its loss is NaN.
+    Returns: [...] or []; NaN for "mean" if no target counts.
+    Raises: ValueError: shapes that do not fit. RuntimeError: as torch. IndexError: a class that is neither
+    one of the C nor `ignore_index`; inside `jax.jit`, where it cannot raise, its loss is NaN.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar.nn import functional as F
     >>> round(float(F.cross_entropy(jnp.zeros((2, 4)), jnp.array([1, 3]))), 4)
     1.3863
 
-    torch counterpart: `torch.nn.functional.cross_entropy`, whose classes are on axis 1.
-    Source: aten/src/ATen/native/LossNLL.cpp.
+    torch counterpart: `torch.nn.functional.cross_entropy`, whose classes are on axis 1. Source:
+    aten/src/ATen/native/LossNLL.cpp.
     """
     target = targets(target)
     if not 0 <= label_smoothing <= 1:
@@ -105,19 +102,16 @@ def nll_loss(
       input: log-probabilities, [..., C]. target: classes, integers [...].
       weight, ignore_index, reduction: as for `cross_entropy`.
 
-    Returns:
-      [...] or [].
-
-    Raises:
-      As `cross_entropy`.
+    Returns: [...] or [].
+    Raises: As `cross_entropy`.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar.nn import functional as F
     >>> float(F.nll_loss(jnp.array([[-0.5, -1.5]]), jnp.array([1])))
     1.5
 
-    torch counterpart: `torch.nn.functional.nll_loss`, whose classes are on axis 1.
-    Source: aten/src/ATen/native/LossNLL.cpp.
+    torch counterpart: `torch.nn.functional.nll_loss`, whose classes are on axis 1. Source:
+    aten/src/ATen/native/LossNLL.cpp.
     """
     target = targets(target)
     check_reduction(reduction)
@@ -172,11 +166,10 @@ def binary_cross_entropy(
       weight: broadcasts to it; unlike in `cross_entropy`, the mean is not divided by its sum.
       reduction: "none", "mean" or "sum".
 
-    Raises:
-      ValueError: different shapes. RuntimeError: an input outside of [0, 1]; not inside `jax.jit`.
+    Raises: ValueError: different shapes. RuntimeError: an input outside of [0, 1]; not inside `jax.jit`.
 
-    torch counterpart: `torch.nn.functional.binary_cross_entropy`. As there, the gradient divides by
-    x (1 - x), clamped to 1e-12. Source: aten/src/ATen/native/Loss.cpp.
+    torch counterpart: `torch.nn.functional.binary_cross_entropy`. As there, the gradient divides by x (1 -
+    x), clamped to 1e-12. Source: aten/src/ATen/native/Loss.cpp.
     """
     target = targets(target)
     if target.shape != input.shape:
@@ -220,16 +213,15 @@ def binary_cross_entropy_with_logits(
       input: logits, any shape. target, weight, reduction: as for `binary_cross_entropy`.
       pos_weight: of the positive class, broadcasts to the shape.
 
-    Raises:
-      ValueError: different shapes.
+    Raises: ValueError: different shapes.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar.nn import functional as F
     >>> round(float(F.binary_cross_entropy_with_logits(jnp.zeros(3), jnp.ones(3))), 4)
     0.6931
 
-    torch counterpart: `torch.nn.functional.binary_cross_entropy_with_logits`.
-    Source: aten/src/ATen/native/Loss.cpp.
+    torch counterpart: `torch.nn.functional.binary_cross_entropy_with_logits`. Source:
+    aten/src/ATen/native/Loss.cpp.
     """
     target = targets(target)
     if target.shape != input.shape:

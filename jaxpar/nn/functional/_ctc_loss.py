@@ -1,7 +1,7 @@
 """CTC: the log-likelihood of a label sequence under every way of stretching it over time.
 
-The recursion runs over the labels with blanks around them, as one `jax.lax.scan` over time for the
-whole batch. Impossible paths have -inf; the log of their sum is written so that no gradient meets it.
+The recursion runs over the labels with blanks around them, as one `jax.lax.scan` over time for the whole
+batch. Impossible paths have -inf; the log of their sum is written so that no gradient meets it.
 """
 
 from __future__ import annotations
@@ -37,16 +37,13 @@ def ctc_loss(
       reduction: "none", "sum", or "mean": the mean over B of the loss divided by the target's length.
       zero_infinity: whether a target too long for its steps gives 0 instead of infinity.
 
-    Returns:
-      [B] ([] without a batch) or [].
+    Returns: [B] ([] without a batch) or [].
+    Raises: RuntimeError: shapes that do not fit, or a blank that is not a class; outside of `jax.jit` also
+    lengths beyond T or S. IndexError: a label on the host that JAX would wrap to a different one.
 
-    Raises:
-      RuntimeError: shapes that do not fit, or a blank that is not a class; outside of `jax.jit` also
-      lengths beyond T or S. IndexError: a label on the host that JAX would wrap to a different one.
-
-    torch counterpart: `torch.nn.functional.ctc_loss`. As there, the gradient assumes that log_probs is
-    the result of a log_softmax: it is exp(log_probs) minus the posterior, and NaN where the loss is
-    infinite. Source: aten/src/ATen/native/LossCTC.cpp; Graves et al., 2006.
+    torch counterpart: `torch.nn.functional.ctc_loss`. As there, the gradient assumes that log_probs is the
+    result of a log_softmax: it is exp(log_probs) minus the posterior, and NaN where the loss is infinite.
+    Source: aten/src/ATen/native/LossCTC.cpp; Graves et al., 2006.
     """
     check_reduction(reduction)
     if log_probs.ndim not in (2, 3):

@@ -40,11 +40,8 @@ def dropout(
         `nnx.RngStream` only if needed.
       mask: True for elements to keep, of a shape that broadcasts to x's.
 
-    Returns:
-      x's shape.
-
-    Raises:
-      ValueError: p outside of [0, 1]; neither key nor mask in training.
+    Returns: x's shape.
+    Raises: ValueError: p outside of [0, 1]; neither key nor mask in training.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar.nn import functional as F

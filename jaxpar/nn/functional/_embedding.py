@@ -1,7 +1,7 @@
 """embedding and embedding_bag: rows of a table, with torch's rules for the table's gradient and norms.
 
-Flax's `Embed` only looks rows up: it has no padding_idx, max_norm or scale_grad_by_freq. `sparse`
-gradients have no counterpart in JAX and are refused.
+Flax's `Embed` only looks rows up: it has no padding_idx, max_norm or scale_grad_by_freq. `sparse` gradients
+have no counterpart in JAX and are refused.
 """
 
 from __future__ import annotations
@@ -27,22 +27,19 @@ def embedding(
     """Rows of a table.
 
     Args:
-      x: integers [...]. An index below 0 or beyond the table raises in a host array, as in torch, and gives
-        a row of NaN in an array of JAX.
+      x: integers [...]. An index below 0 or beyond the table raises in a host array, as in torch, and gives a
+        row of NaN in an array of JAX.
       embedding: the table [num_embeddings, features].
       padding_idx: a row that gets no gradient; negative counts from the end.
-      max_norm: read the rows as if `embedding_renorm` had shortened them. torch also writes the shorter
-        rows into the table; call `embedding_renorm` for that.
+      max_norm: read the rows as if `embedding_renorm` had shortened them. torch also writes the shorter rows
+        into the table; call `embedding_renorm` for that.
       norm_type: the p of the norm.
       scale_grad_by_freq: divide a row's gradient by how often it occurs in x.
       sparse: refused.
 
-    Returns:
-      [..., features].
-
-    Raises:
-      TypeError: x does not hold integers. IndexError: see x. ValueError: a padding_idx outside of the table;
-        `sparse`.
+    Returns: [..., features].
+    Raises: TypeError: x does not hold integers. IndexError: see x. ValueError: a padding_idx outside of the
+    table; `sparse`.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar.nn import functional as F
@@ -68,8 +65,8 @@ def embedding_renorm(
 ) -> jax.Array:
     """The table, in which rows that occur in x are shortened to `max_norm` if they are longer.
 
-    A row of norm s > max_norm is multiplied by max_norm / (s + 1e-7). The derivative is the
-    identity: torch changes the table in place, outside of autograd.
+    A row of norm s > max_norm is multiplied by max_norm / (s + 1e-7). The derivative is the identity: torch
+    changes the table in place, outside of autograd.
 
     torch counterpart: `torch.embedding_renorm_`, which `torch.nn.functional.embedding` calls.
     """
@@ -143,11 +140,8 @@ def embedding_bag(
       include_last_offset: whether `offsets` is [B + 1] and ends with the end of the last bag.
       padding_idx: an index that counts for no bag.
 
-    Returns:
-      [B, features].
-
-    Raises:
-      ValueError: options or shapes that do not go together. TypeError: x does not hold integers.
+    Returns: [B, features].
+    Raises: ValueError: options or shapes that do not go together. TypeError: x does not hold integers.
 
     torch counterpart: `torch.nn.functional.embedding_bag`. Source: ATen/native/EmbeddingBag.cpp.
     """

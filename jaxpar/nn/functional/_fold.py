@@ -21,11 +21,8 @@ def unfold(
       x: [..., *S, C]. With plain numbers as options it is [N, *S, C].
       kernel_size, dilation, padding, stride: a number, or one for each spatial axis. Padding is 0.
 
-    Returns:
-      [..., L, C K]: L windows of K elements each; the channel is the slower index, as in torch.
-
-    Raises:
-      ValueError: a number below 1 (0 for padding); an axis shorter than its window.
+    Returns: [..., L, C K]: L windows of K elements each; the channel is the slower index, as in torch.
+    Raises: ValueError: a number below 1 (0 for padding); an axis shorter than its window.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar.nn import functional as F
@@ -55,11 +52,8 @@ def fold(
       output_size: the spatial sizes of the result; an int means two equal sizes.
       kernel_size, dilation, padding, stride: as given to `unfold`.
 
-    Returns:
-      [..., *output_size, C].
-
-    Raises:
-      ValueError: rows that are not the windows of such an image.
+    Returns: [..., *output_size, C].
+    Raises: ValueError: rows that are not the windows of such an image.
 
     torch counterpart: `torch.nn.functional.fold`.
     """

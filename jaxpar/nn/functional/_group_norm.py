@@ -25,12 +25,9 @@ def group_norm(
       scale, bias: [C]; None for 1 and for 0.
       eps: added to the variance under the root.
 
-    Returns:
-      x's shape and type.
-
-    Raises:
-      ValueError: a single value per group, or a number of groups that does not divide C.
-      RuntimeError: fewer than two axes, or parameters whose length is not C. TypeError: integers.
+    Returns: x's shape and type.
+    Raises: ValueError: a single value per group, or a number of groups that does not divide C. RuntimeError:
+    fewer than two axes, or parameters whose length is not C. TypeError: integers.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar.nn import functional as F
@@ -78,16 +75,13 @@ def instance_norm(
       use_input_stats: normalise by x's own statistics; otherwise by the running ones.
       momentum, eps: as in `batch_norm`.
 
-    Returns:
-      y of x's shape and type, and the running mean and variance, updated if `use_input_stats`: with the
-      mean over all rows of their means and unbiased variances.
+    Returns: y of x's shape and type, and the running mean and variance, updated if `use_input_stats`: with
+    the mean over all rows of their means and unbiased variances.
+    Raises: ValueError: fewer than three axes, parameters whose length is not C, a space of one element, no
+    running values where they are needed. TypeError: integers.
 
-    Raises:
-      ValueError: fewer than three axes, parameters whose length is not C, a space of one element, no
-        running values where they are needed. TypeError: integers.
-
-    torch counterpart: `torch.nn.functional.instance_norm`, which updates the running values in place.
-    Source: ATen/native/Normalization.cpp.
+    torch counterpart: `torch.nn.functional.instance_norm`, which updates the running values in place. Source:
+    ATen/native/Normalization.cpp.
     """
     if x.ndim < 3:
         raise ValueError(f"expected at least 3D input (got {x.ndim}D input)")

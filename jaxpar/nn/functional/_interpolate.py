@@ -1,9 +1,9 @@
 """interpolate: resizing of images.
 
-`jax.image.resize` has neither torch's "nearest" (the element below, not the nearest one), nor its
-cubic (a = -0.75; JAX has -0.5), nor align_corners, and it antialiases by default. Here each axis is
-resized by itself, as a sum of a few gathered copies. The gradient is such a sum as well, not a scatter,
-which is slow on accelerators and adds up in no fixed order there.
+`jax.image.resize` has neither torch's "nearest" (the element below, not the nearest one), nor its cubic (a =
+-0.75; JAX has -0.5), nor align_corners, and it antialiases by default. Here each axis is resized by itself,
+as a sum of a few gathered copies. The gradient is such a sum as well, not a scatter, which is slow on
+accelerators and adds up in no fixed order there.
 """
 
 from __future__ import annotations
@@ -40,29 +40,26 @@ def interpolate(
       x: [N, *S, C] with one to three spatial axes.
       size: the new sizes, one for all axes or one for each. Or:
       scale_factor: multiplies the sizes; the product is rounded down.
-      mode: "nearest", "nearest-exact", "linear" (one axis), "bilinear", "bicubic" (two), "trilinear"
-        (three), "area", or "lanczos" (two, with antialias).
+      mode: "nearest", "nearest-exact", "linear" (one axis), "bilinear", "bicubic" (two), "trilinear" (three),
+        "area", or "lanczos" (two, with antialias).
       align_corners: whether the centres of the corner pixels stay in place, rather than their edges.
       recompute_scale_factor: compute positions from the resulting sizes, rather than, by default, from
         `scale_factor` as given.
       antialias: widen the kernel when shrinking; "bilinear", "bicubic" and "lanczos" only.
 
-    Returns:
-      [N, *T, C]. The gradient is the transpose of the forward pass; it has no forward mode.
-
-    Raises:
-      ValueError: options that do not go together; a size below 1. NotImplementedError: a mode that
-        does not fit the number of axes.
+    Returns: [N, *T, C]. The gradient is the transpose of the forward pass; it has no forward mode.
+    Raises: ValueError: options that do not go together; a size below 1. NotImplementedError: a mode that does
+    not fit the number of axes.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar.nn import functional as F
     >>> F.interpolate(jnp.ones((1, 4, 4, 3)), scale_factor=2, mode="bilinear").shape
     (1, 8, 8, 3)
 
-    torch counterpart: `torch.nn.functional.interpolate`. In two rare cases torch disagrees with itself
-    and this function does not: "nearest" with a scale_factor whose product is rounded to n or 2n has
-    the gradient of a different forward pass, and float32 "nearest-exact" breaks ties differently in one and
-    in two dimensions.
+    torch counterpart: `torch.nn.functional.interpolate`. In two rare cases torch disagrees with itself and
+    this function does not: "nearest" with a scale_factor whose product is rounded to n or 2n has the gradient
+    of a different forward pass, and float32 "nearest-exact" breaks ties differently in one and in two
+    dimensions.
     """
     check_interpolation(size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
     rank = x.ndim - 2

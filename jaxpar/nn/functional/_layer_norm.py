@@ -29,11 +29,9 @@ def layer_norm(
       scale, bias: [*normalized_shape]; None for 1 and for 0.
       eps: added to the variance under the root.
 
-    Returns:
-      x's shape and type.
-
-    Raises:
-      RuntimeError: an empty `normalized_shape`, or an x whose last axes differ from it. TypeError: integers.
+    Returns: x's shape and type.
+    Raises: RuntimeError: an empty `normalized_shape`, or an x whose last axes differ from it. TypeError:
+    integers.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar.nn import functional as F
@@ -75,8 +73,8 @@ def rms_norm(
 
     Args:
       x, normalized_shape, scale: as in `layer_norm`.
-      eps: if None, the machine epsilon of the type of the computation, float64 for float64 and float32
-        for all others.
+      eps: if None, the machine epsilon of the type of the computation, float64 for float64 and float32 for
+        all others.
 
     The result and the errors are as for `layer_norm`.
 

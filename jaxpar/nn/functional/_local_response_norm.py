@@ -19,14 +19,11 @@ def local_response_norm(
         Channels beyond the ends count as zeros.
       alpha, beta, k: as in the formula.
 
-    Returns:
-      x's shape.
+    Returns: x's shape.
+    Raises: RuntimeError: size < 1. ValueError: fewer than three axes.
 
-    Raises:
-      RuntimeError: size < 1. ValueError: fewer than three axes.
-
-    torch counterpart: `torch.nn.functional.local_response_norm`. Source: torch/nn/functional.py. The
-    paper (Krizhevsky et al. 2012, 3.3) takes the sum, not the mean.
+    torch counterpart: `torch.nn.functional.local_response_norm`. Source: torch/nn/functional.py. The paper
+    (Krizhevsky et al. 2012, 3.3) takes the sum, not the mean.
     """
     check_size(size)
     if x.ndim < 3:

@@ -19,8 +19,7 @@ def margin_ranking_loss(
       input1, input2: shapes that broadcast, of equally many axes. target: 1 or -1, of as many axes.
       reduction: "none", "mean" or "sum".
 
-    Raises:
-      RuntimeError: different numbers of axes.
+    Raises: RuntimeError: different numbers of axes.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar.nn import functional as F
@@ -46,8 +45,8 @@ def hinge_embedding_loss(
     Args:
       input, target: shapes that broadcast. reduction: "none", "mean" or "sum".
 
-    torch counterpart: `torch.nn.functional.hinge_embedding_loss`; as there, for a target that is neither
-    both terms count. Source: aten/src/ATen/native/Loss.cpp.
+    torch counterpart: `torch.nn.functional.hinge_embedding_loss`; as there, for a target that is neither both
+    terms count. Source: aten/src/ATen/native/Loss.cpp.
     """
     target = targets(target)
     zero = jnp.zeros_like(input)
@@ -61,8 +60,8 @@ def soft_margin_loss(input: jax.Array, target: ArrayLike, *, reduction: str = "m
     Args:
       input, target: shapes that broadcast. reduction: "none", "mean" or "sum".
 
-    torch counterpart: `torch.nn.functional.soft_margin_loss`; it is infinite where exp overflows, as
-    there. Source: aten/src/ATen/native/Loss.cpp.
+    torch counterpart: `torch.nn.functional.soft_margin_loss`; it is infinite where exp overflows, as there.
+    Source: aten/src/ATen/native/Loss.cpp.
     """
     return reduce(jnp.log1p(jnp.exp(-targets(target) * input)), reduction)
 
@@ -100,12 +99,11 @@ def multi_margin_loss(
       p: 1 or 2. weight: of the target's class, [C].
       reduction: "none", "mean" or "sum".
 
-    Raises:
-      ValueError: p is neither 1 nor 2. RuntimeError: shapes that do not fit, or an unknown class;
-        inside `jax.jit` its loss is NaN.
+    Raises: ValueError: p is neither 1 nor 2. RuntimeError: shapes that do not fit, or an unknown class;
+    inside `jax.jit` its loss is NaN.
 
-    torch counterpart: `torch.nn.functional.multi_margin_loss`.
-    Source: aten/src/ATen/native/LossMultiMargin.cpp.
+    torch counterpart: `torch.nn.functional.multi_margin_loss`. Source:
+    aten/src/ATen/native/LossMultiMargin.cpp.
     """
     target = targets(target, RuntimeError, "target out of range")
     if p not in (1, 2):
@@ -135,11 +133,10 @@ def multilabel_margin_loss(input: jax.Array, target: ArrayLike, *, reduction: st
         ignored.
       reduction: "none", "mean" or "sum".
 
-    Raises:
-      RuntimeError: different shapes, or, outside of `jax.jit`, a label outside of -1 to C - 1.
+    Raises: RuntimeError: different shapes, or, outside of `jax.jit`, a label outside of -1 to C - 1.
 
-    torch counterpart: `torch.nn.functional.multilabel_margin_loss`.
-    Source: aten/src/ATen/native/LossMultiLabelMargin.cpp.
+    torch counterpart: `torch.nn.functional.multilabel_margin_loss`. Source:
+    aten/src/ATen/native/LossMultiLabelMargin.cpp.
     """
     check_reduction(reduction)
     C = input.shape[-1]

@@ -1,9 +1,9 @@
 """max_pool: the largest element of each window, and its position. max_unpool: the way back.
 
 The windows are searched one spatial axis after the other, the last axis first, in steps that each keep the
-larger of two candidates. So ties go to the first element, as in torch, in the value, in the index and in
-the gradient, which follows the same steps back. XLA's own pool is as exact, but it has no gradient with
-dilation, no indices, and a scatter for a gradient.
+larger of two candidates. So ties go to the first element, as in torch, in the value, in the index and in the
+gradient, which follows the same steps back. XLA's own pool is as exact, but it has no gradient with dilation,
+no indices, and a scatter for a gradient.
 """
 
 from __future__ import annotations
@@ -34,22 +34,19 @@ def max_pool(
       x: [..., *S, C]. With plain numbers as options it is [N, *S, C].
       kernel_size, stride, padding, dilation, ceil_mode: as for `jaxpar.nn.MaxPool`. Padding is never the
         largest.
-      return_indices: return the positions as well: integers that number the elements of all spatial
-        axes in one row, as torch does.
+      return_indices: return the positions as well: integers that number the elements of all spatial axes in
+        one row, as torch does.
 
-    Returns:
-      [..., *T, C], and the positions of the same shape.
-
-    Raises:
-      ValueError: padding above half of the kernel size; an axis shorter than its window.
+    Returns: [..., *T, C], and the positions of the same shape.
+    Raises: ValueError: padding above half of the kernel size; an axis shorter than its window.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar.nn import functional as F
     >>> F.max_pool(jnp.arange(4.0).reshape(1, 4, 1), 2).ravel().tolist()
     [1.0, 3.0]
 
-    torch counterpart: `torch.nn.functional.max_pool1d/2d/3d`; of equal elements the first gets the
-    gradient, NaN wins. Source: ATen/native/cpu/MaxPoolKernel.cpp.
+    torch counterpart: `torch.nn.functional.max_pool1d/2d/3d`; of equal elements the first gets the gradient,
+    NaN wins. Source: ATen/native/cpu/MaxPoolKernel.cpp.
     """
     over = pool_windows("max_pool", x, kernel_size, stride, padding, dilation, ceil_mode)
     check_counts("max_pool", x, over)
@@ -98,8 +95,8 @@ def running_max(
 ) -> Sequence[jax.Array]:
     """Return the first maximum of the `size` elements from each position on; size is a power of 2.
 
-    Two windows of j elements, the second right after the first, make one of 2 j. A window of any size is
-    then covered by two of these, which may overlap: a maximum may see an element twice.
+    Two windows of j elements, the second right after the first, make one of 2 j. A window of any size is then
+    covered by two of these, which may overlap: a maximum may see an element twice.
     """
     width = 1
     while width < size:
@@ -116,8 +113,8 @@ def larger(
 ) -> list[jax.Array]:
     """Select `second` where its leading array is larger or NaN, else `first`, for all arrays alike.
 
-    empty: where the first holds nothing but padding. Padding is -inf and must not win a tie with an
-    element that is -inf itself, since its position would be outside of x.
+    empty: where the first holds nothing but padding. Padding is -inf and must not win a tie with an element
+    that is -inf itself, since its position would be outside of x.
     """
     # x != x holds for NaN only: NaN wins, and `>` is strict so that the first of equal elements stays.
     replace = (second[0] > first[0]) | (second[0] != second[0])
@@ -144,18 +141,15 @@ def max_unpool(
 
     Args:
       x: [..., *T, C]. With plain numbers as options it is [N, *T, C].
-      indices: from `max_pool(..., return_indices=True)`, of x's shape. Where two windows found the
-        same element, each of them gets the gradient, as in torch. An index outside of the output raises
-        in a host array, as in torch, and is dropped in an array of JAX.
+      indices: from `max_pool(..., return_indices=True)`, of x's shape. Where two windows found the same
+        element, each of them gets the gradient, as in torch. An index outside of the output raises in a host
+        array, as in torch, and is dropped in an array of JAX.
       kernel_size, stride, padding: as in the pool.
       output_size: the spatial sizes of the result, if not (t - 1) stride - 2 padding + kernel_size.
 
-    Returns:
-      [..., *S, C].
-
-    Raises:
-      ValueError: shapes that differ; an output size a stride or more away from the default one.
-      RuntimeError: see indices.
+    Returns: [..., *S, C].
+    Raises: ValueError: shapes that differ; an output size a stride or more away from the default one.
+    RuntimeError: see indices.
 
     torch counterpart: `torch.nn.functional.max_unpool1d/2d/3d`. Source: torch/nn/functional.py,
     _unpool_output_size; ATen/native/cpu/MaxUnpoolKernel.cpp.

@@ -15,17 +15,14 @@ def pad(x: jax.Array, pad: Sequence[int], mode: str = "constant", value: float |
 
     Args:
       x: [..., *S, C]. The channels are never padded.
-      pad: pairs (before, after), the last spatial axis first, as in torch: (left, right, top, bottom)
-        for [N, H, W, C].
+      pad: pairs (before, after), the last spatial axis first, as in torch: (left, right, top, bottom) for [N,
+        H, W, C].
       mode: "constant", "reflect" (the border is not repeated), "replicate", "circular".
       value: the constant, 0 if left out.
 
-    Returns:
-      [..., *T, C].
-
-    Raises:
-      ValueError: an odd number of numbers, or more pairs than axes; a reflection as long as the axis;
-        a circle that wraps around twice. NotImplementedError: an unknown mode.
+    Returns: [..., *T, C].
+    Raises: ValueError: an odd number of numbers, or more pairs than axes; a reflection as long as the axis; a
+    circle that wraps around twice. NotImplementedError: an unknown mode.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar.nn import functional as F

@@ -13,8 +13,7 @@ from .._checks import check_factor, check_shuffle_groups
 def pixel_shuffle(x: jax.Array, upscale_factor: int) -> jax.Array:
     """[..., H, W, C r^2] to [..., H r, W r, C], r being `upscale_factor`.
 
-    Raises:
-      ValueError: a factor below 1; r^2 does not divide the channels.
+    Raises: ValueError: a factor below 1; r^2 does not divide the channels.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar.nn import functional as F
@@ -40,8 +39,7 @@ def pixel_shuffle(x: jax.Array, upscale_factor: int) -> jax.Array:
 def pixel_unshuffle(x: jax.Array, downscale_factor: int) -> jax.Array:
     """[..., H r, W r, C] to [..., H, W, C r^2], r being `downscale_factor`: the inverse of `pixel_shuffle`.
 
-    Raises:
-      ValueError: a factor below 1; r does not divide height and width.
+    Raises: ValueError: a factor below 1; r does not divide height and width.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar.nn import functional as F
@@ -68,8 +66,7 @@ def pixel_unshuffle(x: jax.Array, downscale_factor: int) -> jax.Array:
 def channel_shuffle(x: jax.Array, groups: int) -> jax.Array:
     """[..., C]: the first channels of all groups, then the second ones, and so on.
 
-    Raises:
-      ValueError: groups below 1, or not a divisor of the channels.
+    Raises: ValueError: groups below 1, or not a divisor of the channels.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar.nn import functional as F

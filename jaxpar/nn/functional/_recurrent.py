@@ -4,12 +4,12 @@ torch passes one flat list of weights for a stack; here they are a mapping by to
 (`weight_ih_l0`, `weight_hh_l0_reverse`, ...), which determine the number of layers and directions and whether
 biases and projections exist. Matrices are [in, out].
 
-The product with `weight_ih` does not depend on the state. It is taken for all steps at once, outside
-of the loop, and the loop over time is one `jax.lax.scan`.
+The product with `weight_ih` does not depend on the state. It is taken for all steps at once, outside of the
+loop, and the loop over time is one `jax.lax.scan`.
 
-A PackedSequence has no counterpart under static shapes. `lengths` gives what packing, running and
-padding again give: nothing past a sequence's end is read, its outputs there are 0, its final state
-comes from its last step, and the backward direction starts there.
+A PackedSequence has no counterpart under static shapes. `lengths` gives what packing, running and padding
+again give: nothing past a sequence's end is read, its outputs there are 0, its final state comes from its
+last step, and the backward direction starts there.
 """
 
 from __future__ import annotations
@@ -53,20 +53,17 @@ def lstm(
       input: [T, B, I], [B, T, I] with `batch_first`, or [T, I] without a batch.
       hx: the initial (h, c), [L*D, B, P] and [L*D, B, H] (without B for an input without a batch), regardless
         of `batch_first`; None for zeros.
-      params: arrays by torch's names: weight_ih_l{k} [I, 4H] (further layers [D*P, 4H]),
-        weight_hh_l{k} [P, 4H], bias_ih_l{k} and bias_hh_l{k} [4H], weight_hr_l{k} [H, P]; the
-        backward direction's end in `_reverse`.
+      params: arrays by torch's names: weight_ih_l{k} [I, 4H] (further layers [D*P, 4H]), weight_hh_l{k} [P,
+        4H], bias_ih_l{k} and bias_hh_l{k} [4H], weight_hr_l{k} [H, P]; the backward direction's end in
+        `_reverse`.
       lengths: [B], how many steps of each sequence count; in any order.
       batch_first: whether B is the first axis of input and output.
       dropout: the rate between layers, in `training` only; needs `key`.
 
-    Returns:
-      The last layer's outputs, [T, B, D*P] ([B, T, D*P] with `batch_first`), and the final (h, c) of every
-      layer and direction, of hx's shapes. Past a sequence's end outputs are 0.
-
-    Raises:
-      ValueError, RuntimeError: shapes that do not fit, with torch's message. Lengths are checked outside
-      of `jax.jit` only.
+    Returns: The last layer's outputs, [T, B, D*P] ([B, T, D*P] with `batch_first`), and the final (h, c) of
+    every layer and direction, of hx's shapes. Past a sequence's end outputs are 0.
+    Raises: ValueError, RuntimeError: shapes that do not fit, with torch's message. Lengths are checked
+    outside of `jax.jit` only.
 
     torch counterpart: `torch.lstm`; `lengths`: pack_padded_sequence(enforce_sorted=False) before and
     pad_packed_sequence(total_length=T) after. Source: aten/src/ATen/native/RNN.cpp.

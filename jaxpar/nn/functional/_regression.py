@@ -23,8 +23,7 @@ def l1_loss(
       reduction: "none", "mean" or "sum".
       weight: of input's shape; the mean is then divided by its sum.
 
-    Raises:
-      ValueError: a different shape of `weight`, an unknown reduction.
+    Raises: ValueError: a different shape of `weight`, an unknown reduction.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar.nn import functional as F
@@ -78,8 +77,7 @@ def smooth_l1_loss(
       input, target, reduction: as for `l1_loss`.
       beta: not negative.
 
-    Raises:
-      RuntimeError: a negative beta.
+    Raises: RuntimeError: a negative beta.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar.nn import functional as F
@@ -113,8 +111,7 @@ def huber_loss(
       delta: positive.
       weight: of input's shape; unlike in `l1_loss`, and as in torch, the mean is not divided by its sum.
 
-    Raises:
-      RuntimeError: a delta that is not positive. ValueError: a different shape of `weight`.
+    Raises: RuntimeError: a delta that is not positive. ValueError: a different shape of `weight`.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar.nn import functional as F
@@ -137,10 +134,10 @@ def kl_div(
     """target (log target - input), the terms of KL(target || exp(input)).
 
     Args:
-      input: log-probabilities, any shape. target: probabilities, or log-probabilities with
-        `log_target`. They may broadcast.
-      reduction: "none", "batchmean" (the sum divided by the first axis of input, which is the
-        mathematical KL), "sum", or "mean" over all elements, which warns, as in torch.
+      input: log-probabilities, any shape. target: probabilities, or log-probabilities with `log_target`. They
+        may broadcast.
+      reduction: "none", "batchmean" (the sum divided by the first axis of input, which is the mathematical
+        KL), "sum", or "mean" over all elements, which warns, as in torch.
 
     torch counterpart: `torch.nn.functional.kl_div`. Source: aten/src/ATen/native/Loss.cpp.
     """
@@ -174,8 +171,8 @@ def poisson_nll_loss(
 
     Args:
       input, target: shapes that broadcast.
-      full: whether Stirling's approximation of log(target!) is added where target > 1. Elsewhere it
-        has no gradient; torch's gradient by a target of 0 is NaN.
+      full: whether Stirling's approximation of log(target!) is added where target > 1. Elsewhere it has no
+        gradient; torch's gradient by a target of 0 is NaN.
       reduction: "none", "mean" or "sum".
 
     torch counterpart: `torch.nn.functional.poisson_nll_loss`. Source: aten/src/ATen/native/Loss.cpp.
@@ -204,12 +201,11 @@ def gaussian_nll_loss(
 
     Args:
       input, target, reduction: as for `poisson_nll_loss`.
-      var: of input's shape, or without its last axis, or with an axis of 1 in place of one of input's;
-        or one number. It is clamped to eps, which its gradient ignores, as in torch.
+      var: of input's shape, or without its last axis, or with an axis of 1 in place of one of input's; or one
+        number. It is clamped to eps, which its gradient ignores, as in torch.
       full: whether log(2 pi) / 2 is added.
 
-    Raises:
-      ValueError: a different shape of `var`; a negative entry, outside of `jax.jit`.
+    Raises: ValueError: a different shape of `var`; a negative entry, outside of `jax.jit`.
 
     torch counterpart: `torch.nn.functional.gaussian_nll_loss`. Source: torch/nn/functional.py.
     """

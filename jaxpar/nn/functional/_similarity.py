@@ -14,19 +14,18 @@ def cosine_similarity(x1: jax.Array, x2: jax.Array, dim: int = 1, eps: float = 1
     """The product of x1 / |x1| and x2 / |x2| along `dim`, norms clamped to eps.
 
     Args:
-      x1, x2: shapes that broadcast. dim: the axis of the vectors, torch's default; -1 for data with
-        channels last.
+      x1, x2: shapes that broadcast. dim: the axis of the vectors, torch's default; -1 for data with channels
+        last.
 
-    Returns:
-      The broadcast shape without `dim`.
+    Returns: The broadcast shape without `dim`.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar.nn import functional as F
     >>> F.cosine_similarity(jnp.array([[1.0, 0.0]]), jnp.array([[0.0, 2.0]])).tolist()
     [0.0]
 
-    torch counterpart: `torch.nn.functional.cosine_similarity`; as there, the gradient ignores eps,
-    and the norm of a zero vector has the gradient 0. Source: aten/src/ATen/native/Distance.cpp.
+    torch counterpart: `torch.nn.functional.cosine_similarity`; as there, the gradient ignores eps, and the
+    norm of a zero vector has the gradient 0. Source: aten/src/ATen/native/Distance.cpp.
     """
     x1, x2 = jnp.broadcast_arrays(x1, x2)
     return (_unit(x1, dim, eps) * _unit(x2, dim, eps)).sum(dim)
@@ -48,9 +47,8 @@ def normalize(x: jax.Array, p: float = 2.0, dim: int = 1, eps: float = 1e-12) ->
       dim: the axis of the vectors, torch's default; -1 for data with channels last.
       eps: the lower bound of the norm.
 
-    Returns:
-      x's shape. The gradient of a vector of zeros is the incoming one divided by eps, as in torch; with
-      `jnp.linalg.norm` it would be NaN.
+    Returns: x's shape. The gradient of a vector of zeros is the incoming one divided by eps, as in torch;
+    with `jnp.linalg.norm` it would be NaN.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar.nn import functional as F
@@ -70,8 +68,7 @@ def pairwise_distance(
     Args:
       x1, x2: shapes that broadcast, [..., D]. p: of the norm, `float("inf")` too.
 
-    Returns:
-      [...], or [..., 1] with `keepdim`.
+    Returns: [...], or [..., 1] with `keepdim`.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar.nn import functional as F
@@ -109,8 +106,7 @@ def cosine_embedding_loss(
       input1, input2: [B, D] or [D]. target: [B] or [].
       reduction: "none", "mean" or "sum".
 
-    Raises:
-      RuntimeError: other shapes, with torch's message.
+    Raises: RuntimeError: other shapes, with torch's message.
 
     torch counterpart: `torch.nn.functional.cosine_embedding_loss`. Its cosine adds 1e-12 to the squares,
     which `cosine_similarity` does not. Source: aten/src/ATen/native/Loss.cpp.
@@ -149,8 +145,7 @@ def triplet_margin_loss(
       swap: whether d(positive, negative) counts where it is below d(anchor, negative).
       reduction: "none", "mean" or "sum".
 
-    Raises:
-      ValueError: a margin that is not positive. RuntimeError: different numbers of axes.
+    Raises: ValueError: a margin that is not positive. RuntimeError: different numbers of axes.
 
     torch counterpart: `torch.nn.functional.triplet_margin_loss`. Source: aten/src/ATen/native/Loss.cpp.
     """

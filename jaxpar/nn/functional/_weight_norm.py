@@ -16,8 +16,7 @@ def weight_norm(kernel: jax.Array, scale: jax.Array, dim: int | None = -1) -> ja
       scale: [O], the norms over all axes but `dim`; [] for dim=None.
       dim: the axis along which each part has its own norm; None for one norm over all axes.
 
-    Returns:
-      The kernel's shape.
+    Returns: The kernel's shape.
 
     torch counterpart: `torch._weight_norm`. Source: ATen/native/WeightNorm.cpp.
     """
@@ -45,11 +44,10 @@ def spectral_norm(
       eps: a lower bound of the norms that u and v are divided by.
       training: if False, u and v are used as they are.
 
-    Returns:
-      The divided kernel, u and v. Gradients go through the kernel, not through u and v.
+    Returns: The divided kernel, u and v. Gradients go through the kernel, not through u and v.
 
-    torch counterpart: `torch.nn.utils.parametrizations.spectral_norm`; torch keeps v in one row, in
-    the order of its own weight. Source: torch/nn/utils/parametrizations.py.
+    torch counterpart: `torch.nn.utils.parametrizations.spectral_norm`; torch keeps v in one row, in the order
+    of its own weight. Source: torch/nn/utils/parametrizations.py.
     """
     matrix = jnp.moveaxis(kernel, dim, 0)
     # As in torch the iteration is not differentiated: the gradient passes through the kernel in sigma alone.

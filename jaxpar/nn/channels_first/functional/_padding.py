@@ -17,10 +17,7 @@ def prelu(x: jax.Array, weight: jax.Array) -> jax.Array:
 
 
 def pad(x: jax.Array, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> jax.Array:
-    """`jaxpar.nn.functional.pad` of the last axes of x, the last one first.
-
-    torch counterpart: `F.pad`.
-    """
+    """`jaxpar.nn.functional.pad` of the last axes of x, the last one first. torch counterpart: `F.pad`."""
     return last.pad(jnp.expand_dims(x, -1), pad, mode, value)[..., 0]
 
 
