@@ -1,6 +1,8 @@
-"""PReLU with a slope for each channel, and RReLU."""
+"""PReLU with a slope for each channel, RReLU, and the base of activations without parameters."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,18 @@ from .._upstream import promote_dtype
 from . import functional
 from ._checks import check_bounds
 from ._layer import Layer
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class ActivationLayer(Layer):
+    """Base of channels_first's activations; it accepts torch's `inplace` and `rngs`, and ignores both."""
+
+    _: dataclasses.KW_ONLY
+    inplace: bool = False
+    rngs: dataclasses.InitVar[nnx.Rngs | None] = None
+
+    def __post_init__(self, rngs: nnx.Rngs | None) -> None:
+        del rngs
 
 
 class PReLU(Layer):

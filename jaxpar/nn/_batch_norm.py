@@ -103,7 +103,6 @@ def check_channels(layer: Any, x: jax.Array) -> None:
 def normalize_and_track(
     layer: Any, function: Callable[..., Any], x: jax.Array, momentum: float | jax.Array, **options: Any
 ) -> jax.Array:
-    """Call batch_norm or instance_norm and store the running statistics that it returns."""
     # A layer without running statistics normalises by the batch in evaluation, too, as in torch.
     training = layer.mean is None or not layer.use_running_average
     state = arrays(layer.mean, layer.var, layer.scale, layer.bias)

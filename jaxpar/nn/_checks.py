@@ -14,7 +14,6 @@ from ._window import Sizes
 
 
 def check_eps(eps: float, training: bool) -> None:
-    """Check the eps of batch_norm; torch allows 0 in evaluation."""
     if training and eps <= 0:
         raise ValueError(f"batch_norm eps must be positive during training, but got {eps}")
     if eps < 0:
@@ -27,7 +26,6 @@ def check_groups(num_groups: int, C: int) -> None:
 
 
 def checked_shape(normalized_shape: int | Sequence[int]) -> Shape:
-    """Return `normalized_shape` as a tuple of at least one length."""
     lengths = normalized_shape if isinstance(normalized_shape, Sequence) else (normalized_shape,)
     shape = tuple(map(operator.index, lengths))
     if not shape:
@@ -49,7 +47,6 @@ def check_probability(p: float) -> None:
 
 
 def check_bounds(lower: float, upper: float) -> None:
-    """Check the bounds of rrelu's slopes."""
     if lower > upper:
         raise ValueError(
             f"Lower bound should be less than or equal to the upper bound, but got {lower} and {upper}"
@@ -98,7 +95,6 @@ def check_output_size(function: str, output_size: Sizes) -> None:
 
 
 def check_factor(function: str, name: str, factor: int) -> None:
-    """Check the factor of pixel_shuffle or pixel_unshuffle."""
     if factor <= 0:
         raise ValueError(f"{function} expects a positive {name}, but got {factor}")
 

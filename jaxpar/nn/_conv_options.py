@@ -30,7 +30,6 @@ def conv_options(
     groups: int,
     padding_mode: str,
 ) -> ConvOptions:
-    """Return the options of a convolution from I to O channels; raise where torch does, with its message."""
     n = len(kernel_size)
     if groups <= 0:
         raise ValueError("groups must be a positive integer")
@@ -100,10 +99,7 @@ def output_padding_for(
     padding: Ints,
     dilation: Ints,
 ) -> Shape:
-    """Return the output_padding for an output of this size: [*T], or one number for each axis of x.
-
-    With stride s, s consecutive output sizes correspond to one input size.
-    """
+    """Return the output_padding for an output of this size: [*T], or one number for each axis of x."""
     n = len(kernel_size)
     if len(output_size) == len(x_shape):
         # A complete shape has its channels last, as x has.

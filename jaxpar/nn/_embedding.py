@@ -126,7 +126,6 @@ def _table(layer: Embedding | EmbeddingBag, rngs: nnx.Rngs) -> nnx.Param:
 
 
 def _renormalized(layer: Embedding | EmbeddingBag, x: jax.Array) -> jax.Array:
-    """The table in the output's type, after the rows that occur in x are shortened to max_norm."""
     table = layer.embedding
     if layer.max_norm is not None:
         table.set_value(functional.embedding_renorm(x, table[...], layer.max_norm, layer.norm_type))

@@ -23,11 +23,10 @@ Lengths = jax.Array | np.ndarray | Sequence[int] | None
 
 @dataclass(frozen=True)
 class Recurrence:
-    """The kind of a recurrent layer.
+    """The kind of a recurrent layer."""
 
-    Each gate is an array of its own: XLA on CPUs does not vectorise a loop that cuts a step and a gate out of
-    one array for all gates.
-    """
+    # Each gate is an array: XLA on CPUs does not vectorise a loop that cuts a step and a gate out of one
+    # array.
 
     name: str
     num_gates: int
@@ -40,7 +39,6 @@ class Recurrence:
     """The next state from the complete gates and the state, without any matrix product."""
 
     def add_state(self, gates: Gates, weight_hh: jax.Array, h: jax.Array) -> Gates:
-        """The gates plus the state's product with its weights."""
         complete = list(gates)
         parts = jnp.split(matmul(h, weight_hh), self.num_gates, axis=-1)
         for gate, part in zip(self.state_gates, parts, strict=True):
@@ -49,12 +47,10 @@ class Recurrence:
 
 
 def matmul(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """x @ weight, for one step, [B, I] or [I], or for all of them at once, [T, B, I].
-
-    All steps become the rows of one matrix: for the gradient of a product over two axes XLA makes two
-    transposed copies and uses its slow kernel on CPUs. B is the major part of the merged axis, since only a
-    major axis may be divided over devices without being gathered first.
-    """
+    """x @ weight, for one step, [B, I] or [I], or for all of them at once, [T, B, I]."""
+    # All steps become the rows of one matrix: for the gradient of a product over two axes XLA makes two
+    # transposed copies and uses its slow kernel on CPUs. B is the major part of the merged axis, since only a
+    # major axis may be divided over devices without being gathered first.
     if x.ndim < 3:
         return x @ weight
     T, B, I = x.shape

@@ -17,6 +17,6 @@ class _Signature:
 
 
 class Layer(nnx.Module):
-    """Base of jaxpar.nn's layers; `inspect.signature` of a subclass shows its constructor's arguments."""
+    """Flax's Module; `inspect.signature` of a subclass shows its constructor's arguments."""
 
     __signature__ = _Signature()

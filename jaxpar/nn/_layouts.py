@@ -143,12 +143,11 @@ WEIGHTS = {
 
 
 def has_images(name: str) -> bool:
-    """Whether a layer or function takes batches of images, whose channels channels_last has at the end."""
     return not name.endswith(("1d", "3d"))
 
 
 def build_layer(name: str, bases: tuple[type, ...], module: str, **attributes: Any) -> type:
-    """Return a class that is the global `name` of `module`, as pickle needs it."""
+    # `__module__` is what pickle looks the class up in.
     fields = {"__module__": module, **attributes}
     return types.new_class(name, bases, exec_body=lambda namespace: namespace.update(fields))
 

@@ -21,7 +21,6 @@ class _Pad(Layer):
         self.padding = padding
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """[..., *S, C] to [..., *T, C]."""
         padding = self.padding
         if not isinstance(padding, Sequence):
             padding = (padding,) * (2 * (x.ndim - 2))

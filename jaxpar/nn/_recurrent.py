@@ -30,8 +30,6 @@ from ._variable import arrays, cast, optional, uniform
 
 @dataclasses.dataclass(eq=False, repr=False)
 class _Stack(Layer):
-    """What RNN, LSTM and GRU have in common."""
-
     num_gates: ClassVar[int]  # of the class, since the weights are shaped by it
     proj_size = 0  # torch knows projections for the LSTM alone
 
@@ -66,7 +64,7 @@ class _Stack(Layer):
                 setattr(self, name, uniform(rngs, shapes.get(name[:9], (G,)), H, self.param_dtype))
 
     def _check_options(self) -> None:
-        """Check shapes in torch's order and with torch's messages."""
+        # In torch's order.
         dropout, num_layers, proj_size = self.dropout, self.num_layers, self.proj_size
         # To Python a bool is a number; torch excludes it by hand.
         if not isinstance(dropout, numbers.Number) or isinstance(dropout, bool) or not 0 <= dropout <= 1:
@@ -214,8 +212,6 @@ class RNN(_Stack):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class _Cell(Layer):
-    """What RNNCell, LSTMCell and GRUCell have in common."""
-
     num_gates: ClassVar[int]
 
     input_size: int

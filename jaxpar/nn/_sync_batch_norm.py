@@ -146,14 +146,11 @@ def convert_sync_batchnorm(
 
 
 class _Where(NamedTuple):
-    """Over what the new layers take their statistics."""
-
     process_group: object
     axis_name: AxisName
 
 
 def _converted(node: Any, path: str, where: _Where, replacements: dict[int, Any]) -> Any:
-    """Return a new layer for a BatchNorm, or `node` after replacing the BatchNorms inside."""
     if id(node) in replacements:
         return replacements[id(node)]
 

@@ -27,8 +27,6 @@ ACTIVATIONS: dict[str, Activation] = {"relu": jax.nn.relu, "gelu": functional.ge
 
 
 class _Layer(Layer):
-    """What the encoder's and the decoder's layer have in common."""
-
     has_memory: bool
 
     def __init__(
@@ -73,11 +71,10 @@ class _Layer(Layer):
             self.dropout3 = Dropout(dropout, rngs=rngs)
 
     def _residual(self, norm: LayerNorm, block: Activation, x: jax.Array) -> jax.Array:
-        """The residual sum around a block, with its norm before the block or after the sum."""
         return x + block(norm(x)) if self.norm_first else norm(x + block(x))
 
     def _self_attention(self, mask: Mask, key_padding_mask: Mask, is_causal: bool) -> Activation:
-        """The first block. It passes one array three times, for which one product makes all projections."""
+        # One array three times, for which one product makes all projections.
         return lambda x: self.dropout1(_attend(self.self_attn, x, x, mask, key_padding_mask, is_causal))
 
     def _feed_forward(self, x: jax.Array) -> jax.Array:

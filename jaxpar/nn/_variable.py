@@ -24,25 +24,19 @@ def optional(exists: bool, create: Callable[[], nnx.Variable]) -> nnx.Variable |
 def constant(
     exists: bool, value: float, shape: Shape, dtype: DTypeLike, kind: type[nnx.Variable] = nnx.Param
 ) -> nnx.Variable | None:
-    """Return a variable filled with one value, or None if `exists` is false."""
     return optional(exists, lambda: kind(jnp.full(shape, value, dtype)))
 
 
 def uniform(rngs: nnx.Rngs, shape: Shape, fan_in: int, dtype: DTypeLike) -> nnx.Param:
-    """Draw a parameter from U(-1/sqrt(fan_in), 1/sqrt(fan_in)), as torch draws weights and biases alike.
-
-    torch writes it as kaiming_uniform with a = sqrt(5). Source: torch/nn/modules/conv.py, linear.py.
-    """
+    """Draw a parameter from U(-1/sqrt(fan_in), 1/sqrt(fan_in)), as torch draws weights and biases alike."""
     bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
     return nnx.Param(drawn(rngs.params(), shape, dtype, bound))
 
 
 def drawn(key: jax.Array, shape: Shape, dtype: DTypeLike, bound: float) -> jax.Array:
-    """Return `jax.random.uniform(key, shape, dtype, -bound, bound)`, with one program for many shapes.
-
-    XLA takes 0.1 s to compile a draw, seconds in all for a model of many shapes. The numbers are functions of
-    a counter, so a shorter draw is the beginning of a longer one.
-    """
+    """Return `jax.random.uniform(key, shape, dtype, -bound, bound)`, with one program for many shapes."""
+    # XLA takes 0.1 s to compile a draw, seconds in all for a model of many shapes. The numbers are functions
+    # of a counter, so a shorter draw is the beginning of a longer one.
     size = math.prod(shape)
     # A traced draw is compiled with its program; other generators do not promise equal beginnings.
     if isinstance(key, jax.core.Tracer) or not _counts(key) or not size:
@@ -62,7 +56,6 @@ def _counts(key: jax.Array) -> bool:
 
 
 def arrays(*variables: nnx.Variable | None) -> tuple[jax.Array | None, ...]:
-    """Return the variables' arrays; None for None."""
     return tuple(None if variable is None else variable[...] for variable in variables)
 
 

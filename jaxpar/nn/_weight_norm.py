@@ -134,12 +134,11 @@ def _parameter(wrapper: str, layer: nnx.Module, name: str, dim: int | None) -> j
 
 
 def _unit(x: jax.Array, eps: float) -> jax.Array:
-    """Divide x by its norm."""
     return functional.normalize(x.reshape(-1), dim=0, eps=eps).reshape(x.shape)
 
 
 def _with_parameter(layer: nnx.Module, name: str, kernel: jax.Array) -> nnx.Module:
-    """Return the layer with a different kernel; it shares all other variables with the original."""
+    # A shallow copy shares all other variables: statistics that the layer's call updates are the original's.
     # A shallow copy, so statistics that the layer's call updates are the original's.
     other = copy.copy(layer)
     # Not setattr: Flax refuses it for a module of an outer trace, and `layer` may be one.

@@ -20,7 +20,6 @@ T = TypeVar("T")
 
 
 def sizes(kernel_size: Ints, axes: int) -> tuple[int, ...]:
-    """Return a kernel's size along each of `axes` axes; an int is its size along all of them."""
     return tuple(kernel_size) if isinstance(kernel_size, Sequence) else (kernel_size,) * axes
 
 
@@ -28,8 +27,7 @@ def sizes(kernel_size: Ints, axes: int) -> tuple[int, ...]:
 class Window:
     """`size` elements, `dilation` apart; each window starts `stride` after the one before.
 
-    The axis is lengthened by `padding` at both ends. With `ceil_mode` a last window may reach beyond that if
-    it starts before the padding at the end.
+    With `ceil_mode` a last window may reach beyond the padding if it starts before the padding at the end.
     """
 
     size: int
@@ -40,7 +38,6 @@ class Window:
 
     @property
     def extent(self) -> int:
-        """The distance from a window's first element to its last, both counted."""
         return self.dilation * (self.size - 1) + 1
 
     def count(self, n: int) -> int:
@@ -72,10 +69,7 @@ def window_elements(x: jax.Array, axis: int, window: Window, fill: float) -> lis
 
 
 def spatial_rank(function: str, x: jax.Array | None, *options: object) -> int:
-    """Return the number of spatial axes of x [..., *S, C], or of the options while a layer is constructed.
-
-    If all options are ints, one axis is enough to check them at construction.
-    """
+    """Return the number of spatial axes of x, or of a layer's options (x is None; 1 if all are ints)."""
     lengths = [len(o) for o in options if isinstance(o, Sequence)]
     if x is None:
         return lengths[0] if lengths else 1
@@ -90,7 +84,6 @@ def spatial_rank(function: str, x: jax.Array | None, *options: object) -> int:
 
 
 def per_axis(function: str, name: str, value: T | Sequence[T], rank: int) -> tuple[T, ...]:
-    """Return one number for each spatial axis, from an int or a sequence."""
     numbers = tuple(value) if isinstance(value, Sequence) else (value,) * rank
     if len(numbers) == 1:
         numbers *= rank

@@ -89,8 +89,6 @@ Draws = tuple[Callable[[Generator], np.ndarray], Callable[[Any], Any]]
 
 
 def _kinds(torch: ModuleType, n: int) -> dict[str, Draws]:
-    """Each kind of draw by its name. Both sides call the same method with the same arguments."""
-
     def new(method: str, *args: Any, **dtype: str) -> Draws:
         dtypes = {key: getattr(torch, name) for key, name in dtype.items()}
         return (
@@ -135,7 +133,7 @@ def _kinds(torch: ModuleType, n: int) -> dict[str, Draws]:
 
 
 def _numbers(torch: ModuleType, tensor: Any) -> np.ndarray:
-    """The tensor's bits; NumPy has no bfloat16."""
+    # NumPy has no bfloat16.
     return _bits((tensor.view(torch.int16) if tensor.element_size() == 2 else tensor).numpy())
 
 

@@ -22,19 +22,16 @@ Construct = Callable[[Tensors, Any, Generator], None]
 
 
 def construction(kind: str) -> Construct | None:
-    """What the constructor of torch's class `kind` does: "Conv2d" is in the row of Conv."""
     return _ROWS.get(re.sub(r"[123]d$", "", kind))
 
 
 def axes_of(kind: str) -> int | None:
-    """How many axes the weight of a class has, if that is fixed."""
     if convolution := re.fullmatch(r"Conv(?:Transpose)?([123])d", kind):
         return int(convolution[1]) + 2
     return {"Linear": 2, "Bilinear": 3, "Embedding": 2, "EmbeddingBag": 2}.get(kind)
 
 
 def reason_missing(kind: str) -> str:
-    """Why a class has no row."""
     if kind.startswith("Parametrized"):
         return "which begins with norms that torch sums up in an order of its own."
     return "and it is not known here what its constructor draws."

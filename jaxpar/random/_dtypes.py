@@ -44,7 +44,6 @@ def largest(dtype: np.dtype) -> float:
 
 
 def floating(dtype: DTypeLike, kernel: str) -> np.dtype:
-    """The dtype, if it is one of the four floating-point types."""
     dtype = np.dtype(dtype)
     if dtype not in _FLOATS:
         raise NotImplementedError(f"\"{kernel}\" not implemented for '{name(dtype)}'")
@@ -52,7 +51,6 @@ def floating(dtype: DTypeLike, kernel: str) -> np.dtype:
 
 
 def supported(dtype: DTypeLike, kernel: str) -> np.dtype:
-    """Return the dtype; raise if torch's generator does not support it."""
     dtype = np.dtype(dtype)
     if dtype not in _NAMES:
         raise NotImplementedError(f"\"{kernel}\" not implemented for '{name(dtype)}'")

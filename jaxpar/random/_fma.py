@@ -10,10 +10,8 @@ import numpy as np
 
 
 def fma(a: np.ndarray, b: float | np.ndarray, c: float | np.ndarray) -> np.ndarray:
-    """fma(a, b, c) in a's type, float32 or float64; `b` and `c` are numbers or arrays of that type.
-
-    Exact unless, in float64, the product is below 2^-969 or above the largest number.
-    """
+    """fma(a, b, c) in a's type, float32 or float64; `b` and `c` are numbers or arrays of that type."""
+    # Exact unless, in float64, the product is below 2^-969 or above the largest number.
     b, c = np.asarray(b, np.float64), np.asarray(c, np.float64)
     if a.dtype == np.float32:
         # 24 + 24 bits fit float64, so the product is exact; the sum, rounded to odd, keeps everything

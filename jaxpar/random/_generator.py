@@ -271,7 +271,6 @@ def _empty(size: tuple[Any, ...], dtype: DTypeLike) -> np.ndarray:
 
 
 def _dtype(x: object) -> np.dtype:
-    """The dtype of an array; raises if it cannot be filled."""
     if not isinstance(x, np.ndarray):
         raise TypeError(f"expected a numpy array to fill, but got {type(x).__name__}")
     if not x.flags.writeable:
@@ -287,7 +286,6 @@ def _dtype(x: object) -> np.dtype:
 
 
 def _axes(x: np.ndarray) -> list[int]:
-    """The axes from the slowest to the fastest in memory."""
     return sorted(range(x.ndim), key=lambda axis: -abs(x.strides[axis]))
 
 

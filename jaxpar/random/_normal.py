@@ -47,7 +47,6 @@ def fill(draw: Words, out: np.ndarray, mean: float, std: float) -> None:
 
 
 def pairs(draw: Words, n: int) -> np.ndarray:
-    """2n standard normal numbers in float64, pair by pair."""
     values = np.empty((n, 2))
     for start in range(0, n, BLOCK):
         part = values[start : start + BLOCK]
@@ -60,14 +59,12 @@ def pairs(draw: Words, n: int) -> np.ndarray:
 
 
 def shift(values: np.ndarray, mean: float, std: float) -> np.ndarray:
-    """values * std + mean with one rounding."""
     mean, std = values.dtype.type(mean), values.dtype.type(std)
     # The plain sum with a mean of 0 rounds once, too. It is not omitted, because it turns -0 into 0.
     return fma(values, std, mean) if mean else values * std + mean
 
 
 def _blocks(u: np.ndarray, mean: float, std: float) -> np.ndarray:
-    """[16 n] normal numbers from as many uniform ones."""
     u = u.reshape(-1, 2, 8)
     first, second = u[:, 0].reshape(-1), u[:, 1].reshape(-1)
     log, sincos = (_log, _sincos) if u.dtype == np.float32 else (_libm_log, _libm_sincos)
@@ -81,7 +78,7 @@ def _blocks(u: np.ndarray, mean: float, std: float) -> np.ndarray:
 
 
 def _each(f: Callable[[float], float], x: np.ndarray) -> np.ndarray:
-    """f of each element. NumPy's own functions use other algorithms than the C library on some processors."""
+    # NumPy's own functions use other algorithms than the C library on some processors.
     return np.fromiter(map(f, x.tolist()), np.float64, x.size)
 
 

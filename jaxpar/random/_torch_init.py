@@ -102,7 +102,6 @@ def torch_init(
 def _convert(
     part: _Part, tensors: dict[str, np.ndarray], placed: dict[int, tuple[nnx.Variable, jax.Array]]
 ) -> None:
-    """A part's arrays in Flax's layout, where its variables are; one that has a value already keeps it."""
     for leaf, array in part.leaves(tensors).items():
         variable = part.variables[leaf]
         if id(variable) not in placed:
@@ -175,8 +174,6 @@ class _DrawnLayer:
 
 @dataclasses.dataclass
 class _Parameter:
-    """A parameter outside of any layer."""
-
     path: str
     fill: Fill | None
     variables: dict[str, nnx.Variable]

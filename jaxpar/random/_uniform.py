@@ -32,7 +32,6 @@ def to_64_bits(halves: np.ndarray) -> np.ndarray:
 
 
 def unit_interval(draw: Words, n: int, dtype: np.dtype) -> np.ndarray:
-    """n numbers in [0, 1), float32 or float64."""
     if dtype == np.float64:
         return (to_64_bits(draw(2 * n)) & np.uint64(2**53 - 1)) * 2.0**-53
     return (draw(n) & np.uint64(2**24 - 1)).astype(np.float32) * np.float32(2.0**-24)

@@ -280,7 +280,6 @@ def _is_empty(x: np.ndarray) -> bool:
 
 
 def _below(z: float) -> float:
-    """The normal distribution function at z."""
     return (1.0 + math.erf(z / math.sqrt(2.0))) / 2.0
 
 

@@ -18,10 +18,8 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class _Untraced:
-    """A method that is not a plain function, so that `nnx.tabulate` leaves it as it is.
-
-    tabulate runs every public function of a class under jit, where iterators and strings are invalid results.
-    """
+    # tabulate runs every public function of a class under jit, where iterators and strings are invalid
+    # results. It leaves what is not a plain function as it is.
 
     def __init__(self, method: Callable[..., Any]):
         functools.update_wrapper(self, method)
@@ -39,8 +37,6 @@ def _untraced(method: Method) -> Method:
 
 
 class _Container(Layer):
-    """Modules in the order in which `add_module` or an assignment to an attribute added them."""
-
     def __init__(self) -> None:
         self.names: tuple[str, ...] = ()
 
@@ -68,8 +64,6 @@ class _Container(Layer):
 
 
 class _Row(_Container):
-    """A container with indices."""
-
     def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, slice):
             return self._of([(name, getattr(self, name)) for name in self.names[index]])

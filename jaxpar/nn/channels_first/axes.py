@@ -18,10 +18,7 @@ from ..._typing import PyTree
 def turned(function: Callable[[jax.Array], PyTree], x: jax.Array, axes: int | None = None) -> PyTree:
     """Apply a function of [N, *S, C] to an `x` in torch's layout, and return torch's layout.
 
-    Args:
-      function: returns arrays [N, *T, D], one or several.
-      x: [N, C, *S]; or one row, [C, *S], recognised by `axes`.
-      axes: the number of spatial axes; None if x always has a batch axis.
+    One row, [C, *S], is recognised by the number of spatial axes; with axes=None, x has a batch axis.
     """
     single = axes is not None and x.ndim == axes + 1
     y = function(jnp.moveaxis(x[None] if single else x, 1, -1))

@@ -223,10 +223,7 @@ def _check_ranks(
 def _projected(
     query: jax.Array, key: jax.Array, value: jax.Array, num_heads: int, params: Mapping[str, jax.Array]
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Queries, keys and values, [..., E] each, with as few products as the inputs allow.
-
-    Inputs that are the same object share one product, which is faster than three narrow ones.
-    """
+    """Return queries, keys and values, [..., E]; inputs that are the same object share one product."""
     E = params["out_proj_weight"].shape[0]
     if query.shape[-1] != E:
         raise ValueError(f"was expecting embedding dimension of {E}, but got {query.shape[-1]}")
@@ -253,7 +250,7 @@ def _projected(
 def _merged(
     attn_mask: ArrayLike | None, key_padding_mask: ArrayLike | None, shape: tuple[int, int, int, int]
 ) -> jax.Array | None:
-    """Both masks as one, 4-d: True for keys that take part, or floats to add; None without any."""
+    """Both masks as one, 4-d: True for keys that take part, or floats to add."""
     B, H, L, S = shape
     masks = []
     if attn_mask is not None:

@@ -95,7 +95,6 @@ def _avg_pool(
 
 
 def _sums(x: jax.Array, axis: int, window: Window) -> jax.Array:
-    """The sum of each window along an axis."""
     return functools.reduce(jnp.add, window_elements(x, axis, window, 0))
 
 
@@ -106,10 +105,8 @@ _tile_sums = functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))(_sums)
 def _tile_sums_jvp(
     axis: int, window: Window, primals: tuple[jax.Array], tangents: tuple[jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
-    """Windows side by side are the rows of a reshaped array, so the gradient is merely repeated.
-
-    JAX's own derivative of the slices pads it once for each element of a window and adds all of that up.
-    """
+    # Windows next to one another are the rows of a reshaped array, so the gradient is merely repeated. JAX's
+    # own derivative of the slices pads it once for each element of a window and adds all of that up.
     ((x,), (dx,)) = primals, tangents
     padded = jax.lax.pad(dx, jnp.zeros((), dx.dtype), window.edges(dx, axis))
     count = window.count(x.shape[axis])

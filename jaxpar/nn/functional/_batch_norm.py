@@ -93,7 +93,7 @@ def batch_norm(
 
 
 def _fewest(axis_name: Axis) -> int:
-    """How many replicas the smallest group has."""
+    """Number of replicas in the smallest group."""
     if isinstance(axis_name, ReplicaGroups):
         return min(collections.Counter(axis_name.numbers).values())
     return jax.lax.axis_size(axis_name)

@@ -116,7 +116,6 @@ def _convolved(
     dilations: Shape,
     groups: int,
 ) -> jax.Array:
-    """XLA's convolution of `rows`, and of its result a single row if x was one."""
     # Only float64 takes these two branches, where XLA's CPU has no fast code of its own.
     plain = input_dilations == (1,) * len(input_dilations)
     if plain and rows.dtype == jnp.float64 and rows.ndim == 5:
@@ -161,11 +160,9 @@ def _by_planes(
     dilations: Shape,
     groups: int,
 ) -> jax.Array:
-    """A convolution over three axes as the sum of those over two, of one plane of the kernel each.
-
-    In float64 XLA's CPU has a plain loop for three axes, hundreds of times slower than its code for two.
-    """
-    # Pad depth here, because planes are cut from the padded depth; the 2-d convolution pads the other axes.
+    # The sum of convolutions over two axes, of one plane of the kernel each: in float64 XLA's CPU has a plain
+    # loop for three axes, hundreds of times slower than its code for two. Pad depth here, because planes are
+    # cut from the padded depth; the 2-d convolution pads the other axes.
     rows = jnp.pad(rows, ((0, 0), pads[0], *[(0, 0)] * 3))
     N, depth = rows.shape[:2]
     step, dilation = strides[0], dilations[0]
@@ -187,10 +184,8 @@ def _of_planes(
     dilations: Shape,
     groups: int,
 ) -> jax.Array:
-    """A convolution of planes; in groups it is the sum over the places of the kernel, one after the other.
-
-    In float64 XLA's CPU has a plain loop for the derivatives of groups, up to a hundred times slower.
-    """
+    # In float64 XLA's CPU has a plain loop for the derivatives of groups, up to a hundred times slower than
+    # this sum over the kernel's elements, one after the other.
     if groups == 1:
         return _of_xla(rows, kernel, strides, pads, (1, 1), dilations, groups)
     rows = jnp.pad(rows, ((0, 0), *pads, (0, 0)))
@@ -227,7 +222,6 @@ def _turned(kernel: jax.Array, n: int, groups: int) -> jax.Array:
 
 
 def _as_rows(function: str, x: jax.Array, n: int, I: int, groups: int, kernel: jax.Array) -> jax.Array:
-    """[N, *S, I], also from a single row."""
     if x.ndim not in (n + 1, n + 2):
         raise RuntimeError(
             f"Expected {n + 1}D (unbatched) or {n + 2}D (batched) input to {function}, but got input of "

@@ -93,11 +93,7 @@ def _pool_axis(arrays: Sequence[jax.Array], axis: int, window: Window) -> list[j
 def running_max(
     arrays: Sequence[jax.Array], axis: int, size: int, dilation: int = 1, padding: int = 0
 ) -> Sequence[jax.Array]:
-    """Return the first maximum of the `size` elements from each position on; size is a power of 2.
-
-    Two windows of j elements, the second right after the first, make one of 2 j. A window of any size is then
-    covered by two of these, which may overlap: a maximum may see an element twice.
-    """
+    """Return the first maximum of the `size` elements from each position on; size is a power of 2."""
     width = 1
     while width < size:
         n = arrays[0].shape[axis] - width * dilation
@@ -111,12 +107,10 @@ def running_max(
 def larger(
     first: Sequence[jax.Array], second: Sequence[jax.Array], axis: int, empty: np.ndarray | None = None
 ) -> list[jax.Array]:
-    """Select `second` where its leading array is larger or NaN, else `first`, for all arrays alike.
-
-    empty: where the first holds nothing but padding. Padding is -inf and must not win a tie with an element
-    that is -inf itself, since its position would be outside of x.
-    """
-    # x != x holds for NaN only: NaN wins, and `>` is strict so that the first of equal elements stays.
+    """Select `second` where its leading array is larger or NaN, else `first`, for all arrays alike."""
+    # `empty` is where the first holds nothing but padding. Padding is -inf and must not win a tie with an
+    # element that is -inf itself, since its position would be outside of x. x != x holds for NaN only: NaN
+    # wins, and `>` is strict so that the first of equal elements stays.
     replace = (second[0] > first[0]) | (second[0] != second[0])
     if empty is not None and empty.any():
         replace |= np.expand_dims(empty, list(range(1, first[0].ndim - axis)))
@@ -166,7 +160,7 @@ def max_unpool(
 
 
 def _check_places(indices: jax.Array | np.ndarray, volume: int) -> None:
-    """Check host arrays only: reading JAX's own arrays would wait for the device."""
+    # Host arrays only: reading JAX's own arrays would wait for the device.
     if isinstance(indices, np.ndarray) and indices.size and (indices.min() < 0 or indices.max() >= volume):
         bad = indices[(indices < 0) | (indices >= volume)].flat[0]
         raise RuntimeError(

@@ -17,7 +17,6 @@ from ..._typing import REPLICA, Axis, ReplicaGroups
 
 
 def widened(function: str, x: jax.Array) -> jax.Array:
-    """Cast x to the type of its statistics, at least float32."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"{function}: not implemented for {x.dtype}; pass floating-point numbers.")
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
@@ -26,10 +25,8 @@ def widened(function: str, x: jax.Array) -> jax.Array:
 def global_count(
     x: jax.Array, mask: jax.Array | None, axes: tuple[int, ...], axis_name: Axis
 ) -> int | jax.Array:
-    """Number of values in each mean, over all replicas; a Python int if nothing is masked or spread.
-
-    Counts are summed over the replicas, not multiplied by their number: rows may differ between them.
-    """
+    """Number of values in each mean, over all replicas; a Python int if nothing is masked or spread."""
+    # Summed over the replicas, not multiplied by their number: rows may differ between them.
     if mask is None:
         count = math.prod(x.shape[i] for i in axes)
         return count if axis_name is None else _psum(jax.lax.full((), count, x.dtype), axis_name)
@@ -45,13 +42,7 @@ def moments(x: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
 def _global_moments(
     x: jax.Array, mask: jax.Array | None, count: float | jax.Array, axes: tuple[int, ...], axis_name: Axis
 ) -> tuple[jax.Array, jax.Array]:
-    """`moments` over the replicas as well, of the values under a mask.
-
-    Args:
-      x: must be 0 where `mask` is False.
-      mask: booleans, broadcast against x; None for all True.
-      count: of values, on all replicas; see `global_count`.
-    """
+    """`moments` over the replicas as well, of the values under a mask; x is 0 where it is False."""
     n = jnp.maximum(count, 1)
     mean = _sum(x, axes, axis_name) / n
     return mean, _sum(_masked(jnp.square(x - mean), mask), axes, axis_name) / n

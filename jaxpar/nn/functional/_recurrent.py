@@ -124,7 +124,6 @@ def _run(
     training: bool = True,
     key: jax.Array | None = None,
 ) -> tuple[jax.Array, State]:
-    """The stack of any kind; states are tuples."""
     if input.ndim not in (2, 3):
         raise ValueError(f"{kind.name}: Expected input to be 2D or 3D, got {input.ndim}D instead")
     weights, directions = _by_direction(kind, params)
@@ -184,7 +183,6 @@ def _by_direction(kind: Recurrence, params: Mapping[str, jax.Array]) -> tuple[li
 def _initial_states(
     kind: Recurrence, weights: list[Weights], hx: State | None, x: jax.Array, batched: bool
 ) -> list[State]:
-    """The state with which each layer and direction begins."""
     T, B, inputs = x.shape
     first = weights[0]
     if inputs != first["weight_ih"].shape[0]:
@@ -263,10 +261,8 @@ _scan = functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))(_plain_scan)
 
 @_scan.defjvp
 def _scan_jvp(kind: Recurrence, reverse: bool, primals: Any, tangents: Any) -> Any:
-    """A change of weight_hh changes the gates of all steps by one product with all states.
-
-    So the gradient by weight_hh is one product after the loop; JAX would add one up for each step.
-    """
+    # A change of weight_hh changes the gates of all steps by one product with all states. So the gradient by
+    # weight_hh is one product after the loop; JAX would add one up for each step.
     weight_hh, weight_hr, gates, state, live = primals
     by_hh, by_hr, by_gates, by_state, _ = tangents
 

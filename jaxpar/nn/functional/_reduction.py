@@ -13,7 +13,6 @@ from ...errors import RangeError
 
 
 def reduce(loss: jax.Array, reduction: str) -> jax.Array:
-    """The losses as they are, their mean or their sum."""
     check_reduction(reduction)
     if reduction == "none":
         return loss
@@ -51,10 +50,7 @@ def broadcast_pair(input: ArrayLike, target: ArrayLike) -> tuple[jax.Array, jax.
 
 
 def targets(target: ArrayLike, error: type[Exception] = IndexError, text: str = "") -> jax.Array:
-    """Return a loss's classes or signs as a JAX array.
-
-    Raises `error`, torch's for an unknown class, where JAX would wrap a host integer to a valid class.
-    """
+    """Return a loss's classes or signs; raise torch's error where JAX would wrap one to a valid class."""
     worst = wrapped(target)
     if worst is not None:
         raise error(text or f"Target {worst} is out of bounds.")
@@ -62,8 +58,7 @@ def targets(target: ArrayLike, error: type[Exception] = IndexError, text: str = 
 
 
 def values(x: ArrayLike, name: str) -> jax.Array:
-    """Numbers as an array of JAX. Raises RangeError for an integer that JAX would wrap, and for a float of
-    which it would make infinity."""
+    """Return numbers as a JAX array; raise RangeError where JAX would wrap one or make it infinite."""
     worst = wrapped(x)
     if worst is not None:
         raise RangeError(
@@ -80,10 +75,7 @@ def values(x: ArrayLike, name: str) -> jax.Array:
 
 
 def wrapped(x: ArrayLike) -> int | None:
-    """Return the smallest or largest host integer that JAX would wrap to a different one.
-
-    An array of JAX has been wrapped or it has not; to look at it would be to wait.
-    """
+    """Return the smallest or largest host integer that JAX would wrap to a different one."""
     host = _on_host(x)
     if host is None or host.dtype.kind not in "iu" or not host.size:
         return None

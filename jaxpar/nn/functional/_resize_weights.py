@@ -50,11 +50,9 @@ LANCZOS = Filter(3, _lanczos, _lanczos)
 
 
 def nearest(n: int, o: int, factor: float | None, exact: bool, dtype: DTypeLike) -> np.ndarray:
-    """[o]: which of n elements each of o elements copies.
-
-    Near whole numbers torch's roundings decide: the scale has the input's precision, and the position is
-    rounded to float32 before the floor is taken.
-    """
+    """[o]: which of n elements each of o elements copies."""
+    # Near whole numbers torch's roundings decide: the scale has the input's precision, and the position is
+    # rounded to float32 before the floor is taken.
     kind = np.float64 if dtype == np.float64 else np.float32
     scale = kind(1 / factor if factor else n / o)
     i = np.arange(o)
@@ -76,10 +74,7 @@ def _scale(n: int, o: int, factor: float | None, align_corners: bool) -> float:
 def filter_weights(
     n: int, o: int, factor: float | None, align_corners: bool, filter: Filter
 ) -> tuple[np.ndarray, ...]:
-    """Which of n elements each of o elements is a sum of, [o, t], and their weights, [o, t].
-
-    Beyond the ends the first and the last element are repeated.
-    """
+    """Which of n elements each of o elements is a sum of, [o, t], and their weights, [o, t]."""
     scale = _scale(n, o, factor, align_corners)
     at = np.arange(o) * scale if align_corners else (np.arange(o) + 0.5) * scale - 0.5
     # torch clamps negative positions for linear modes only; cubic filters read repeated elements instead.

@@ -61,7 +61,6 @@ def spectral_norm(
 
 
 def _unit(x: jax.Array, eps: float) -> jax.Array:
-    """Divide x by its norm."""
     return normalize(x.reshape(-1), dim=0, eps=eps).reshape(x.shape)
 
 

@@ -17,8 +17,6 @@ Function = Callable[..., Any]
 
 
 def _by_rank(image: Function, other: Function) -> Function:
-    """Return a function that calls `image` for arrays with four axes and `other` for all others."""
-
     def function(x: jax.Array, *args: Any, **options: Any) -> Any:
         return (image if x.ndim == AXES else other)(x, *args, **options)
 
@@ -26,8 +24,6 @@ def _by_rank(image: Function, other: Function) -> Function:
 
 
 def _in_torchs_layout(function: Function) -> Function:
-    """Return `function`, which takes and returns torch's layout, for images with their channels last."""
-
     def turned(x: jax.Array, *args: Any, **options: Any) -> Any:
         return from_torch(function(to_torch(x), *args, **options))
 
