@@ -1,9 +1,7 @@
 """BatchNorm with torch's running statistics.
 
-Flax's layer differs in four ways that matter to a port: `momentum` is the fraction that is kept (torch: the
-fraction that is replaced), the running variance is the biased one (torch stores the unbiased), the default
-variance is E[x^2] - E[x]^2, which loses digits when the mean is large, and a batch of one value per channel
-passes silently.
+In Flax `momentum` is the fraction that is kept, the running variance is the biased one, the variance is
+E[x^2] - E[x]^2, and a batch of one value per channel passes silently.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Checks of options, with torch's error messages.
-
-torch's modules leave most checks to the function, so an error appears at the first call. Layers of jaxpar.nn
-also run them at construction, where the mistake is, so each check serves a layer and a function.
-"""
+"""Checks of options, with torch's error messages, for layers at construction and for functions."""
 
 from __future__ import annotations
 

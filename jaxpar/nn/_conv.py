@@ -1,9 +1,4 @@
-"""Conv and ConvTranspose with torch's arguments, paddings and initial values.
-
-Flax's layers lack padding_mode "replicate", and groups and output_padding of a transposed convolution. Their
-defaults differ as well: `padding` is "SAME" (torch: none), kernels start as truncated normals and biases as 0
-(torch: both uniform).
-"""
+"""Conv and ConvTranspose with torch's arguments, paddings and initial values."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What makes a network an RNN, an LSTM or a GRU: its gates, and how they update the state.
-
-torch's formulas with its two biases. Matrices are in Flax's layout, [in, out]: torch's transposed. Flax's
-`nnx.GRUCell` has no bias inside the reset gate's product, so no torch GRU fits it.
-"""
+"""The gates of an RNN, an LSTM and a GRU, and how they update the state. Matrices are [in, out]."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""GroupNorm and InstanceNorm with torch's defaults; InstanceNorm with running statistics.
-
-Flax's layers have an epsilon of 1e-6 (torch: 1e-5) and E[x^2] - E[x]^2 for a variance; its InstanceNorm has
-parameters by default, and no running statistics.
-"""
+"""GroupNorm and InstanceNorm with torch's defaults; InstanceNorm with running statistics."""
 
 from __future__ import annotations
 

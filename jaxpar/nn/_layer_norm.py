@@ -1,8 +1,4 @@
-"""LayerNorm and RMSNorm over any number of last axes.
-
-Flax's NNX layers take one axis; their epsilon is 1e-6 (torch: 1e-5, and the machine epsilon for RMSNorm), and
-their default variance is E[x^2] - E[x]^2.
-"""
+"""LayerNorm and RMSNorm over any number of last axes, with torch's epsilon."""
 
 from __future__ import annotations
 

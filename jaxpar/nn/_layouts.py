@@ -1,7 +1,7 @@
-"""Layers and functions of jaxpar.nn whose input has channels: one table each, {name: (base, axes)}.
+"""Tables {name: (base, axes)} of layers and functions whose input has channels.
 
-channels_first and channels_last build their modules from these tables. `base` computes on [N, *S, C]; `axes`
-is the number of spatial axes, or None for any number of them.
+channels_first and channels_last are built from them. `base` computes on [N, *S, C]; `axes` is the number of
+spatial axes, None for any.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""MultiheadAttention with torch's masks and options.
-
-Flax's layer has the opposite polarity (True = keep), no key padding mask, no bias_kv and no zero_attn, does
-not return its weights, and gives a query without keys the mean of all values.
-"""
+"""MultiheadAttention with torch's masks and options, most of which Flax's layer lacks."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Pools in torch's form, for any number of spatial axes.
-
-Each is a dataclass of its options, checked at construction and handed to the function when called. `eq` and
-`repr` are off: modules are compared by identity, and Flax prints them itself.
-"""
+"""Pools in torch's form, for any number of spatial axes."""
 
 from __future__ import annotations
 

@@ -1,12 +1,7 @@
 """RNN, LSTM, GRU and their cells with torch's weights, options and initial values.
 
-Flax has cells and a loop around them. torch's layers combine several layers, two directions, dropout between
-layers, projections and variable lengths in one. Flax starts from lecun normal and orthogonal weights with
-biases of 0, torch from U(-1/sqrt(H), 1/sqrt(H)) for everything, and `nnx.GRUCell` has no place for one of
-torch's biases, b_hn.
-
-The parameters are one array for each of torch's tensors, under torch's names; matrices are [in, out], torch's
-transposed.
+The parameters are one array for each of torch's tensors, under torch's names; matrices are [in, out].
+`nnx.GRUCell` has no place for one of torch's biases, b_hn.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """SyncBatchNorm: BatchNorm over the rows of all replicas.
 
-torch's needs CUDA and a process group. This one needs a mesh axis and runs on any device; without the axis it
-is BatchNorm, as torch's is in one process. Flax's BatchNorm with `axis_name` takes the mean of the replicas'
-means, which is not the mean of the batch when `mask` leaves them different numbers of rows.
+Flax's BatchNorm with `axis_name` takes the mean of the replicas' means, which is not the mean of the batch
+when `mask` leaves them different numbers of rows.
 """
 
 from __future__ import annotations

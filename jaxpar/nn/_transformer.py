@@ -1,8 +1,7 @@
 """Transformer layers with torch's structure, names and defaults.
 
-They are what torch computes in training and, without its fast path, in evaluation. On the fast path torch's
-TransformerEncoder may pack padded sequences; then its outputs at padded places are 0, and here, as in torch's
-training, they are computed like all others.
+On its fast path torch's TransformerEncoder may pack padded sequences, whose outputs at padding are then 0;
+here, as in torch's training, they are computed like all others.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""WeightNorm and SpectralNorm: wrappers that recompute a layer's kernel at every call.
+"""WeightNorm and SpectralNorm: wrappers that call a copy of a layer with a recomputed kernel.
 
-Flax has both names. Its WeightNorm starts with scale 1, whatever the layer's kernel is, and overwrites the
-kernel at every call; its SpectralNorm has one vector where torch has two, and updates them in a different
-order. Here the layer keeps its kernel, and a copy is called with the computed one.
+Flax's WeightNorm starts with scale 1 regardless of the kernel; its SpectralNorm has one vector, not two.
 """
 
 from __future__ import annotations

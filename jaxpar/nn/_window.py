@@ -1,8 +1,7 @@
 """Sliding windows along an axis: their number, and the geometries that torch refuses.
 
-Pools, fold and unfold, layers and functions alike, count their windows here. As in torch, one number applies
-to all spatial axes. The first option that is a tuple determines the number of spatial axes; if all are ints,
-all axes between the first and the last are spatial, as in [N, *S, C].
+One number applies to all spatial axes. The first option that is a tuple determines the number of spatial
+axes; if all are ints, all axes between the first and the last are spatial, as in [N, *S, C].
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""check: does the installed torch draw the same numbers on this processor as jaxpar.random?
-
-torch's numbers depend a little on the processor and may change with its version. This compares each kind of
-draw with torch itself and reports differences.
-"""
+"""check: does the installed torch draw the same numbers on this processor as jaxpar.random?"""
 
 from __future__ import annotations
 

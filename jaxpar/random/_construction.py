@@ -1,7 +1,6 @@
 """What the constructors of torch's layers draw: tensors by their torch names, filled in torch's order.
 
-Source: `reset_parameters` in torch/nn/modules/linear.py, conv.py, sparse.py, rnn.py, activation.py and the
-norms', torch 2.13.
+Source: `reset_parameters` in the files of torch/nn/modules, torch 2.13.
 """
 
 from __future__ import annotations

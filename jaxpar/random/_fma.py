@@ -1,7 +1,6 @@
 """Fused multiply-add, a * b + c with a single rounding: one instruction of processors, absent from NumPy.
 
-torch's kernels use this instruction; without, about half of all values of `uniform_(a, b)` would differ in
-the last bit.
+Without it about half of all values of `uniform_(a, b)` would differ from torch's in the last bit.
 """
 
 from __future__ import annotations

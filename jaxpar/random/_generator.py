@@ -1,9 +1,7 @@
-"""torch's CPU generator, bit for bit, in NumPy.
+"""torch's CPU generator, bit for bit, in NumPy: MT19937, seeded with the low 32 bits of the seed.
 
-The engine is MT19937, seeded with the low 32 bits of the seed by the recurrence of its first version, as is
-`numpy.random.RandomState(seed)`. _uniform.py, _normal.py and _shuffle.py turn its output into numbers as
-torch 2.13 does on an x86-64 processor with AVX2 or AVX512; docs/random.md lists what differs elsewhere, and
-`jaxpar.random.check` finds out.
+_uniform.py, _normal.py and _shuffle.py turn its output into numbers as torch 2.13 does on an x86-64 processor
+with AVX2 or AVX512; docs/random.md lists what differs on others, and `jaxpar.random.check` detects it.
 """
 
 from __future__ import annotations

@@ -1,23 +1,14 @@
-"""Normal numbers from the generator's output, as torch's CPU kernels compute them.
+"""Normal numbers from the generator's output, as torch's CPU kernels compute them, in Box and Muller's ways.
 
-Three ways, all Box and Muller's:
+* Fewer than 16 values, or an array that is not contiguous: pairs in float64, by the C library's functions;
+  the second value of a pair waits in the generator for the next call.
+* float64: blocks of 16, the first eight uniform numbers giving radii and the last eight angles.
+* float32, float16, bfloat16: the same blocks in float32, with the logf, sinf and cosf of S. Moshier's Cephes
+  library, which torch's AVX2 kernel evaluates with fused multiply-adds. Here these are a product and a sum in
+  float64, rounded to float32; tests/test_random_normal.py compares all 2^24 radii and angles.
 
-* fewer than 16 values, or an array that is not contiguous: one pair at a time in float64, with the C
-  library's functions; the second value of a pair waits in the generator for the next call;
-* float64: blocks of 16, the first eight uniform numbers giving radii and the last eight angles,
-  by the C library's functions;
-* float32, float16, bfloat16: the same blocks in float32, with the logarithm, sine and cosine of
-  S. Moshier's Cephes library (logf, sinf, cosf), which torch's AVX2 kernel evaluates eight at a
-  time and with fused multiply-adds.
-
-If the number of values is not a multiple of 16, the last 16 are drawn once more.
-
-NumPy has no fused multiply-add. Here it is a product and a sum in float64, rounded to float32. That could
-round twice, but over all 2^24 radii and all 2^24 angles it always gives torch's number
-(tests/test_random_normal.py compares all of them).
-
-Source: ATen/native/cpu/DistributionTemplates.h (`normal_fill`) and ATen/core/DistributionsHelper.h
-(`normal_distribution`), torch 2.13; https://www.netlib.org/cephes, single precision.
+If the number of values is not a multiple of 16, the last 16 are drawn once more. Source:
+ATen/native/cpu/DistributionTemplates.h, ATen/core/DistributionsHelper.h; https://www.netlib.org/cephes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""The order in which torch's samplers and loaders return the rows of a data set.
+"""The order in which torch's samplers and loaders return the rows of a data set, as arrays of int64.
 
-Every function takes a seed or a `Generator`. With a generator, the next call gives the next epoch. The result
-is an array of int64, where torch's samplers yield ints.
-
-Source: torch/utils/data/sampler.py, dataloader.py and distributed.py.
+Every function takes a seed or a `Generator`. With a generator, the next call gives the next epoch. Source:
+torch/utils/data/sampler.py, dataloader.py and distributed.py.
 """
 
 from __future__ import annotations

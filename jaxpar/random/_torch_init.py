@@ -1,8 +1,4 @@
-"""torch_init: an NNX module with the weights that its torch twin is constructed with.
-
-Constructing a torch module draws from the default generator, layer by layer. Here the same draws are made in
-the same order, into arrays in torch's layout, which are then converted to Flax's.
-"""
+"""torch_init: an NNX module with the weights that its torch twin is constructed with."""
 
 from __future__ import annotations
 
@@ -55,9 +51,9 @@ def torch_init(
       dtype: in which the twin is constructed, if it is converted to the module's afterwards; each layer's own
         if left out.
 
-    Returns: The module. A parameter shared by two layers keeps the first value; both layers draw.
-    Raises: MatchError: a layer or parameter without counterpart. ValueError: an `order` or `parameters` that
-    do not fit, attributes whose order is lost. TypeError: not an NNX module. The module is not changed then.
+    Returns: The module. A parameter shared by two layers keeps the first value; both layers draw. Raises:
+    MatchError: a layer or parameter without counterpart. ValueError: an `order` or `parameters` that do not
+    fit, attributes whose order is lost. TypeError: not an NNX module. The module is not changed then.
 
     >>> from flax import nnx
     >>> from jaxpar import random

@@ -1,8 +1,6 @@
 """Uniform numbers from the generator's output, as torch's CPU kernels compute them.
 
-A float32 uses the low 24 bits of a 32-bit number, a float64 the low 53 bits of a 64-bit number. float16 and
-bfloat16 are rounded float32. Source: ATen/core/TransformationHelper.h (`uniform_real`) and
-ATen/native/cpu/DistributionTemplates.h (`uniform_kernel`), torch 2.13.
+Source: ATen/core/TransformationHelper.h and ATen/native/cpu/DistributionTemplates.h, torch 2.13.
 """
 
 from __future__ import annotations

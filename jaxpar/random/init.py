@@ -1,11 +1,8 @@
-"""torch.nn.init on NumPy arrays: the same numbers from the same generator.
+"""torch.nn.init on NumPy arrays: the same numbers from the same generator, which has no default.
 
-Every function fills an array in place, in torch's layout ([out, in] for a linear layer), and returns it.
-`generator` is the stream to draw from and has no default, unlike torch's. A kernel in Flax's layout can be
-filled through its transpose, `kernel.T`. That array is not contiguous, and torch fills non-contiguous arrays
-with different normal numbers than contiguous ones, as does this module.
-
-Source: torch/nn/init.py, torch 2.13.
+Every function fills an array in place, in torch's layout ([out, in] for a linear layer), and returns it. A
+transpose, `kernel.T`, is not contiguous, and gets different normal numbers than a contiguous array, as in
+torch. Source: torch/nn/init.py, torch 2.13.
 """
 
 from __future__ import annotations

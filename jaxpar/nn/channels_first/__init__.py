@@ -1,8 +1,7 @@
-"""torch's layers under torch's names and in torch's layout: [N, C, *S].
+"""torch's layers under torch's names and in torch's layout, [N, C, *S].
 
-They compute what jaxpar.nn's layers compute, with the channels after the batch. Code that was written for
-torch's axes (`flatten(1)`, `cat(..., 1)`, `mean((2, 3))`) then means the same on every line; XLA chooses the
-layout in memory itself. Parameters have Flax's names and layouts, as in jaxpar.nn.
+Code that was written for torch's axes (`flatten(1)`, `cat(..., 1)`, `mean((2, 3))`) means the same; XLA
+chooses the layout in memory itself. Parameters have Flax's names and layouts, as in jaxpar.nn.
 """
 
 import lazy_loader

@@ -1,8 +1,4 @@
-"""Sequential, ModuleList and ModuleDict: torch's containers, whose elements are attributes named as in torch.
-
-`nnx.Sequential` unpacks a tuple into several arguments, and neither it nor `nnx.List` names its elements.
-Here `net.features[0]` is the attribute "0" of `features`, as in the keys of a state_dict.
-"""
+"""Sequential, ModuleList and ModuleDict: torch's containers, whose elements are named as in torch."""
 
 from __future__ import annotations
 

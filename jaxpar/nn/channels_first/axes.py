@@ -1,7 +1,4 @@
-"""Conversion between torch's layout, [N, C, *S], and jaxpar.nn's, [N, *S, C].
-
-XLA elides the transposes wherever it can choose the layout of the arrays between two layers.
-"""
+"""Conversion between torch's layout, [N, C, *S], and jaxpar.nn's, [N, *S, C]; XLA elides most transposes."""
 
 from __future__ import annotations
 

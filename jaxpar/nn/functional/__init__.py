@@ -1,9 +1,4 @@
-"""The mathematics of jaxpar.nn as pure functions: channels last, parameters as arguments.
-
-The layers of jaxpar.nn hold parameters and call these; Linen users call them as they are. As in
-torch.nn.functional, randomness, running values and modes are arguments; running values that change come back
-as results.
-"""
+"""The mathematics of jaxpar.nn as pure functions: channels last; parameters and modes are arguments."""
 
 import lazy_loader
 

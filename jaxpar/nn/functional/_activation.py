@@ -1,8 +1,6 @@
-"""Activations whose derivative differs between torch and JAX, or that JAX lacks.
+"""Activations that JAX lacks, or whose derivative at a kink differs between torch and JAX.
 
-At a kink, JAX takes the slope of one side or the mean of both; torch has a rule for each function. Values at
-a kink are common (padding, dead units), so gradients differ: at 1 the slope of hard_tanh is 1 in JAX and 0 in
-torch. For relu, elu, selu and silu use jax.nn, which agrees with torch.
+Values at a kink are common (padding, dead units). For relu, elu, selu and silu use jax.nn.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """adaptive_avg_pool and adaptive_max_pool: pooling into a given number of windows.
 
-Window i of o over n elements is [floor(i n / o), ceil((i + 1) n / o)), so sizes differ by one at most. If o
-divides n, the windows are the rows of a reshaped array.
+Window i of o over n elements is [floor(i n / o), ceil((i + 1) n / o)), so sizes differ by one at most.
 """
 
 from __future__ import annotations
@@ -19,14 +18,13 @@ from ._max_pool import larger, positions, running_max
 
 
 def adaptive_avg_pool(x: jax.Array, output_size: Sizes) -> jax.Array:
-    """The mean of each of `output_size` windows that cover x.
+    """The mean of each of `output_size` windows that cover x, [..., *output_size, C].
 
     Args:
       x: [..., *S, C]. With a plain number it is [N, *S, C].
       output_size: the number of windows, one for all spatial axes or one for each; None leaves an axis as it
         is.
 
-    Returns: [..., *output_size, C].
     Raises: ValueError: a negative output size; an axis without elements.
 
     >>> import jax.numpy as jnp

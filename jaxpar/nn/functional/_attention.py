@@ -1,9 +1,8 @@
 """Attention with torch's masks.
 
-Two polarities, as in torch: in `scaled_dot_product_attention` True means that a key takes part, in
-`multi_head_attention_forward` that it is blocked. Float masks are added to the scores in both. A query whose
-keys are all blocked gets weights of 0 and the output 0; but where the weights are returned they are NaN, as
-softmax leaves them. Flax's layers spread such a query's weight evenly over all keys.
+As in torch, True means that a key takes part in `scaled_dot_product_attention`, and that it is blocked in
+`multi_head_attention_forward`. A query whose keys are all blocked gets the output 0, but weights of NaN, as
+softmax leaves them, where the weights are returned.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ def scaled_dot_product_attention(
       scale: 1 / sqrt(E) if left out.
       enable_gqa: whether keys and values may have fewer heads, a divisor of H.
 
-    Returns: [..., H, L, Ev]; 0 where a query has no key.
-    Raises: RuntimeError: a mask together with `is_causal`, a mask of integers, heads that do not divide.
+    Returns: [..., H, L, Ev]; 0 where a query has no key. Raises: RuntimeError: a mask together with
+    `is_causal`, a mask of integers, heads that do not divide.
 
     torch counterpart: `torch.nn.functional.scaled_dot_product_attention`. Source:
     aten/src/ATen/native/transformers/attention.cpp, _scaled_dot_product_attention_math.
@@ -130,8 +129,8 @@ def multi_head_attention_forward(
         then ignored if no weights are needed and there is no key_padding_mask.
 
     Returns: The output, [L, B, E] (as the queries), and the weights, [B, L, S] or [B, H, L, S] (without B for
-    inputs without a batch), or None. S counts the keys that bias_k and add_zero_attn add.
-    Raises: ValueError: shapes that do not fit, where torch asserts. RuntimeError: as torch.
+    inputs without a batch), or None. S counts the keys that bias_k and add_zero_attn add. Raises: ValueError:
+    shapes that do not fit, where torch asserts. RuntimeError: as torch.
 
     torch counterpart: `torch.nn.functional.multi_head_attention_forward`. Source: torch/nn/functional.py.
     """

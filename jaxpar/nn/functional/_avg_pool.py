@@ -1,8 +1,4 @@
-"""avg_pool and lp_pool: the mean of each window, and its p-norm.
-
-Sums are taken along one spatial axis after the other; the divisors are known when the program is built.
-Flax's `avg_pool` has neither ceil_mode nor divisor_override.
-"""
+"""avg_pool and lp_pool: the mean of each window, and its p-norm."""
 
 from __future__ import annotations
 
@@ -26,14 +22,13 @@ def avg_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> jax.Array:
-    """The mean of each window.
+    """The mean of each window, [..., *T, C].
 
     Args:
       x: [..., *S, C]. With plain numbers as options it is [N, *S, C].
       kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override: as for
         `jaxpar.nn.AvgPool`.
 
-    Returns: [..., *T, C].
     Raises: ValueError: padding above half of the kernel size; a divisor of 0; an axis shorter than its
     window.
 
@@ -61,8 +56,8 @@ def lp_pool(
       kernel_size, stride, ceil_mode: as in `avg_pool`. A window that reaches beyond the end counts as many
         elements as the others: its mean is multiplied by the size of a whole one, as in torch.
 
-    Returns: [..., *T, C]. The gradient of a window of zeros is NaN, in torch as well.
-    Raises: ValueError: a norm of order 0; an axis shorter than its window.
+    Returns: [..., *T, C]. The gradient of a window of zeros is NaN, in torch as well. Raises: ValueError: a
+    norm of order 0; an axis shorter than its window.
 
     torch counterpart: `torch.nn.functional.lp_pool1d/2d/3d`. Source: torch/nn/functional.py.
     """

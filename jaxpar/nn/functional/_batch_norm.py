@@ -1,10 +1,7 @@
-"""batch_norm: over all axes but the last; over all replicas too, where an axis is named.
+"""batch_norm over all axes but the last, and over all replicas if an axis is named.
 
-torch's SyncBatchNorm gathers mean, 1/sqrt(var + eps) and count from every process and merges them. Here sums
-and counts are added up first, then the squared distances from the mean they give: two small all-reduces, and
-the variance of the whole batch to the last digit. JAX's transpose of a sum is torch's backward, a sum of both
-terms over all processes (docs/semantics.md rows B2, B3). Flax takes the mean of the replicas' means, which
-differs if their counts differ.
+Sums and counts are added up first, then the squared distances from the mean: two small all-reduces, and the
+variance of the complete batch to the last digit (docs/semantics.md rows B2, B3).
 """
 
 from __future__ import annotations
@@ -48,9 +45,8 @@ def batch_norm(
 
     Returns: y of x's shape and type, and the running mean and variance, updated in training. As in torch, x
     is divided by the biased variance and the unbiased one is stored, which for a single value under a mask is
-    NaN.
-    Raises: ValueError: fewer than two axes, a last axis of the wrong length, a single value per channel in
-    training, eps <= 0 in training, no running values in evaluation. TypeError: integers.
+    NaN. Raises: ValueError: fewer than two axes, a last axis of the wrong length, a single value per channel
+    in training, eps <= 0 in training, no running values in evaluation. TypeError: integers.
 
     torch counterpart: `torch.nn.functional.batch_norm`, which updates the running values in place. Source:
     torch/nn/functional.py, torch/nn/modules/_functions.py.

@@ -7,14 +7,13 @@ import jax.numpy as jnp
 
 
 def bilinear(x1: jax.Array, x2: jax.Array, kernel: jax.Array, bias: jax.Array | None = None) -> jax.Array:
-    """x1 kernel x2 + bias.
+    """x1 kernel x2 + bias, [..., O].
 
     Args:
       x1, x2: [..., I] and [..., J], the same rows.
       kernel: [I, J, O].
       bias: [O].
 
-    Returns: [..., O].
     Raises: ValueError: axes that differ.
 
     >>> import jax.numpy as jnp

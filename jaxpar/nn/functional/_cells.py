@@ -24,8 +24,8 @@ def rnn_tanh_cell(
       weight_ih, weight_hh: [I, H] and [H, H].
       bias_ih, bias_hh: [H], both or none.
 
-    Returns: The next state, of hx's shape.
-    Raises: ValueError, RuntimeError: shapes that do not fit, with torch's message.
+    Returns: The next state, of hx's shape. Raises: ValueError, RuntimeError: shapes that do not fit, with
+    torch's message.
 
     torch counterpart: `torch.rnn_tanh_cell`. Source: torch/nn/modules/rnn.py, class RNNCell.
     """

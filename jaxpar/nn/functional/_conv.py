@@ -31,9 +31,9 @@ def conv(
       bias: [O], or None.
       stride, padding, dilation, groups, padding_mode: as for `jaxpar.nn.Conv`.
 
-    Returns: [N, *T, O], T = (S + 2 padding - dilation (k - 1) - 1) // stride + 1.
-    Raises: ValueError, RuntimeError: what torch refuses, with torch's reason: options that do not fit
-    together, a different number of axes or channels, a kernel longer than the padded input.
+    Returns: [N, *T, O], T = (S + 2 padding - dilation (k - 1) - 1) // stride + 1. Raises: ValueError,
+    RuntimeError: what torch refuses, with torch's reason: options that do not fit together, a different
+    number of axes or channels, a kernel longer than the padded input.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar.nn import functional as F
@@ -73,9 +73,9 @@ def conv_transpose(
       bias: [O], or None.
       stride, padding, output_padding, groups, dilation: as for `jaxpar.nn.ConvTranspose`.
 
-    Returns: [N, *T, O], T = (S - 1) stride - 2 padding + dilation (k - 1) + output_padding + 1.
-    Raises: ValueError, RuntimeError: what torch refuses, with torch's reason: options that do not fit
-    together, a different number of axes or channels, no output left.
+    Returns: [N, *T, O], T = (S - 1) stride - 2 padding + dilation (k - 1) + output_padding + 1. Raises:
+    ValueError, RuntimeError: what torch refuses, with torch's reason: options that do not fit together, a
+    different number of axes or channels, no output left.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar.nn import functional as F

@@ -1,8 +1,7 @@
-"""Classification losses: cross_entropy, nll_loss, and the two binary cross entropies.
+"""cross_entropy, nll_loss and the two binary cross entropies; classes are the last axis of the input.
 
-The classes are the last axis of the input, where torch has them on axis 1; for [B, C] that is the same. As in
-torch, the mean over integer targets is not the mean of the losses: it divides by the sum of the targets'
-weights, ignored targets having none, and is NaN if that is 0.
+As in torch, the mean over integer targets is not the mean of the losses: it divides by the sum of the
+targets' weights, ignored targets having none, and is NaN if that is 0.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ def cross_entropy(
       reduction: "none", "mean" or "sum". The mean is weighted for classes, unweighted for probabilities.
       label_smoothing: how much of each target is spread evenly over all classes, in [0, 1].
 
-    Returns: [...] or []; NaN for "mean" if no target counts.
-    Raises: ValueError: shapes that do not fit. RuntimeError: as torch. IndexError: a class that is neither
-    one of the C nor `ignore_index`; inside `jax.jit`, where it cannot raise, its loss is NaN.
+    Returns: [...] or []; NaN for "mean" if no target counts. Raises: ValueError: shapes that do not fit.
+    RuntimeError: as torch. IndexError: a class that is neither one of the C nor `ignore_index`; inside
+    `jax.jit`, where it cannot raise, its loss is NaN.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar.nn import functional as F
@@ -96,13 +95,12 @@ def nll_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
 ) -> jax.Array:
-    """The negative log likelihood: minus the input at the target.
+    """The negative log likelihood: minus the input at the target, [...] or [].
 
     Args:
       input: log-probabilities, [..., C]. target: classes, integers [...].
       weight, ignore_index, reduction: as for `cross_entropy`.
 
-    Returns: [...] or [].
     Raises: As `cross_entropy`.
 
     >>> import jax.numpy as jnp

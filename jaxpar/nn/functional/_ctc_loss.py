@@ -1,8 +1,4 @@
-"""CTC: the log-likelihood of a label sequence under every way of stretching it over time.
-
-The recursion runs over the labels with blanks around them, as one `jax.lax.scan` over time for the whole
-batch. Impossible paths have -inf; the log of their sum is written so that no gradient meets it.
-"""
+"""CTC: the log-likelihood of a label sequence under every way of stretching it over time, in one scan."""
 
 from __future__ import annotations
 
@@ -27,7 +23,7 @@ def ctc_loss(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> jax.Array:
-    """Connectionist temporal classification.
+    """Connectionist temporal classification, [B] ([] without a batch) or [].
 
     Args:
       log_probs: log-probabilities, [T, B, C] or [T, C].
@@ -37,7 +33,6 @@ def ctc_loss(
       reduction: "none", "sum", or "mean": the mean over B of the loss divided by the target's length.
       zero_infinity: whether a target too long for its steps gives 0 instead of infinity.
 
-    Returns: [B] ([] without a batch) or [].
     Raises: RuntimeError: shapes that do not fit, or a blank that is not a class; outside of `jax.jit` also
     lengths beyond T or S. IndexError: a label on the host that JAX would wrap to a different one.
 

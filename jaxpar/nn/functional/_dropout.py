@@ -1,7 +1,6 @@
 """dropout, feature_dropout, alpha_dropout and feature_alpha_dropout, as functions of their mask.
 
-No JAX key gives torch's random numbers, so each function has two steps: a mask, passed or drawn from `key`,
-and torch's formula of the mask. The second can be held to torch's numbers.
+No JAX key gives torch's random numbers, but with torch's mask these functions give torch's result.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ def dropout(
         `nnx.RngStream` only if needed.
       mask: True for elements to keep, of a shape that broadcasts to x's.
 
-    Returns: x's shape.
     Raises: ValueError: p outside of [0, 1]; neither key nor mask in training.
 
     >>> import jax.numpy as jnp

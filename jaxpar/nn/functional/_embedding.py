@@ -1,8 +1,4 @@
-"""embedding and embedding_bag: rows of a table, with torch's rules for the table's gradient and norms.
-
-Flax's `Embed` only looks rows up: it has no padding_idx, max_norm or scale_grad_by_freq. `sparse` gradients
-have no counterpart in JAX and are refused.
-"""
+"""embedding and embedding_bag: rows of a table, with torch's rules for the table's gradient and norms."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> jax.Array:
-    """Rows of a table.
+    """Rows of a table, [..., features].
 
     Args:
       x: integers [...]. An index below 0 or beyond the table raises in a host array, as in torch, and gives a
@@ -37,7 +33,6 @@ def embedding(
       scale_grad_by_freq: divide a row's gradient by how often it occurs in x.
       sparse: refused.
 
-    Returns: [..., features].
     Raises: TypeError: x does not hold integers. IndexError: see x. ValueError: a padding_idx outside of the
     table; `sparse`.
 
@@ -127,7 +122,7 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> jax.Array:
-    """The sum, mean or maximum of a table's rows for each of B bags.
+    """The sum, mean or maximum of a table's rows for each of B bags, [B, features].
 
     Args:
       x: integers [B, n], a bag in each row; or [n], all bags in one row, with `offsets`.
@@ -140,7 +135,6 @@ def embedding_bag(
       include_last_offset: whether `offsets` is [B + 1] and ends with the end of the last bag.
       padding_idx: an index that counts for no bag.
 
-    Returns: [B, features].
     Raises: ValueError: options or shapes that do not go together. TypeError: x does not hold integers.
 
     torch counterpart: `torch.nn.functional.embedding_bag`. Source: ATen/native/EmbeddingBag.cpp.

@@ -45,14 +45,13 @@ def fold(
     padding: Ints = 0,
     stride: Ints = 1,
 ) -> jax.Array:
-    """Adds each row to the image at its window: the transpose of `unfold`.
+    """Adds each row to the image at its window: the transpose of `unfold`, [..., *output_size, C].
 
     Args:
       x: [..., L, C K], as `unfold` returns it.
       output_size: the spatial sizes of the result; an int means two equal sizes.
       kernel_size, dilation, padding, stride: as given to `unfold`.
 
-    Returns: [..., *output_size, C].
     Raises: ValueError: rows that are not the windows of such an image.
 
     torch counterpart: `torch.nn.functional.fold`.

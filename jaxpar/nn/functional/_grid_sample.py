@@ -1,7 +1,7 @@
-"""grid_sample and affine_grid: an image read at arbitrary positions.
+"""grid_sample and affine_grid: an image read at arbitrary positions, (x, y) or (x, y, z).
 
-A position is a row (x, y) or (x, y, z), x being the last spatial axis; -1 and 1 are the centres of the first
-and the last pixel with align_corners, their outer edges without.
+The last axis of the image comes first. -1 and 1 are the centres of the first and the last pixel with
+align_corners, their outer edges without.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def grid_sample(
       align_corners: see above; None is False.
 
     Returns: [N, *T, C]. Gradients go to x and, except for "nearest", to `grid`; where a position is clipped,
-    at the border and beyond, the gradient of `grid` is 0, as in torch.
-    Raises: ValueError: an unknown mode; shapes that do not fit.
+    at the border and beyond, the gradient of `grid` is 0, as in torch. Raises: ValueError: an unknown mode;
+    shapes that do not fit.
 
     torch counterpart: `torch.nn.functional.grid_sample`. Source: ATen/native/GridSampler.h.
     """
@@ -47,14 +47,13 @@ def grid_sample(
 
 
 def affine_grid(theta: jax.Array, size: Sequence[int], align_corners: bool | None = None) -> jax.Array:
-    """The grid for `grid_sample` that maps the result's positions by `theta`.
+    """The grid for `grid_sample` that maps the result's positions by `theta`, [N, *T, 2] or [N, *T, 3].
 
     Args:
       theta: [N, 2, 3] or [N, 3, 4].
       size: the shape of the result, [N, *T, C].
       align_corners: as in `grid_sample`.
 
-    Returns: [N, *T, 2] or [N, *T, 3].
     Raises: ValueError: shapes that do not fit; a size below 1.
 
     torch counterpart: `torch.nn.functional.affine_grid`, whose `size` is [N, C, *T].

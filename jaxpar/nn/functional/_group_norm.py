@@ -25,7 +25,6 @@ def group_norm(
       scale, bias: [C]; None for 1 and for 0.
       eps: added to the variance under the root.
 
-    Returns: x's shape and type.
     Raises: ValueError: a single value per group, or a number of groups that does not divide C. RuntimeError:
     fewer than two axes, or parameters whose length is not C. TypeError: integers.
 
@@ -76,9 +75,9 @@ def instance_norm(
       momentum, eps: as in `batch_norm`.
 
     Returns: y of x's shape and type, and the running mean and variance, updated if `use_input_stats`: with
-    the mean over all rows of their means and unbiased variances.
-    Raises: ValueError: fewer than three axes, parameters whose length is not C, a space of one element, no
-    running values where they are needed. TypeError: integers.
+    the mean over all rows of their means and unbiased variances. Raises: ValueError: fewer than three axes,
+    parameters whose length is not C, a space of one element, no running values where they are needed.
+    TypeError: integers.
 
     torch counterpart: `torch.nn.functional.instance_norm`, which updates the running values in place. Source:
     ATen/native/Normalization.cpp.

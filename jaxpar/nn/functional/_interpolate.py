@@ -1,9 +1,7 @@
-"""interpolate: resizing of images.
+"""interpolate: each axis is resized by itself, as a sum of a few gathered copies.
 
-`jax.image.resize` has neither torch's "nearest" (the element below, not the nearest one), nor its cubic (a =
--0.75; JAX has -0.5), nor align_corners, and it antialiases by default. Here each axis is resized by itself,
-as a sum of a few gathered copies. The gradient is such a sum as well, not a scatter, which is slow on
-accelerators and adds up in no fixed order there.
+`jax.image.resize` has neither torch's "nearest" nor its cubic (a = -0.75; JAX has -0.5) nor align_corners,
+and the gradient here is a sum, too, not a scatter, which adds up in no fixed order on accelerators.
 """
 
 from __future__ import annotations
@@ -47,9 +45,9 @@ def interpolate(
         `scale_factor` as given.
       antialias: widen the kernel when shrinking; "bilinear", "bicubic" and "lanczos" only.
 
-    Returns: [N, *T, C]. The gradient is the transpose of the forward pass; it has no forward mode.
-    Raises: ValueError: options that do not go together; a size below 1. NotImplementedError: a mode that does
-    not fit the number of axes.
+    Returns: [N, *T, C]. The gradient is the transpose of the forward pass; it has no forward mode. Raises:
+    ValueError: options that do not go together; a size below 1. NotImplementedError: a mode that does not fit
+    the number of axes.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar.nn import functional as F

@@ -29,7 +29,6 @@ def layer_norm(
       scale, bias: [*normalized_shape]; None for 1 and for 0.
       eps: added to the variance under the root.
 
-    Returns: x's shape and type.
     Raises: RuntimeError: an empty `normalized_shape`, or an x whose last axes differ from it. TypeError:
     integers.
 

@@ -19,7 +19,6 @@ def local_response_norm(
         Channels beyond the ends count as zeros.
       alpha, beta, k: as in the formula.
 
-    Returns: x's shape.
     Raises: RuntimeError: size < 1. ValueError: fewer than three axes.
 
     torch counterpart: `torch.nn.functional.local_response_norm`. Source: torch/nn/functional.py. The paper

@@ -1,9 +1,7 @@
 """max_pool: the largest element of each window, and its position. max_unpool: the way back.
 
-The windows are searched one spatial axis after the other, the last axis first, in steps that each keep the
-larger of two candidates. So ties go to the first element, as in torch, in the value, in the index and in the
-gradient, which follows the same steps back. XLA's own pool is as exact, but it has no gradient with dilation,
-no indices, and a scatter for a gradient.
+Each axis is searched in steps that keep the larger of two candidates, so ties go to the first element, as in
+torch, in the value, the index and the gradient. XLA's own pool has no gradient with dilation and no indices.
 """
 
 from __future__ import annotations
@@ -37,8 +35,8 @@ def max_pool(
       return_indices: return the positions as well: integers that number the elements of all spatial axes in
         one row, as torch does.
 
-    Returns: [..., *T, C], and the positions of the same shape.
-    Raises: ValueError: padding above half of the kernel size; an axis shorter than its window.
+    Returns: [..., *T, C], and the positions of the same shape. Raises: ValueError: padding above half of the
+    kernel size; an axis shorter than its window.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar.nn import functional as F
@@ -131,7 +129,7 @@ def max_unpool(
     padding: Ints = 0,
     output_size: Sequence[int] | None = None,
 ) -> jax.Array:
-    """Scatter x to the positions `indices`, with 0 everywhere else.
+    """Scatter x to the positions `indices`, with 0 everywhere else, [..., *S, C].
 
     Args:
       x: [..., *T, C]. With plain numbers as options it is [N, *T, C].
@@ -141,7 +139,6 @@ def max_unpool(
       kernel_size, stride, padding: as in the pool.
       output_size: the spatial sizes of the result, if not (t - 1) stride - 2 padding + kernel_size.
 
-    Returns: [..., *S, C].
     Raises: ValueError: shapes that differ; an output size a stride or more away from the default one.
     RuntimeError: see indices.
 

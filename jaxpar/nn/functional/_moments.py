@@ -1,8 +1,6 @@
-"""Mean and variance for all normalisations: two passes, at least in float32.
+"""Mean and variance for all normalisations: two passes, at least in float32, as in torch.
 
-torch computes the statistics of half-precision values in float32 and rounds once, at the end. The variance is
-the mean of the squared distances from the mean; Flax's default, E[x^2] - E[x]^2, loses all digits when the
-mean is a thousand times the deviation.
+Flax's default variance, E[x^2] - E[x]^2, loses all digits when the mean is a thousand times the deviation.
 """
 
 from __future__ import annotations

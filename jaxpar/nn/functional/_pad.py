@@ -11,7 +11,7 @@ MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "cir
 
 
 def pad(x: jax.Array, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> jax.Array:
-    """Extend axes at both ends; negative numbers cut them.
+    """Extend axes at both ends, to [..., *T, C]; negative numbers cut them.
 
     Args:
       x: [..., *S, C]. The channels are never padded.
@@ -20,7 +20,6 @@ def pad(x: jax.Array, pad: Sequence[int], mode: str = "constant", value: float |
       mode: "constant", "reflect" (the border is not repeated), "replicate", "circular".
       value: the constant, 0 if left out.
 
-    Returns: [..., *T, C].
     Raises: ValueError: an odd number of numbers, or more pairs than axes; a reflection as long as the axis; a
     circle that wraps around twice. NotImplementedError: an unknown mode.
 

@@ -1,7 +1,4 @@
-"""pixel_shuffle, pixel_unshuffle and channel_shuffle: moving values between channels and positions.
-
-Channels are numbered as in torch, so the next layer can keep torch's weights.
-"""
+"""pixel_shuffle, pixel_unshuffle and channel_shuffle; channels are numbered as in torch."""
 
 from __future__ import annotations
 

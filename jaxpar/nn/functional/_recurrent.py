@@ -1,15 +1,7 @@
-"""Stacks of RNNs, LSTMs and GRUs over a sequence.
+"""Stacks of RNNs, LSTMs and GRUs over a sequence, with weights in a mapping by torch's names, [in, out] each.
 
-torch passes one flat list of weights for a stack; here they are a mapping by torch's own names
-(`weight_ih_l0`, `weight_hh_l0_reverse`, ...), which determine the number of layers and directions and whether
-biases and projections exist. Matrices are [in, out].
-
-The product with `weight_ih` does not depend on the state. It is taken for all steps at once, outside of the
-loop, and the loop over time is one `jax.lax.scan`.
-
-A PackedSequence has no counterpart under static shapes. `lengths` gives what packing, running and padding
-again give: nothing past a sequence's end is read, its outputs there are 0, its final state comes from its
-last step, and the backward direction starts there.
+`lengths` gives what packing, running and padding again give: nothing past a sequence's end is read, its
+outputs are 0 there, its final state comes from its last step, and the backward direction starts there.
 """
 
 from __future__ import annotations
@@ -61,9 +53,8 @@ def lstm(
       dropout: the rate between layers, in `training` only; needs `key`.
 
     Returns: The last layer's outputs, [T, B, D*P] ([B, T, D*P] with `batch_first`), and the final (h, c) of
-    every layer and direction, of hx's shapes. Past a sequence's end outputs are 0.
-    Raises: ValueError, RuntimeError: shapes that do not fit, with torch's message. Lengths are checked
-    outside of `jax.jit` only.
+    every layer and direction, of hx's shapes. Past a sequence's end outputs are 0. Raises: ValueError,
+    RuntimeError: shapes that do not fit, with torch's message. Lengths are checked outside of `jax.jit` only.
 
     torch counterpart: `torch.lstm`; `lengths`: pack_padded_sequence(enforce_sorted=False) before and
     pad_packed_sequence(total_length=T) after. Source: aten/src/ATen/native/RNN.cpp.

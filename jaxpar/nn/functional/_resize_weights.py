@@ -1,8 +1,6 @@
-"""Indices and weights of the elements that each element of a resized axis combines.
+"""Indices and weights of the elements that each element of a resized axis combines, in NumPy's float64.
 
-Sizes are known when the program is built, so all of this is NumPy in float64. Source: ATen/native/UpSample.h
-(area_pixel_compute_source_index, cubic_convolution) and ATen/native/cpu/UpSampleKernel.cpp (the helpers of
-antialias).
+Source: ATen/native/UpSample.h and ATen/native/cpu/UpSampleKernel.cpp (the helpers of antialias).
 """
 
 from __future__ import annotations

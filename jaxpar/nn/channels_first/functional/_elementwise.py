@@ -1,4 +1,4 @@
-"""Activations with torch's names and arguments; JAX's own compute the same numbers."""
+"""Activations with torch's names and arguments."""
 
 from __future__ import annotations
 
