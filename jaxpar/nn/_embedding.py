@@ -5,18 +5,16 @@ from __future__ import annotations
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 
 from .._upstream import promote_dtype
 from . import functional
 from ._checks import check_embedding, check_embedding_bag
-from ._layer import Layer
+from ._layer import TypedLayer
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class Embedding(Layer):
+class Embedding(TypedLayer):
     """Rows of a table: integers [...] to [..., embedding_dim].
 
     Args:
@@ -50,10 +48,6 @@ class Embedding(Layer):
     norm_type: float = 2.0
     scale_grad_by_freq: bool = False
     sparse: bool = False
-    _: dataclasses.KW_ONLY
-    dtype: DTypeLike | None = None
-    param_dtype: DTypeLike = jnp.float32
-    rngs: dataclasses.InitVar[nnx.Rngs]
 
     def __post_init__(self, rngs: nnx.Rngs) -> None:
         check_embedding("Embedding", self.num_embeddings, self.padding_idx, self.sparse)
@@ -65,7 +59,7 @@ class Embedding(Layer):
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class EmbeddingBag(Layer):
+class EmbeddingBag(TypedLayer):
     """The sum, mean or maximum of a table's rows, for each bag of integers.
 
     Args:
@@ -92,10 +86,6 @@ class EmbeddingBag(Layer):
     sparse: bool = False
     include_last_offset: bool = False
     padding_idx: int | None = None
-    _: dataclasses.KW_ONLY
-    dtype: DTypeLike | None = None
-    param_dtype: DTypeLike = jnp.float32
-    rngs: dataclasses.InitVar[nnx.Rngs]
 
     def __post_init__(self, rngs: nnx.Rngs) -> None:
         check_embedding_bag(

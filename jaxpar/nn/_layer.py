@@ -1,10 +1,16 @@
-"""Layer: Flax's Module with the constructor's signature."""
+"""Bases of jaxpar.nn's layers."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+from collections.abc import Callable
+from typing import Any, ClassVar
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 
 class _Signature:
@@ -20,3 +26,24 @@ class Layer(nnx.Module):
     """Flax's Module; `inspect.signature` of a subclass shows its constructor's arguments."""
 
     __signature__ = _Signature()
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class TypedLayer(Layer):
+    """A layer with drawn parameters: a dataclass of its options."""
+
+    _: dataclasses.KW_ONLY
+    dtype: DTypeLike | None = None
+    param_dtype: DTypeLike = jnp.float32
+    rngs: dataclasses.InitVar[nnx.Rngs]
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class FunctionLayer(Layer):
+    """A layer without parameters: a dataclass of the options with which it calls `function`."""
+
+    function: ClassVar[Callable[..., Any]]
+
+    def __call__(self, x: jax.Array) -> Any:
+        options = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return type(self).function(x, **options)

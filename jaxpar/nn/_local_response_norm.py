@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax
-
 from ._checks import check_size
-from ._layer import Layer
+from ._layer import FunctionLayer
 from .functional import local_response_norm
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class LocalResponseNorm(Layer):
+class LocalResponseNorm(FunctionLayer):
     """Divides each channel by a power of its neighbours' mean square.
 
     Args:
@@ -26,6 +24,7 @@ class LocalResponseNorm(Layer):
     torch counterpart: `torch.nn.LocalResponseNorm`, channels last. Source: torch/nn/modules/normalization.py.
     """
 
+    function = staticmethod(local_response_norm)
     size: int
     alpha: float = 1e-4
     beta: float = 0.75
@@ -33,6 +32,3 @@ class LocalResponseNorm(Layer):
 
     def __post_init__(self) -> None:
         check_size(self.size)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return local_response_norm(x, self.size, self.alpha, self.beta, self.k)

@@ -11,7 +11,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from . import functional
 from ._checks import check_probability
-from ._layer import Layer
+from ._layer import TypedLayer
 from ._variable import cast, constant, optional, uniform
 
 _OWN_PARAMETERS = (
@@ -21,7 +21,7 @@ _OWN_PARAMETERS = (
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class MultiheadAttention(Layer):
+class MultiheadAttention(TypedLayer):
     """Attention with several heads. E `embed_dim`, H `num_heads`.
 
     Args:
@@ -60,10 +60,6 @@ class MultiheadAttention(Layer):
     kdim: int | None = None
     vdim: int | None = None
     batch_first: bool = False
-    _: dataclasses.KW_ONLY
-    dtype: DTypeLike | None = None
-    param_dtype: DTypeLike = jnp.float32
-    rngs: dataclasses.InitVar[nnx.Rngs]
 
     def __post_init__(self, rngs: nnx.Rngs) -> None:
         E = self.embed_dim

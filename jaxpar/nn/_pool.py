@@ -9,12 +9,12 @@ import jax
 
 from . import functional
 from ._checks import check_divisor, check_norm_type, check_output_size
-from ._layer import Layer
+from ._layer import FunctionLayer, Layer
 from ._window import Ints, Sizes, pool_windows
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class MaxPool(Layer):
+class MaxPool(FunctionLayer):
     """Take the largest element of each window: [..., *S, C] to [..., *T, C].
 
     Args:
@@ -33,6 +33,7 @@ class MaxPool(Layer):
     torch counterpart: `torch.nn.MaxPool1d/2d/3d`.
     """
 
+    function = staticmethod(functional.max_pool)
     kernel_size: Ints
     stride: Ints | None = None
     padding: Ints = 0
@@ -42,11 +43,6 @@ class MaxPool(Layer):
 
     def __post_init__(self) -> None:
         pool_windows("MaxPool", None, self.kernel_size, self.stride, self.padding, self.dilation)
-
-    def __call__(self, x: jax.Array) -> jax.Array | tuple[jax.Array, jax.Array]:
-        return functional.max_pool(
-            x, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode, self.return_indices
-        )
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -75,7 +71,7 @@ class MaxUnpool(Layer):
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class AvgPool(Layer):
+class AvgPool(FunctionLayer):
     """The mean of each window: [..., *S, C] to [..., *T, C].
 
     Args:
@@ -96,6 +92,7 @@ class AvgPool(Layer):
     torch counterpart: `torch.nn.AvgPool1d/2d/3d`.
     """
 
+    function = staticmethod(functional.avg_pool)
     kernel_size: Ints
     stride: Ints | None = None
     padding: Ints = 0
@@ -107,13 +104,9 @@ class AvgPool(Layer):
         pool_windows("AvgPool", None, self.kernel_size, self.stride, self.padding)
         check_divisor("AvgPool", self.divisor_override)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        size = (self.kernel_size, self.stride, self.padding, self.ceil_mode)
-        return functional.avg_pool(x, *size, self.count_include_pad, self.divisor_override)
-
 
 @dataclasses.dataclass(eq=False, repr=False)
-class LPPool(Layer):
+class LPPool(FunctionLayer):
     """The p-norm of each window: [..., *S, C] to [..., *T, C].
 
     Args:
@@ -123,6 +116,7 @@ class LPPool(Layer):
     torch counterpart: `torch.nn.LPPool1d/2d/3d`.
     """
 
+    function = staticmethod(functional.lp_pool)
     norm_type: float
     kernel_size: Ints
     stride: Ints | None = None
@@ -132,12 +126,9 @@ class LPPool(Layer):
         check_norm_type("LPPool", self.norm_type)
         pool_windows("LPPool", None, self.kernel_size, self.stride)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return functional.lp_pool(x, self.norm_type, self.kernel_size, self.stride, self.ceil_mode)
-
 
 @dataclasses.dataclass(eq=False, repr=False)
-class AdaptiveAvgPool(Layer):
+class AdaptiveAvgPool(FunctionLayer):
     """The means of a given number of windows: [..., *S, C] to [..., *output_size, C].
 
     Args:
@@ -151,17 +142,15 @@ class AdaptiveAvgPool(Layer):
     torch counterpart: `torch.nn.AdaptiveAvgPool1d/2d/3d`.
     """
 
+    function = staticmethod(functional.adaptive_avg_pool)
     output_size: Sizes
 
     def __post_init__(self) -> None:
         check_output_size("AdaptiveAvgPool", self.output_size)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return functional.adaptive_avg_pool(x, self.output_size)
-
 
 @dataclasses.dataclass(eq=False, repr=False)
-class AdaptiveMaxPool(Layer):
+class AdaptiveMaxPool(FunctionLayer):
     """The largest elements of a given number of windows: [..., *S, C] to [..., *output_size, C].
 
     Args:
@@ -171,11 +160,9 @@ class AdaptiveMaxPool(Layer):
     torch counterpart: `torch.nn.AdaptiveMaxPool1d/2d/3d`.
     """
 
+    function = staticmethod(functional.adaptive_max_pool)
     output_size: Sizes
     return_indices: bool = False
 
     def __post_init__(self) -> None:
         check_output_size("AdaptiveMaxPool", self.output_size)
-
-    def __call__(self, x: jax.Array) -> jax.Array | tuple[jax.Array, jax.Array]:
-        return functional.adaptive_max_pool(x, self.output_size, self.return_indices)

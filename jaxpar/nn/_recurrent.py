@@ -19,12 +19,12 @@ from jax.typing import DTypeLike
 
 from . import functional
 from ._gates import Lengths, weight_names
-from ._layer import Layer
+from ._layer import TypedLayer
 from ._variable import arrays, cast, optional, uniform
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class _Stack(Layer):
+class _Stack(TypedLayer):
     num_gates: ClassVar[int]  # of the class, since the weights are shaped by it
     proj_size = 0  # torch knows projections for the LSTM alone
 
@@ -35,10 +35,6 @@ class _Stack(Layer):
     batch_first: bool = False
     dropout: float = 0.0
     bidirectional: bool = False
-    _: dataclasses.KW_ONLY
-    dtype: DTypeLike | None = None
-    param_dtype: DTypeLike = jnp.float32
-    rngs: dataclasses.InitVar[nnx.Rngs]
 
     def __post_init__(self, rngs: nnx.Rngs) -> None:
         self._check_options()
@@ -206,16 +202,12 @@ class RNN(_Stack):
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class _Cell(Layer):
+class _Cell(TypedLayer):
     num_gates: ClassVar[int]
 
     input_size: int
     hidden_size: int
     bias: bool = True
-    _: dataclasses.KW_ONLY
-    dtype: DTypeLike | None = None
-    param_dtype: DTypeLike = jnp.float32
-    rngs: dataclasses.InitVar[nnx.Rngs]
 
     def __post_init__(self, rngs: nnx.Rngs) -> None:
         _check_positive(self, "input_size", "hidden_size")

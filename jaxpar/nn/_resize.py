@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
-
-import jax
 
 from . import functional
 from ._checks import check_factor, check_interpolation, check_shuffle_groups
-from ._layer import Layer
+from ._layer import FunctionLayer
 from ._window import Ints, spatial_rank, windows
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class Upsample(Layer):
+class Upsample(FunctionLayer):
     """Resizes the spatial axes: [N, *S, C] to [N, *T, C].
 
     Args:
@@ -31,24 +28,20 @@ class Upsample(Layer):
     torch counterpart: `torch.nn.Upsample`, with the checks of `torch.nn.functional.interpolate`.
     """
 
+    function = staticmethod(functional.interpolate)
     size: int | Sequence[int] | None = None
     scale_factor: float | Sequence[float] | None = None
     mode: str = "nearest"
     align_corners: bool | None = None
     recompute_scale_factor: bool | None = None
 
-    def _options(self) -> tuple[Any, ...]:
-        return self.size, self.scale_factor, self.mode, self.align_corners, self.recompute_scale_factor
-
     def __post_init__(self) -> None:
-        check_interpolation(*self._options())
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return functional.interpolate(x, *self._options())
+        sizes = (self.size, self.scale_factor)
+        check_interpolation(*sizes, self.mode, self.align_corners, self.recompute_scale_factor)
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class PixelShuffle(Layer):
+class PixelShuffle(FunctionLayer):
     """[..., H, W, C r^2] to [..., H r, W r, C], r being `upscale_factor`.
 
     >>> import jax.numpy as jnp
@@ -59,49 +52,43 @@ class PixelShuffle(Layer):
     torch counterpart: `torch.nn.PixelShuffle`.
     """
 
+    function = staticmethod(functional.pixel_shuffle)
     upscale_factor: int
 
     def __post_init__(self) -> None:
         check_factor("pixel_shuffle", "upscale_factor", self.upscale_factor)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return functional.pixel_shuffle(x, self.upscale_factor)
-
 
 @dataclasses.dataclass(eq=False, repr=False)
-class PixelUnshuffle(Layer):
+class PixelUnshuffle(FunctionLayer):
     """[..., H r, W r, C] to [..., H, W, C r^2], r being `downscale_factor`.
 
     torch counterpart: `torch.nn.PixelUnshuffle`.
     """
 
+    function = staticmethod(functional.pixel_unshuffle)
     downscale_factor: int
 
     def __post_init__(self) -> None:
         check_factor("pixel_unshuffle", "downscale_factor", self.downscale_factor)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return functional.pixel_unshuffle(x, self.downscale_factor)
-
 
 @dataclasses.dataclass(eq=False, repr=False)
-class ChannelShuffle(Layer):
+class ChannelShuffle(FunctionLayer):
     """[..., C]: the first channels of all groups, then the second ones, and so on.
 
     torch counterpart: `torch.nn.ChannelShuffle`.
     """
 
+    function = staticmethod(functional.channel_shuffle)
     groups: int
 
     def __post_init__(self) -> None:
         check_shuffle_groups(self.groups)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return functional.channel_shuffle(x, self.groups)
-
 
 @dataclasses.dataclass(eq=False, repr=False)
-class Unfold(Layer):
+class Unfold(FunctionLayer):
     """Every window as one row: [..., *S, C] to [..., L, C K].
 
     Args:
@@ -112,6 +99,7 @@ class Unfold(Layer):
     torch counterpart: `torch.nn.Unfold`.
     """
 
+    function = staticmethod(functional.unfold)
     kernel_size: Ints
     dilation: Ints = 1
     padding: Ints = 0
@@ -121,12 +109,9 @@ class Unfold(Layer):
         rank = spatial_rank("Unfold", None, self.kernel_size, self.dilation, self.padding, self.stride)
         windows("Unfold", rank, self.kernel_size, self.stride, self.padding, self.dilation)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return functional.unfold(x, self.kernel_size, self.dilation, self.padding, self.stride)
-
 
 @dataclasses.dataclass(eq=False, repr=False)
-class Fold(Layer):
+class Fold(FunctionLayer):
     """Add each row to the image at its window: [..., L, C K] to [..., *output_size, C].
 
     Args:
@@ -138,6 +123,7 @@ class Fold(Layer):
     torch counterpart: `torch.nn.Fold`.
     """
 
+    function = staticmethod(functional.fold)
     output_size: Ints
     kernel_size: Ints
     dilation: Ints = 1
@@ -148,8 +134,3 @@ class Fold(Layer):
         sizes = (self.output_size, self.kernel_size, self.dilation, self.padding, self.stride)
         rank = spatial_rank("Fold", None, *sizes)
         windows("Fold", rank, self.kernel_size, self.stride, self.padding, self.dilation)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return functional.fold(
-            x, self.output_size, self.kernel_size, self.dilation, self.padding, self.stride
-        )

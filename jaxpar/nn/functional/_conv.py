@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from ..._typing import Shape
-from .._conv_options import conv_options, transposed_options
+from .._conv_options import ConvOptions, conv_options, transposed_options
 from .._window import Ints
 from ._pad import pad
 
@@ -52,7 +52,7 @@ def conv(
         rows = pad(rows, [p for pair in reversed(pads) for p in pair], padding_mode)
         pads = ((0, 0),) * n
     _check_extent(rows.shape[1:-1], k, pads, dilations)
-    return _convolved(x, rows, kernel, bias, strides, pads, (1,) * n, dilations, groups)
+    return _convolved(x, rows, kernel, bias, ConvOptions(strides, pads, dilations), (1,) * n, groups)
 
 
 def conv_transpose(
@@ -102,7 +102,8 @@ def conv_transpose(
     # A transposed convolution is a plain one over the input spread out by `strides`, with a flipped kernel.
     # Padding p removes p elements of the full result at each end; output_padding adds back at the end only.
     ends = [(r - p, r - p + extra) for r, p, extra in zip(reach, pads, more, strict=True)]
-    return _convolved(x, rows, _turned(kernel, n, groups), bias, (1,) * n, ends, strides, dilations, groups)
+    options = ConvOptions((1,) * n, tuple(ends), dilations)
+    return _convolved(x, rows, _turned(kernel, n, groups), bias, options, strides, groups)
 
 
 def _convolved(
@@ -110,20 +111,18 @@ def _convolved(
     rows: jax.Array,
     kernel: jax.Array,
     bias: jax.Array | None,
-    strides: Shape,
-    pads: Sequence[tuple[int, int]],
+    options: ConvOptions,
     input_dilations: Shape,
-    dilations: Shape,
     groups: int,
 ) -> jax.Array:
     # Only float64 takes these two branches, where XLA's CPU has no fast code of its own.
     plain = input_dilations == (1,) * len(input_dilations)
     if plain and rows.dtype == jnp.float64 and rows.ndim == 5:
-        y = _by_planes(rows, kernel, strides, pads, dilations, groups)
+        y = _by_planes(rows, kernel, options, groups)
     elif plain and rows.dtype == jnp.float64 and rows.ndim == 4:
-        y = _of_planes(rows, kernel, strides, pads, dilations, groups)
+        y = _of_planes(rows, kernel, options, groups)
     else:
-        y = _of_xla(rows, kernel, strides, pads, input_dilations, dilations, groups)
+        y = _of_xla(rows, kernel, options, groups, input_dilations)
     y = y if bias is None else y + bias
     return y if rows.ndim == x.ndim else y[0]
 
@@ -131,11 +130,9 @@ def _convolved(
 def _of_xla(
     rows: jax.Array,
     kernel: jax.Array,
-    strides: Shape,
-    pads: Sequence[tuple[int, int]],
-    input_dilations: Shape,
-    dilations: Shape,
+    options: ConvOptions,
     groups: int,
+    input_dilations: Shape | None = None,
 ) -> jax.Array:
     n = kernel.ndim - 2
     space = tuple(range(1, n + 1))
@@ -143,51 +140,40 @@ def _of_xla(
     return jax.lax.conv_general_dilated(
         rows,
         kernel,
-        strides,
-        pads,
+        options.stride,
+        options.padding,
         lhs_dilation=input_dilations,
-        rhs_dilation=dilations,
+        rhs_dilation=options.dilation,
         dimension_numbers=jax.lax.ConvDimensionNumbers(data, kernels, data),
         feature_group_count=groups,
     )
 
 
-def _by_planes(
-    rows: jax.Array,
-    kernel: jax.Array,
-    strides: Shape,
-    pads: Sequence[tuple[int, int]],
-    dilations: Shape,
-    groups: int,
-) -> jax.Array:
+def _by_planes(rows: jax.Array, kernel: jax.Array, options: ConvOptions, groups: int) -> jax.Array:
     # The sum of convolutions over two axes, of one plane of the kernel each: in float64 XLA's CPU has a plain
     # loop for three axes, hundreds of times slower than its code for two. Pad depth here, because planes are
     # cut from the padded depth; the 2-d convolution pads the other axes.
+    strides, pads, dilations = options
     rows = jnp.pad(rows, ((0, 0), pads[0], *[(0, 0)] * 3))
     N, depth = rows.shape[:2]
     step, dilation = strides[0], dilations[0]
     planes = (depth - dilation * (kernel.shape[0] - 1) - 1) // step + 1
+    plane_options = ConvOptions(strides[1:], pads[1:], dilations[1:])
     parts = []
     for i, plane in enumerate(kernel):
         met = jax.lax.slice_in_dim(rows, i * dilation, i * dilation + (planes - 1) * step + 1, step, axis=1)
         met = met.reshape(N * planes, *met.shape[2:])
-        parts.append(_of_planes(met, plane, strides[1:], pads[1:], dilations[1:], groups))
+        parts.append(_of_planes(met, plane, plane_options, groups))
     y = jnp.sum(jnp.stack(parts), 0)
     return y.reshape(N, planes, *y.shape[1:])
 
 
-def _of_planes(
-    rows: jax.Array,
-    kernel: jax.Array,
-    strides: Shape,
-    pads: Sequence[tuple[int, int]],
-    dilations: Shape,
-    groups: int,
-) -> jax.Array:
+def _of_planes(rows: jax.Array, kernel: jax.Array, options: ConvOptions, groups: int) -> jax.Array:
     # In float64 XLA's CPU has a plain loop for the derivatives of groups, up to a hundred times slower than
     # this sum over the kernel's elements, one after the other.
     if groups == 1:
-        return _of_xla(rows, kernel, strides, pads, (1, 1), dilations, groups)
+        return _of_xla(rows, kernel, options, groups)
+    strides, pads, dilations = options
     rows = jnp.pad(rows, ((0, 0), *pads, (0, 0)))
     N, *space, I = rows.shape
     *k, channels, O = kernel.shape
