@@ -1,9 +1,7 @@
 """Convolutions inside a branch, at their usual speed on CPU devices.
 
-XLA's CPU compiler brings convolutions into the layout of its fast kernel only outside of branches. In a
-branch, the gradients of a convolution run ten to thirty times slower (jaxlib 0.10). So for CPU devices the
-convolutions of a branch are replaced by a primitive that is the same function with the same derivatives and
-is written in the fast layout. Delete this file and its one call when XLA canonicalises branches too.
+XLA's CPU compiler uses the layout of its fast kernel only outside of branches; in a branch, a convolution's
+gradients run ten to thirty times slower (jaxlib 0.10). Delete this file when XLA canonicalises branches too.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""DataParallel: scatter, replicate, parallel_apply and gather in one call.
-
-As in torch's `nn.DataParallel`, at every forward. The differences that a user sees are in docs/semantics.md:
-parameters stay replicated between calls, inside `jax.jit` outputs stay sharded, and what torch drops or
-corrupts silently raises.
-"""
+"""DataParallel: scatter, replicate, parallel_apply and gather in one call, at every forward as in torch."""
 
 from __future__ import annotations
 
@@ -92,7 +87,6 @@ def forward(
 
 
 def bundled(module: Module, objects: Sequence[Any], placement: Placement) -> Bundle:
-    """Combine the module with the streams and modules among its arguments."""
     if isinstance(module, linen.Module):
         raise TypeError(
             f"DataParallel: {type(objects[0]).__name__} is an argument of a Linen module, which takes random "

@@ -1,9 +1,4 @@
-"""gather: the replicas' outputs become one.
-
-torch copies the outputs of all replicas to one device, which then carries more than the others. Here that
-happens only outside of `jax.jit`; inside, rows stay on the devices that made them. What torch loses silently
-raises here: outputs of different dtypes, dicts with different keys, text (docs/semantics.md rows 61, 62).
-"""
+"""gather: the replicas' outputs become one; inside `jax.jit` rows stay on the devices that made them."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ torch has no such problem, because its ranks run their own programs; its SyncBat
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,14 +34,14 @@ from .._upstream import (
     Literal,
     called,
     has_own_jvp,
-    inside,
     jaxpr_as_fun,
     opened,
     part,
     rewritten,
 )
 from ..errors import CollectiveError
-from .same_program import same_program
+from .padding.derivatives import moves, with_tangents
+from .same_program import programs_in, same_program
 
 CURE = "Make B a multiple of the number of devices, or take the collective out of the module."
 
@@ -57,7 +57,7 @@ def communicates(what: ClosedJaxpr | Jaxpr | JaxprEqn) -> bool:
         axis == REPLICA or (isinstance(axis, tuple) and REPLICA in axis) for axis in named
     ):
         return True
-    return any(map(communicates, _programs(what.params)))
+    return any(map(communicates, programs_in(what.params)))
 
 
 def traced(f: Callable[..., Any], args: Sequence[Any], k: int) -> ClosedJaxpr:
@@ -122,7 +122,7 @@ def switch(
         inputs = [*operands, *(tangents[1 + i] for i in moving)]
         n = len(branches[0].out_avals)
         programs = [_tangent(branch, moving, inputs, k) for branch in branches]
-        if any(_has_rule(program.jaxpr) for program in programs):
+        if any(map(_has_rule, programs)):
             # In two, since JAX takes a function with a rule as a whole: outputs that came out of one together
             # with their derivatives would be as unknown as these are when JAX linearizes.
             out = switch(choice, branches, operands, k, idle)
@@ -131,17 +131,17 @@ def switch(
             both = _apply(choice, programs, inputs, idle)
             out, derivatives = both[:n], both[n:]
         remaining = iter(derivatives)
-        return out, [next(remaining) if _floats(y) else np.zeros(y.shape, jax.dtypes.float0) for y in out]
+        return out, [next(remaining) if moves(y) else np.zeros(y.shape, jax.dtypes.float0) for y in out]
 
     lifted.defjvp(rule, symbolic_zeros=True)
     return lifted(choice, *operands)
 
 
-def _has_rule(jaxpr: Jaxpr) -> bool:
+def _has_rule(program: ClosedJaxpr | Jaxpr) -> bool:
     """Whether a function with its own derivative rule sums over the replicas."""
     return any(
-        has_own_jvp(eqn) or any(map(_has_rule, _programs(eqn.params)))
-        for eqn in filter(communicates, jaxpr.eqns)
+        has_own_jvp(eqn) or any(map(_has_rule, programs_in(eqn.params)))
+        for eqn in filter(communicates, program.eqns)
     )
 
 
@@ -149,24 +149,9 @@ def _moves(tangent: jax.Array | SymbolicZero) -> bool:
     return not isinstance(tangent, SymbolicZero) and tangent.dtype != jax.dtypes.float0
 
 
-def _floats(x: jax.Array) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.inexact)
-
-
 def _tangent(branch: ClosedJaxpr, moving: list[int], inputs: Sequence[Any], k: int) -> ClosedJaxpr:
     """Return a program for the outputs, followed by the derivatives of the floating ones."""
-    n = len(branch.in_avals)
-
-    def both(*inputs: jax.Array) -> list[jax.Array]:
-        def of(*moved: jax.Array) -> list[jax.Array]:
-            operands = list(inputs[:n])
-            for i, x in zip(moving, moved, strict=True):
-                operands[i] = x
-            return list(jaxpr_as_fun(branch)(*operands))
-
-        out, derivatives = jax.jvp(of, [inputs[i] for i in moving], list(inputs[n:]))
-        return [*out, *(d for y, d in zip(out, derivatives, strict=True) if _floats(y))]
-
+    both = with_tangents(lambda operands: jaxpr_as_fun(branch)(*operands), len(branch.in_avals), moving)
     # `traced` checks the derivative as well: a rule may use the number of replicas where its function does
     # not.
     return traced(both, inputs, k)
@@ -241,20 +226,10 @@ def _inline(program: ClosedJaxpr | Jaxpr, operands: Sequence[Any]) -> list[Any]:
 
 def _names(eqn: JaxprEqn) -> str:
     """`all_gather`, or `psum in scan`."""
-    for inner in _programs(eqn.params):
-        for e in inner.eqns:
-            if communicates(e):
-                return f"{_names(e)} in {eqn.primitive.name}"
+    for inner in programs_in(eqn.params):
+        for e in filter(communicates, inner.eqns):
+            return f"{_names(e)} in {eqn.primitive.name}"
     return eqn.primitive.name
-
-
-def _programs(value: Any) -> Iterator[Jaxpr]:
-    program = inside(value)
-    if program is not None:
-        yield opened(program)[0]
-    elif isinstance(value, tuple | list | dict):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _programs(item)
 
 
 def _value(values: dict[Any, Any], v: Any) -> Any:

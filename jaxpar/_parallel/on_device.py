@@ -1,8 +1,6 @@
-"""OnDevice: one part of a model on its own device.
+"""OnDevice: one part of a model on its own device, a link in a chain of programs.
 
-A compiled program runs on one set of devices, so a model whose layers are on different ones is a chain of
-programs. OnDevice is a link of that chain, which leaves moving to the user: `jaxpar.to(x, device)` where
-torch has `x.cuda(i)`. Nothing waits: programs and transfers are dispatched and run as their inputs arrive.
+Nothing waits: programs and transfers are dispatched and run as their inputs arrive.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""parallel_apply: every replica runs on its own rows.
-
-Where torch starts threads, all replicas are one compiled program (`program`); the modules of a list are run
-one by one, each on its own device, without waiting for the one before.
-"""
+"""parallel_apply: every replica runs on its own rows, all in one compiled program."""
 
 from __future__ import annotations
 
@@ -163,7 +159,6 @@ def _one_by_one(modules: Sequence[Any], inputs: Any, kwargs_tup: Any, devices: A
 
 
 def _homes(module: Any, *inputs: Any) -> list[jax.Device]:
-    """Return the devices of a module's arrays, or of its inputs if it has none."""
     for tree in (_arrays(module), inputs):
         devices = {d for x in jax.tree.leaves(tree) if is_real(x) and not x.is_deleted() for d in x.devices()}
         if devices:

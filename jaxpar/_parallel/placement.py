@@ -1,7 +1,4 @@
-"""Placement: which devices hold the replicas, which axis is split, where results go.
-
-These are one frozen value, made once and passed explicitly, instead of a current mesh or a stack of contexts.
-"""
+"""Placement: which devices hold the replicas, which axis is split, where results go."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """program: a function on every replica's own rows, all replicas in one compiled program.
 
-When replicas have different numbers of rows, `padding` makes one program for all of them if it can. Otherwise
-there is one branch for each number that occurs, and every device takes its own. Either way padding has no
-effect, and BatchNorm, a loss inside of forward, or anything else that combines rows needs no mask
-(docs/semantics.md rows 15, 75). Replicas communicate after the branches have joined, on every device.
+Padding of replicas with fewer rows has no effect, so BatchNorm, or a loss inside of forward, needs no mask
+(docs/semantics.md rows 15, 75).
 """
 
 from __future__ import annotations
@@ -82,8 +80,6 @@ class Finish(Protocol):
 
 
 class RunResult(NamedTuple):
-    """The results of all replicas."""
-
     outputs: PyTree  # every leaf stacked to [N, ...] and padded to the largest
     shapes: tuple[tuple[Shape, ...], ...]  # each leaf's true shapes on the replicas with rows
     shared: PyTree  # the shared tree that `finish` returned, equal on all devices
@@ -93,14 +89,10 @@ class RunResult(NamedTuple):
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class _OutputShapes:
-    """The true shapes of all replicas' outputs, as a node without leaves in the traced function's result."""
-
     shapes: tuple[tuple[Shape, ...], ...]
 
 
 class _Split:
-    """Which replica has which shapes of rows."""
-
     def __init__(self, kinds: Sequence[Kind | None], source: int):
         # torch.chunk gives at most three kinds: full pieces, a shorter last one, and devices without rows.
         self.kinds, self.source = kinds, source
@@ -165,8 +157,6 @@ Flat = tuple[list[jax.Array], list[jax.Array]]  # a switch's results: the padded
 
 
 class _Form:
-    """The form of results that all branches of a switch return, whatever their numbers of rows."""
-
     def __init__(self, local: Local, shapes: tuple[tuple[Shape, ...], ...]):
         self.outputs, self._outputs_form = jax.tree.flatten(local.outputs)
         self.others, self._others_form = jax.tree.flatten((local.terms, local.changes))
@@ -270,7 +260,6 @@ class _United:
     parameters: tuple[int, ...] | None
 
     def __call__(self, kind: jax.Array, flat: list[jax.Array]) -> Local:
-        """Return a replica's results for `flat`, of which the last are the pieces with their padding."""
         form = jax.tree.structure(self.branches[0].local)
 
         def local(flat: list[jax.Array]) -> Local:

@@ -1,8 +1,6 @@
-"""Programs: compiled programs, owned by the object that runs them.
+"""Programs: compiled programs, owned by the object that runs them, and freed with it.
 
-A compiled program holds everything that the traced function closes over: a loss, its arrays, a complete data
-set. In a cache of the module it would stay alive for the life of the process. So every wrapper and every step
-has its own `Programs`. The functions without such an object share one, which `jaxpar.clear_caches` empties.
+A program holds everything that the traced function closes over, for instance a complete data set.
 """
 
 from __future__ import annotations
@@ -53,7 +51,6 @@ _shared: list[Programs] = []
 
 
 def shared(make: Callable[..., Any]) -> Programs:
-    """Return Programs that no object owns."""
     _shared.append(Programs(make))
     return _shared[-1]
 

@@ -1,8 +1,7 @@
 """reduce: the replicas' trees become one tree, in one all-reduce.
 
-Everything here runs once on each replica, outside of every branch. XLA fuses sums of one float type with the
-sum of the gradients. Integers would be a second all-reduce, so small ones (counters, generator keys) travel
-as floats, sixteen bits in each, which is exact.
+XLA fuses sums of one float type with the sum of the gradients. Integers would be a second all-reduce, so
+small ones (counters, generator keys) travel as floats, sixteen bits in each, which is exact.
 """
 
 from __future__ import annotations

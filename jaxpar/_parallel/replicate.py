@@ -1,8 +1,4 @@
-"""replicate: one copy of the module on every device.
-
-A global array that all devices hold takes the place of torch's copies; it is made once and stays
-(docs/semantics.md row 34), and gradients are summed at the border of the compiled program.
-"""
+"""replicate: one copy of the module on every device, made once (docs/semantics.md row 34)."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -11,6 +11,16 @@ import numpy as np
 from .._upstream import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, inside, opened
 
 Names: TypeAlias = dict[Any, Any]  # which variable of the one program is which of the other
+
+
+def programs_in(value: Any) -> Iterator[ClosedJaxpr | Jaxpr]:
+    """Yield the programs in an equation's parameters, or in one of them."""
+    program = inside(value)
+    if program is not None:
+        yield program
+    elif isinstance(value, tuple | list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from programs_in(item)
 
 
 def same_program(a: ClosedJaxpr, b: ClosedJaxpr) -> bool:

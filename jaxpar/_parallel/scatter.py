@@ -1,10 +1,7 @@
-"""scatter: a batch goes out to the devices.
+"""scatter: a batch goes out to the devices, in the pieces of `torch.chunk` (docs/semantics.md rows 15, 19).
 
-torch.nn.parallel.scatter splits every tensor with `torch.chunk`: c = ceil(B / N) rows for each replica but
-the last one that gets any, so fewer replicas than devices may be used (docs/semantics.md row 15). Everything
-else is passed to all replicas by reference (row 19). Both hold here. On purpose, siblings with different
-numbers of rows raise (row 24), numpy arrays are arrays, and arguments and keyword arguments are split as one
-batch (row 27).
+On purpose, siblings with different numbers of rows raise (row 24), numpy arrays are arrays, and arguments and
+keyword arguments are split as one batch (row 27).
 """
 
 from __future__ import annotations

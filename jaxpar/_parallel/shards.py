@@ -1,9 +1,7 @@
 """Shards: a batch (or an output) in pieces, one for each replica, as one sharded tree.
 
-A global array with one shard on each device represents torch's list. Its shards must be equal, so every piece
-is padded to the largest, and its true shape is stored next to it. The padding never leaves this file and
-`program`: code that reads a piece crops it to its shape first. Arrays are stacked: entry i of the leading
-axis is replica i's piece, whatever the batch dimension is, so pieces without axes need no rules of their own.
+Entry i of an array's leading axis is replica i's piece, padded to the largest. The padding never leaves this
+file and `program`: code that reads a piece crops it to its true shape first.
 """
 
 from __future__ import annotations
@@ -95,8 +93,10 @@ def crop(piece: Any, shape: Shape) -> Any:
 
 
 def _piece(stack: Any, i: int, shape: Shape) -> jax.Array:
-    if isinstance(stack, jax.core.Tracer):
-        return crop(stack[i], shape)
+    return crop(stack[i] if isinstance(stack, jax.core.Tracer) else entry_of(stack, i), shape)
+
+
+def entry_of(stack: jax.Array, i: int) -> jax.Array:
     # stack[i] would gather the whole array on every device and cost a thousand times as much.
     shard = next(s for s in stack.addressable_shards if (s.index[0].start or 0) == i)
-    return crop(shard.data[0], shape)
+    return shard.data[0]

@@ -1,8 +1,4 @@
-"""spread: the same values on all devices.
-
-torch copies parameters from device_ids[0] at every forward and refuses modules that are elsewhere. Here they
-are copied once and stay, and the same modules are refused.
-"""
+"""spread: the same values on all devices, where torch would find them all on device_ids[0]."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""agreement: what all ranks must know before they run one program together.
-
-The rows of all ranks go into one program, so every rank has to know the other ranks' shapes. How it learns
-them is a strategy: outside of join they are the same, and only new ones are compared; inside of join they
-may differ, and every step is announced.
-"""
+"""agreement: what all ranks must know before they run one program together: the shapes of all ranks' rows."""
 
 from __future__ import annotations
 
@@ -15,8 +10,6 @@ from .local_batch import LocalRows
 
 
 class Agreement(NamedTuple):
-    """One step, as all ranks know it."""
-
     kinds: tuple[Kind | None, ...]  # the shapes of every replica's rows, None for a replica without
     divisor: int  # what the sum of the gradients is divided by
     source: int | None  # the replica whose buffers all get after the step; None: each process keeps its own

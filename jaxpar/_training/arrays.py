@@ -1,9 +1,7 @@
 """arrays: what a step reads and writes, taken out of the user's objects before it and put back afterwards.
 
-A compiled program takes arrays and returns new ones, so torch's parameters, which are mutated in place, have
-to be carried: out of an NNX object and back, or, for Linen and for plain functions, out of the arguments and
-into the results. In a group of several processes, the user sees arrays on this process's devices only, and
-the program sees them on all devices.
+In a group of several processes, the user sees arrays on this process's devices only, and the program sees
+them on all devices.
 """
 
 from __future__ import annotations
@@ -51,7 +49,6 @@ class Arrays(abc.ABC):
         return self.definition
 
     def loss_of(self, function: Callable[..., Any]) -> Static:
-        """Return the loss as the compiled program calls it."""
         return Static(function)
 
     @abc.abstractmethod
@@ -121,7 +118,6 @@ class ObjectArrays:
         return values
 
     def current_values(self) -> list:
-        """Return the object's arrays as they are, on any device."""
         self.view = view_nnx(self.thing)
         return self.view.current_values()
 
@@ -130,7 +126,6 @@ class ObjectArrays:
         return self._written if self.clean else self.world.shared(values)
 
     def write(self, values: list) -> None:
-        """Write all of a program's results into the object."""
         local = self.world.local_shared(values)
         self.view.put(local)
         # An array that is no Variable cannot be put back, so the object keeps its own.

@@ -1,9 +1,4 @@
-"""compiled_step: a loss, its gradients and what follows them, as one compiled program.
-
-For DistributedDataParallel, the loss of each replica's own rows runs on every replica, and the replicas then
-combine their gradients. Otherwise the loss of the complete batch is a function of a module that may itself be
-spread over the devices, as DataParallel is. Both kinds have the same inputs and outputs.
-"""
+"""compiled_step: a loss, its gradients and what follows them, as one compiled program."""
 
 from __future__ import annotations
 
@@ -41,8 +36,6 @@ class ReplicaState(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """The outputs of a step's program."""
-
     loss: PyTree  # the mean; while gradients are kept, each replica's, stacked to [N, ...]
     aux: PyTree  # on the replicas
     after: PyTree  # the mean gradients, or with an update the module's values; empty while gradients are kept

@@ -1,8 +1,6 @@
 """DistributedDataParallel: a loss and a gradient on every replica, their mean on all of them.
 
-A replica is a device of any process: one process with eight devices, eight with one each, or anything between
-gives the same numbers. On purpose it differs in this: `value_and_grad` returns the mean gradient, which torch
-leaves in `.grad`, because a JAX array has none.
+Unlike torch's, `value_and_grad` returns the mean gradient, because a JAX array has no `.grad`.
 """
 
 from __future__ import annotations
@@ -318,7 +316,6 @@ class _LinenDistributed(_Distributed):
         self._remember(module, world, backend, state)
 
     def holding(self, module: nnx.Module) -> Any:
-        """Return the same wrapper of a module that holds its variables."""
         return _NNXDistributed(module, self.world, self.backend, self.engine_state, True)
 
     def init(self, rngs: Any, *args: PyTree, **kwargs: PyTree) -> PyTree:

@@ -1,8 +1,6 @@
 """divergence_guard: before a rank runs a new program, all ranks compare what they are about to run.
 
-torch checks nothing after construction: a rank with a different batch shape trains on, one that makes a
-different number of calls hangs, and one with a different learning rate trains different weights. Here a
-combination that is new to a rank is compared over the host; a known one only costs a cache key.
+A combination that is new to a rank is compared over the host; a known one only costs a cache key.
 """
 
 from __future__ import annotations
@@ -147,7 +145,6 @@ class OptimizerNumbers:
 
 
 def _program(update: Update, values: list, optimizer: list) -> str:
-    """Return a digest of what is computed, with its constants, such as a learning rate."""
     gradients = [values[i] for i in update.parameters]
     closed = jax.make_jaxpr(update.advance)(values, optimizer, gradients, {})
     # The printed program shows the types of closed-over arrays, not their contents.

@@ -2,8 +2,7 @@
 
 `value_and_grad`, `train_step`, `eval_step`, accumulation, `no_sync` and `join` all go through `Engine.turn`.
 They differ in the arrays, in the work (a loss on every replica, a loss of the whole batch, or outputs), and
-in the strategy by which ranks agree on a step. torch spreads this loop over the user's script, the reducer's
-hooks in the backward pass and the optimizer.
+in the strategy by which ranks agree on a step.
 """
 
 from __future__ import annotations
@@ -30,8 +29,6 @@ from .world import World
 
 
 class Work(Protocol):
-    """The computation on a batch."""
-
     def bring(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Return the batch, on this process's devices."""
 
@@ -44,19 +41,14 @@ class Work(Protocol):
     def first_replica_state(self, trained: list) -> ReplicaState:
         """Return the initial per-replica state for this process's parameters."""
 
-    def replica_state_like(self, trained: list) -> ReplicaState:
-        """Return what `first_replica_state` returns, as shapes with shardings."""
-
-    def gradients_like(self, trained: list) -> list[jax.ShapeDtypeStruct]:
-        """Return the gradients that replicas accumulate between two updates, as shapes with shardings."""
+    def replica_state_like(self, trained: list, adds: bool) -> ReplicaState:
+        """Return what `first_replica_state` returns, as shapes with shardings; `adds`: with gradients."""
 
     def read(self, done: StepResult, agreed: Agreement, batch: Any) -> tuple[jax.Array, PyTree, PyTree]:
         """Return the loss, the auxiliary outputs and changed buffers, on this process's devices."""
 
 
 class StepOutcome(NamedTuple):
-    """The results of a step for its caller."""
-
     loss: jax.Array  # the mean over the replicas; this process's own while gradients are kept
     aux: PyTree  # likewise
     after: list  # the mean gradients, a list, where there was no update
@@ -102,9 +94,7 @@ class Engine:
         assert agreement is not None  # only join runs out of rows
         program, batch = self.work.program(self.arrays, agreement[1], agreement[0], keep)
         trained = [values[i] for i in self.arrays.parameters]
-        replica_state = self.work.replica_state_like(trained)
-        if adds:
-            replica_state = replica_state._replace(gradients=self.work.gradients_like(trained))
+        replica_state = self.work.replica_state_like(trained, adds)
         return program.trace(values, extra, replica_state, batch)  # type: ignore[attr-defined]
 
     def turn(self, batch: Any, keep: bool = False) -> StepOutcome | None:
@@ -121,11 +111,14 @@ class Engine:
             return None
         agreed, batch = agreement
         if agreed.buffers_from is not None:
-            values = self._received(values, agreed.buffers_from, buffers=True)
+            values = self.receive(values, agreed.buffers_from, buffers=True)
         # A rank without rows takes `keep` from the ranks that have some.
         extra = self.arrays.program_extra(extra, agreed.keep)
         program, program_batch = self.work.program(self.arrays, batch, agreed, agreed.keep)
-        replica_state = self.state.replica_state or self._first_replica_state(values)
+        replica_state = self.state.replica_state
+        if replica_state is None:
+            trained = [values[i] for i in self.arrays.parameters]
+            replica_state = self.work.first_replica_state(self.world.local_shared(trained))
         arguments = values, extra, replica_state, program_batch
         with Compiling(self._describe, rank()):
             # Before the call, since a different program hangs in a collective; inside `Compiling`, since the
@@ -159,10 +152,6 @@ class Engine:
         committed = self.arrays.put(done.after, done.extra, changes)
         return StepOutcome(loss, aux, done.after, committed, self.world.local_shared(report))
 
-    def _first_replica_state(self, values: list) -> ReplicaState:
-        trained = [values[i] for i in self.arrays.parameters]
-        return self.work.first_replica_state(self.world.local_shared(trained))
-
     def _metadata(self, keep: bool) -> StepMetadata:
         state, arrays = self.state, self.arrays
         # Assigned at a step, which all ranks make, and not when a wrapper is copied, which one rank may do
@@ -180,13 +169,8 @@ class Engine:
             self.world.group,
         )
 
-    def receive(self, src: int, *, buffers: bool, parameters: bool = False) -> None:
-        """Take the module's buffers or parameters from a rank of the world; all ranks call it."""
-        values, _ = self.arrays.take()
-        self._received(values, src, buffers=buffers, parameters=parameters)
-
-    def _received(self, values: list, src: int, *, buffers: bool, parameters: bool = False) -> list:
-        """`receive`; return the program's values with the received ones."""
+    def receive(self, values: list, src: int, *, buffers: bool, parameters: bool = False) -> list:
+        """Take the module's buffers or parameters from a rank; return the program's values with them."""
         trained = set(self.arrays.parameters)
         which = [i for i in range(len(values)) if (parameters if i in trained else buffers)]
         if not which:

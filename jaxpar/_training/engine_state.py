@@ -1,7 +1,4 @@
-"""engine_state: what an engine remembers from step to step, and the user's settings for it.
-
-No program contains it. torch keeps the same things in the DDP object and its reducer.
-"""
+"""engine_state: what an engine remembers from step to step, and the user's settings; in no program."""
 
 from __future__ import annotations
 
@@ -37,9 +34,6 @@ class EngineState:
     @property
     def joining(self) -> bool:
         return self.strategy is not self.usual
-
-    def enter_join(self, strategy: Strategy) -> None:
-        self.strategy = strategy
 
     def leave_join(self) -> None:
         self.strategy, self.engine = self.usual, None

@@ -1,10 +1,8 @@
-"""eval_step: a function of a module in evaluation mode, compiled once.
-
-The mode is a part of the program, so the module's own mode is never touched, as torch's `net.eval()` does.
-"""
+"""eval_step: a function of a module in evaluation mode, which is a part of the program, compiled once."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,13 +25,12 @@ from .arrays import Arrays
 from .batch_checks import check_batch, empty, without_torch
 from .call_arrays import CallArrays
 from .compiled_step import Program, ReplicaState, StepResult
-from .distributed_data_parallel import DistributedDataParallel
 from .engine import Engine
 from .engine_state import EngineState
 from .linen_net import collections_of, is_linen, linen_net_of, wrapped
-from .networks import as_one, check_alike, check_objects
+from .networks import as_one, check_alike, check_objects, local_placement
 from .precision import Precision, check_precision
-from .work import Whole, WholeBatch, placement_of
+from .work import Whole, WholeBatch
 from .world import ALONE
 
 
@@ -76,10 +73,9 @@ def eval_step(
         if not isinstance(module, nnx.Module):
             raise TypeError(f"eval_step: net must be an nnx.Module, not {type(module).__name__}.")
     check_alike(nets, "eval_step")
-    first = nets[0]
-    placement = first.world.local if isinstance(first, DistributedDataParallel) else placement_of(first)
+    placement = local_placement(nets[0])
     check_precision(precision, "eval_step")
-    run = _call if function is None else function
+    run = operator.call if function is None else function
     arrays = EvaluationArrays(as_one(net), as_one(net), placement, ALONE, "eval_step")
     state = EngineState(Alone())
     state.replace(ReplicaState())  # an evaluation has no per-replica state
@@ -135,10 +131,6 @@ def _check_numbers(outputs: PyTree, empty_array: str) -> None:
             )
 
 
-def _call(net: Callable[..., PyTree], *batch: PyTree, **kwargs: PyTree) -> PyTree:
-    return net(*batch, **kwargs)
-
-
 class OutputWork(WholeBatch):
     """A function of the module and the complete batch, without gradients."""
 
@@ -170,14 +162,11 @@ def _compiled(
         del extra, replica_state
         begun()
         if precision is not None:
-            values = [_lowered(precision, v, k) for v, k in zip(values, definition.kinds, strict=True)]
+            pairs = zip(values, definition.kinds, strict=True)
+            values = [precision.cast(x) if kind == "parameter" else x for x, kind in pairs]
             arrays = precision.cast(arrays)
         args, kwargs = combine(arrays, statics, form)
         result, changes = definition.apply(outputs, values, None, args, kwargs)
         return StepResult((), result, (), changes, {}, None)
 
     return jax.jit(run)
-
-
-def _lowered(precision: Precision, value: PyTree, kind: str) -> PyTree:
-    return precision.cast(value) if kind == "parameter" else value

@@ -1,8 +1,4 @@
-"""initial_sync: all ranks hold the same parameters when training begins.
-
-torch does not compare dtypes, and on a difference only some ranks raise and the others hang
-(docs/semantics.md row D2). Here every rank raises, and names both sides.
-"""
+"""initial_sync: all ranks hold the same parameters when training begins, or all raise."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """join: ranks with different numbers of batches train together until the last one has finished.
 
 As in torch, a rank without batches keeps taking part, with zeros. Every step is announced over the host
-first, with the numbers of rows, so that all ranks run one program for the rows of all. At the end `Join` runs
-steps without rows.
+first, with the numbers of rows, so that all ranks run one program for the rows of all.
 """
 
 from __future__ import annotations
@@ -110,7 +109,7 @@ class Join:
 
     def __enter__(self) -> Join:
         if self._enable:
-            self._state.enter_join(self._strategy)
+            self._state.strategy = self._strategy
         return self
 
     def __exit__(
@@ -135,7 +134,8 @@ class Join:
         while engine.turn(rows.empty()) is not None:
             pass
         # docs/semantics.md row J3: parameters, and buffers where they are shared.
-        engine.receive(self._strategy.last, buffers=self._strategy.shares_buffers, parameters=True)
+        values, _ = engine.arrays.take()
+        engine.receive(values, self._strategy.last, buffers=self._strategy.shares_buffers, parameters=True)
 
 
 def _announcement(rows: LocalRows, keep: bool) -> dict[str, Any]:

@@ -1,9 +1,4 @@
-"""linen_net: a Linen module with its variables, and a TrainState, as the NNX objects that a step trains.
-
-A step needs objects that hold their arrays. So a Linen module's variables go into an NNX module that applies
-it, and the other fields of its `flax.training.train_state.TrainState` into an optimizer whose update is the
-state's own `apply_gradients`. Reading `TrainStep.state` combines both again.
-"""
+"""linen_net: a Linen module with its variables, and a TrainState, as the NNX objects that a step trains."""
 
 from __future__ import annotations
 
@@ -40,7 +35,6 @@ class _Fields:
         return jax.tree.unflatten(self.form, [getattr(owner, name)[...] for name in self.names])
 
     def write(self, owner: Any, tree: PyTree) -> None:
-        """Raise ValueError for a leaf that did not exist at first."""
         for pair in jax.tree.leaves_with_path(tree):
             name = _name(pair)
             if name not in self.names:

@@ -1,8 +1,4 @@
-"""local_batch: a process's own batch becomes its part of the batch of all replicas.
-
-As in torch every rank loads its own rows. They are split over the devices of the process like DataParallel's
-batches, and stay there.
-"""
+"""local_batch: a process's own batch becomes its part of the batch of all replicas."""
 
 from __future__ import annotations
 
@@ -31,7 +27,6 @@ class LocalRows:
     kinds: tuple[Kind | None, ...]  # the shapes of each of the K replicas' pieces, None for one without rows
 
     def describe(self) -> dict[str, str]:
-        """Return what must be equal on all ranks, by name."""
         arrays, statics, form = separate(self.batch)
         return {
             "the batch's structure": str(form),
@@ -60,7 +55,6 @@ def take(args: tuple, kwargs: dict[str, Any], world: World) -> LocalRows:
 
 
 def outputs(aux: Shards, active: Sequence[int], rows: LocalRows, world: World) -> Shards:
-    """Return this process's part of the active replicas' outputs."""
     local_active = [j for j, i in enumerate(active) if world.first <= i < world.first + world.local.N]
     shapes = tuple(tuple(of_leaf[j] for j in local_active) for of_leaf in aux.shapes)
     return Shards(world.local_stacked(aux.tree), rows.sizes, shapes, world.local)

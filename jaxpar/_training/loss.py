@@ -1,7 +1,4 @@
-"""loss: a function of a module and a batch, its value and the gradient of the module's parameters.
-
-For a complete batch (`train_step` of a DataParallel) and for one replica's rows (DistributedDataParallel).
-"""
+"""loss: a function of a module and a batch, its value and the gradient of the module's parameters."""
 
 from __future__ import annotations
 
@@ -133,7 +130,6 @@ class Loss:
 
 
 def _split(result: Any, has_aux: bool, networks: int) -> tuple[PyTree, PyTree]:
-    """Return the loss, or one loss for each network, and the auxiliary outputs."""
     if has_aux and not (isinstance(result, tuple) and len(result) == 2):
         raise LossError(f"loss_fn: with has_aux=True it returns (loss, aux), not {result!r:.60}.")
     loss, aux = result if has_aux else (result, ())

@@ -1,7 +1,4 @@
-"""misuse: calls of a DistributedDataParallel whose gradient nothing would average, refused.
-
-torch's hooks average gradients wherever `backward` runs; here only `value_and_grad` and `train_step` do.
-"""
+"""misuse: calls of a DistributedDataParallel whose gradient nothing would average, refused."""
 
 from __future__ import annotations
 

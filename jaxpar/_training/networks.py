@@ -1,8 +1,4 @@
-"""networks: one or several networks, all wrapped the same way, and the objects among a step's arguments.
-
-In torch a wrong device fails in the operation that uses both. Here one program runs all of them, so they must
-agree on its devices first.
-"""
+"""networks: one or several networks, all wrapped the same way, and the objects among a step's arguments."""
 
 from __future__ import annotations
 
@@ -89,6 +85,11 @@ def _described(net: Any) -> str:
     if isinstance(net, DistributedDataParallel):
         where = net.world.everywhere
     return type(net).__name__ + ("" if where is None else f" on {where.N} devices, dim={where.dim}")
+
+
+def local_placement(net: Any) -> Placement | None:
+    """Return where this process's arrays go; None leaves a plain module's in place."""
+    return net.world.local if isinstance(net, DistributedDataParallel) else placement_of(net)
 
 
 def unwrapped(thing: Any) -> Any:

@@ -1,7 +1,6 @@
 """nonfinite: which gradient is infinite or not a number, and how the host learns about it.
 
-torch's GradScaler waits for the answer in every step. Here the check is part of the program, and its answer,
-a report of two numbers, is read some steps later, when reading does not block.
+The program reports two numbers, which are read some steps later, when reading does not block.
 """
 
 from __future__ import annotations

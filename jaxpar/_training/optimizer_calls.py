@@ -1,8 +1,4 @@
-"""optimizer_calls: which optimizer updates which network, and with which of the gradients.
-
-torch's optimizer finds gradients on its parameters. Here a step has one list of gradients, for everything
-that any of its optimizers trains, and each optimizer picks its own.
-"""
+"""optimizer_calls: which optimizer updates which network, and with which of the step's gradients."""
 
 from __future__ import annotations
 
@@ -17,8 +13,6 @@ from .arrays import order_of_gradients
 
 
 class OptimizerCall(NamedTuple):
-    """One optimizer's update of one network."""
-
     form: TreeDef  # the structure in which the optimizer takes gradients
     order: tuple[int, ...]  # each leaf's index in the step's gradients
 

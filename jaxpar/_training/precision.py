@@ -1,7 +1,6 @@
 """Precision: in which type a step computes, while parameters stay in theirs.
 
-torch's autocast chooses a type for every operation. Here parameters and batch are cast once; statistics of
-BatchNorm, sums of gradients and the optimizer see float32.
+Parameters and batch are cast once; BatchNorm's statistics, sums of gradients and the optimizer see float32.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""program_parts: a description of a compiled step, in names and digests that ranks can compare.
-
-A rank with a different loss, activation, constant or random implementation compiles a different program,
-which torch would not notice. The program is compared as it goes to the compiler, so nothing is left out.
-"""
+"""program_parts: a description of a compiled step, in names and digests that ranks can compare."""
 
 from __future__ import annotations
 
@@ -14,7 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._upstream import Jaxpr, Literal, inside, opened
+from .._parallel.same_program import programs_in
+from .._upstream import Jaxpr, Literal, opened
 
 NUMBERS = 40  # how many are written out; more are digested
 
@@ -47,11 +44,8 @@ def _programs(program: Any) -> Iterator[tuple[Jaxpr, list[Any]]]:
     jaxpr, consts = opened(program)
     yield jaxpr, consts
     for equation in jaxpr.eqns:
-        for value in equation.params.values():
-            several = value if isinstance(value, (tuple, list)) else (value,)
-            for candidate in several:
-                if (inner := inside(candidate)) is not None:
-                    yield from _programs(inner)
+        for inner in programs_in(equation.params):
+            yield from _programs(inner)
 
 
 def _bytes(value: Any) -> bytes:

@@ -1,7 +1,6 @@
 """replica_groups: which replicas sum together, in a layer that synchronises over a process group.
 
-All replicas run one program, so all ranks must know all groups. They exchange them when the module is
-wrapped, and the layer then holds what is the same on all of them.
+All replicas run one program, so all ranks must know all groups: they exchange them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""step_state: save and restore the state of a training step that is not in its net or optimizer.
-
-torch leaves most of it to the script, and one that resumes in the middle of an accumulation without it
-silently trains different weights.
-"""
+"""step_state: save and restore the state of a training step that is not in its net or optimizer."""
 
 from __future__ import annotations
 
@@ -23,7 +19,6 @@ WHERE = "TrainStep.load_state_dict"
 
 
 def saved(engine: Engine, arrays: TrainingArrays) -> dict[str, Any]:
-    """Return the state of a step, with arrays on the host; the same on all ranks."""
     replica_state, world = engine.state.replica_state or ReplicaState(), engine.world
     return {
         "step": {name: np.asarray(x) for name, x in world.local_shared(arrays.extra).items()},
@@ -58,8 +53,8 @@ def restore(engine: Engine, arrays: TrainingArrays, state: dict[str, Any]) -> No
         )
     values, _ = arrays.take()
     trained = engine.world.local_shared([values[i] for i in arrays.parameters])
-    gradients = engine.work.gradients_like(trained) if state["gradients"] else []
-    expected, form = jax.tree.flatten(ReplicaState(gradients, engine.work.first_replica_state(trained).hook))
+    replica_state = engine.work.replica_state_like(trained, bool(state["gradients"]))
+    expected, form = jax.tree.flatten(replica_state)
     stored_arrays = [*state["gradients"], *state["hook"]]
     _check(expected, stored_arrays)
     # All checks come first, so that a state that does not fit leaves everything as it was.

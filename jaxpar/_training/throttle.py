@@ -1,8 +1,7 @@
-"""throttle: how far Python runs ahead of virtual devices.
+"""throttle: how far Python runs ahead of virtual devices, which have no queue of their own.
 
-An accelerator works through its queue while Python prepares the next steps. Virtual devices have none: where
-there are more devices than cores, a step that was started competes with the threads of earlier steps. Since
-JAX 0.12 waiting gains nothing (`benchmarks/train_step/ahead.py`).
+Where there are more devices than cores, a step competes with the threads of earlier steps. Since JAX 0.12
+waiting gains nothing (`benchmarks/train_step/ahead.py`).
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ STEPS = 4
 
 
 class Throttle:
-    """Waits for the loss of an earlier step, where there are more CPU devices than cores."""
-
     def __init__(self) -> None:
         self._losses: collections.deque[jax.Array] = collections.deque()
         self._waits: bool | None = None if STEPS_COMPETE else False

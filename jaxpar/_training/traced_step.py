@@ -1,7 +1,4 @@
-"""traced_step: the program of `train_step` for shapes, so that a compiler can report its costs.
-
-It is `TrainStep.lower` without a wrapper around the module, and optionally stops at the gradients.
-"""
+"""traced_step: the program of `train_step` for shapes, so that a compiler can report its costs."""
 
 from __future__ import annotations
 

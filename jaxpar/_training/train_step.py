@@ -1,7 +1,6 @@
 """train_step: forward, loss, backward and optimizer as one compiled program that gives its memory back.
 
-A JAX step is fast when it is one program whose old state is donated to the next, and when nothing waits for
-its results. The module and the optimizer stay the user's: after every step they hold its results.
+The module and the optimizer stay the user's: after every step they hold its results.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from flax import nnx
 from .._devices.topology import refuse_topology
 from .._parallel.data_parallel import DataParallel
 from .._parallel.modules.bundle import nets_of, set_aside
-from .._parallel.placement import Placement
 from .._parallel.programs import Programs
 from .._typing import PyTree
 from ..errors import NonFiniteError
@@ -28,14 +26,23 @@ from .divergence_guard import Fingerprint, fingerprint
 from .engine import Engine, Work
 from .engine_state import EngineState
 from .linen_net import LinenOptimizer
-from .networks import as_nnx, as_one, check_nets, check_objects, refuse_context, state_of, unwrapped
+from .networks import (
+    as_nnx,
+    as_one,
+    check_nets,
+    check_objects,
+    local_placement,
+    refuse_context,
+    state_of,
+    unwrapped,
+)
 from .nonfinite import NONE, Reports
 from .precision import Precision, check_precision
 from .step_state import counts, restore, saved
 from .throttle import Throttle
 from .training_arrays import TrainingArrays
 from .update import update_of
-from .work import BatchWork, Objective, ReplicaWork, placement_of
+from .work import BatchWork, Objective, ReplicaWork
 from .world import ALONE
 
 
@@ -128,7 +135,7 @@ class TrainStep:
         self.calls = self.updates = 0
         self._accumulate, self._has_aux = accumulate, has_aux
         self._nets = net if isinstance(net, tuple) else (net,)
-        placement = _placement(self._nets[0])
+        placement = local_placement(self._nets[0])
         self._devices = () if placement is None else placement.devices
         make = functools.partial(
             update_of, accumulate=accumulate, on_nonfinite=on_nonfinite, precision=precision
@@ -286,16 +293,12 @@ class TrainStep:
         )
 
 
-def _placement(net: nnx.Module) -> Placement | None:
-    return net.world.local if isinstance(net, DistributedDataParallel) else placement_of(net)
-
-
 def _engine(
     nets: Sequence[nnx.Module], net: Any, optimizer: Any, objective: Objective, loss_fn: Callable[..., Any]
 ) -> tuple[Engine, TrainingArrays]:
     programs = Programs(compiled)
     work: Work
-    placement = _placement(nets[0])
+    placement = local_placement(nets[0])
     if isinstance(nets[0], DistributedDataParallel):
         world, state = nets[0].world, state_of(nets)
         work = ReplicaWork(objective, world, state, nets[0].backend, programs)

@@ -24,8 +24,6 @@ from .training_arrays import TrainingArrays
 
 
 class UpdateStrategy(NamedTuple):
-    """How an update is computed."""
-
     branches: bool  # skip an update by not computing it, rather than by selecting the old values
     donates: bool  # the old state gives its buffers to the next
     first_bad: Callable[[list], jax.Array]  # finds the first gradient that is not finite
@@ -110,7 +108,6 @@ class Update:
         return jax.tree.map(lambda a, b: a if a is b else jnp.where(good, a, b), new, old)
 
     def _judge(self, first: jax.Array, extra: dict[str, Any]) -> tuple[jax.Array, dict[str, Any]]:
-        """Return whether this update counts, and the state that records it."""
         good = first == NONE
         if "scale" in extra:
             assert self.precision is not None

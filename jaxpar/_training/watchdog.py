@@ -1,9 +1,8 @@
 """Heartbeats: a training process reports each step, and a supervisor watches.
 
-A rank that hangs looks healthy to JAX, whose heartbeats come from a separate thread, and to torchrun, which
-waits for exit codes. So every training function calls `beat()` once per step, and under `jaxpar launch` a
-beat is stored in a file that the supervisor has mapped as well. Without a supervisor,
-`JAXPAR_STEP_TIMEOUT=S` makes the process watch itself.
+JAX's own heartbeats come from a separate thread, which goes on in a rank that hangs. Under `jaxpar launch` a
+beat is stored in a file that the supervisor has mapped. Without a supervisor, `JAXPAR_STEP_TIMEOUT=S` makes
+the process watch itself.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""work: what a step computes, a loss on every replica or one of the complete batch.
-
-As in torch, DistributedDataParallel's loss is each rank's own, and the gradients are averaged; DataParallel's
-is computed from gathered outputs, so it is one number for the complete batch.
-"""
+"""work: what a step computes, a loss on every replica or one of the complete batch."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ from .._parallel.modules import Definition
 from .._parallel.modules.nnx_view import NNXDefinition
 from .._parallel.placement import Placement
 from .._parallel.programs import Programs
-from .._parallel.shards import combine, separate
+from .._parallel.shards import combine, entry_of, separate
 from .._tree import is_committed, is_staged, shape_of
 from .._typing import REPLICA, PyTree, Static, TreeDef
 from ..data.sending import sender
@@ -80,7 +76,6 @@ class Objective:
         return Loss(definition, arrays.form, trained, function, *policy), update
 
     def donates(self, keep: bool) -> tuple[str, ...]:
-        """Return the names of the arguments whose buffers a program may consume."""
         # A training step owns its state. `value_and_grad`, which has no update, leaves the arrays to its
         # caller.
         if self.update is None or keep or not self.update.strategy.donates:
@@ -99,8 +94,6 @@ def _all_parameters(definition: Definition, trained: tuple[int, ...]) -> bool:
 
 
 class ReplicaWork:
-    """The loss of each replica's own rows, and the mean of their gradients."""
-
     def __init__(
         self, objective: Objective, world: World, state: EngineState, backend_name: str, programs: Programs
     ):
@@ -151,14 +144,11 @@ class ReplicaWork:
             (), self._world.stacked(jax.tree.map(on_replicas, self._state.hook.init(trained)))
         )
 
-    def replica_state_like(self, trained: list) -> ReplicaState:
-        return ReplicaState((), self._stacks(jax.eval_shape(self._state.hook.init, trained)))
-
-    def gradients_like(self, trained: list) -> list[jax.ShapeDtypeStruct]:
-        return self._stacks(trained)
+    def replica_state_like(self, trained: list, adds: bool) -> ReplicaState:
+        hook = jax.eval_shape(self._state.hook.init, trained)
+        return ReplicaState(self._stacks(trained) if adds else (), self._stacks(hook))
 
     def _stacks(self, tree: PyTree) -> PyTree:
-        """Return for each array the shape in which every replica has one."""
         everywhere = self._world.everywhere
         return jax.tree.map(
             lambda x: jax.ShapeDtypeStruct((everywhere.N, *x.shape), x.dtype, sharding=everywhere.stacked),
@@ -177,7 +167,7 @@ class ReplicaWork:
         if all(jnp.ndim(x) == 0 for x in jax.tree.leaves(done.loss)):
             return world.local_shared(done.loss)
         # While gradients are kept nothing is sent, so this is the mean over the process's own replicas.
-        local_active = [i for i in range(world.local.N) if agreed.kinds[world.first + i] is not None]
+        local_active = self._local_active(agreed)
         if not local_active:  # inside of join
             return jax.tree.map(lambda x: jnp.zeros((), x.dtype), done.loss)
         return jax.tree.map(lambda x: jnp.mean(x[jnp.array(local_active)]), world.local_stacked(done.loss))
@@ -187,24 +177,20 @@ class ReplicaWork:
         world = self._world
         if agreed.source is not None:
             return world.local_shared(done.changes)
-        first = next((i for i in range(world.local.N) if agreed.kinds[world.first + i] is not None), None)
-        if first is None:
+        local_active = self._local_active(agreed)
+        if not local_active:
             return {}
-        local = world.local_stacked(done.changes)
+        first, local = local_active[0], world.local_stacked(done.changes)
         if is_staged():
             return jax.tree.map(lambda x: x[first], local)
-        return jax.tree.map(lambda x: _entry(x, first, world), local)
+        return jax.tree.map(lambda x: jax.device_put(entry_of(x, first), world.local.replicated), local)
 
-
-def _entry(stack: jax.Array, i: int, world: World) -> jax.Array:
-    # Not stack[i], which gathers the array and copies it to all of its devices first.
-    shard = next(s for s in stack.addressable_shards if (s.index[0].start or 0) == i)
-    return jax.device_put(shard.data[0], world.local.replicated)
+    def _local_active(self, agreed: Agreement) -> list[int]:
+        first = self._world.first
+        return [i for i in range(self._world.local.N) if agreed.kinds[first + i] is not None]
 
 
 class Whole(NamedTuple):
-    """An unsplit batch: device arrays, static leaves, tree structure."""
-
     arrays: list
     statics: tuple[Static | None, ...]
     form: TreeDef
@@ -234,11 +220,8 @@ class WholeBatch:
         del trained
         return ReplicaState()
 
-    def replica_state_like(self, trained: list) -> ReplicaState:
-        return self.first_replica_state(trained)
-
-    def gradients_like(self, trained: list) -> list[jax.ShapeDtypeStruct]:
-        return [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in trained]
+    def replica_state_like(self, trained: list, adds: bool) -> ReplicaState:
+        return ReplicaState([shape_of(x, x.sharding) for x in trained] if adds else ())
 
     def read(self, done: StepResult, agreed: Agreement, batch: Whole) -> tuple[jax.Array, PyTree, PyTree]:
         del agreed, batch

@@ -37,7 +37,6 @@ class World:
 
     @property
     def first(self) -> int:
-        """The replica number of this process's first device."""
         return self.rank * self.local.N
 
     def shared(self, tree: PyTree) -> PyTree:

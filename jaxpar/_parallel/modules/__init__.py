@@ -1,9 +1,8 @@
 """Modules: an NNX module, a bound Linen module or a plain function, in one form.
 
-A parameter is an `nnx.Param` (Linen: the collections that are not mutable). Everything else is what torch
-calls a buffer: all replicas start with the same value, and replica 0's new value comes back
-(docs/semantics.md row 39). Attributes that a forward rebinds are lost, as in torch (row 37), and so are
-changes to parameters.
+An `nnx.Param` (Linen: a collection that is not mutable) is a parameter; everything else is what torch calls a
+buffer, of which replica 0's new value comes back (docs/semantics.md row 39). Attributes that a forward
+rebinds are lost, as in torch (row 37).
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Bundles: several NNX objects as one module, which shared variables stay shared in.
+"""Bundles: several NNX objects, networks or arguments of a call, as one module.
 
-A compiled call or step has one module, whose variables are data. Networks that are trained together, and
-modules, streams (`nnx.Rngs`) and metrics among a call's arguments, have variables as well. Passed as
-arguments, JAX would treat them as trees of arrays and split them into rows. torch has nothing like it.
+Passed as arguments of a program, JAX would treat objects as trees of arrays and split them into rows.
 """
 
 from __future__ import annotations
@@ -44,8 +42,6 @@ class Bundle(nnx.Module):
         return tuple(getattr(self, name) for name in self.names)
 
     def filled(self, tree: PyTree) -> PyTree:
-        """Return the arguments with the objects back in place of their markers."""
-
         def fill(x: Any) -> Any:
             return getattr(self, self.arguments[x.i]) if isinstance(x, ArgumentMarker) else x
 

@@ -1,13 +1,11 @@
 """Functions that hold arrays which an eager derivative watches: `lambda x: x @ w` under `jax.grad`.
 
-JAX would pass `w` to the program from the device that holds it, and refuse to mix it with rows on several. So
-these arrays are data here, like a module's parameters.
+JAX would refuse to mix `w`, on one device, with rows on several. So such arrays are data, like parameters.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import types
 from collections.abc import Callable
 from typing import Any
@@ -18,28 +16,9 @@ from ..._tree import has_tracers, is_array, is_staged
 from ..._typing import PyTree, Static
 from ..placement import Placement
 from ..spread import spread
-from .definition import Definition
-from .function_view import FunctionView
+from .function_view import FunctionDefinition, FunctionView
 
 Cells = dict[int, PyTree]
-
-
-@dataclasses.dataclass(frozen=True)
-class ClosureDefinition(Definition):
-    """A function without the cells that its `values` fill."""
-
-    function: Static
-
-    def apply(
-        self,
-        function: Callable[..., Any],
-        values: Cells,
-        replica: jax.Array | None,
-        args: tuple,
-        kwargs: dict,
-    ) -> tuple[PyTree, dict[Any, PyTree]]:
-        del replica
-        return function(_filled(self.function.value, values), *args, **kwargs), {}
 
 
 class ClosureView(FunctionView):
@@ -50,7 +29,7 @@ class ClosureView(FunctionView):
         assert isinstance(function, types.FunctionType)
         # The program outlives the derivative, whose tracers it must not hold.
         emptied = _filled(function, dict.fromkeys(cells))
-        self.definition = ClosureDefinition(Static(emptied))  # type: ignore[assignment]
+        self.definition = FunctionDefinition(Static(emptied), _filled)
         self.cells = cells
 
     def values(self, placement: Placement) -> Cells:  # type: ignore[override]
@@ -70,7 +49,6 @@ def watched_cells(function: object) -> Cells:
 
 
 def _filled(function: types.FunctionType, values: Cells) -> types.FunctionType:
-    """Return the same function with some cells replaced."""
     closure = enumerate(function.__closure__ or ())
     cells = [types.CellType(values[i]) if i in values else cell for i, cell in closure]
     copied = types.FunctionType(

@@ -21,40 +21,10 @@ from .definition import Definition
 
 @dataclasses.dataclass(frozen=True)
 class FunctionDefinition(Definition):
+    """A function without its values, with which `bind(function, values)` returns it."""
+
     function: Static
-
-    def apply(
-        self,
-        function: Callable[..., Any],
-        values: tuple,
-        replica: jax.Array | None,
-        args: tuple,
-        kwargs: dict,
-    ) -> tuple[PyTree, dict[Any, PyTree]]:
-        del values, replica
-        return function(self.function.value, *args, **kwargs), {}
-
-
-class FunctionView:
-    """A function as a module that has no arrays."""
-
-    def __init__(self, function: Callable[..., Any]):
-        if not callable(function):
-            raise TypeError(f"{type(function).__name__} cannot be called; give a Flax module or a function.")
-        refuse_hidden_module(function)
-        self.definition = FunctionDefinition(Static(function))
-
-    def values(self, placement: Placement) -> tuple:
-        del placement
-        return ()
-
-    def commit(self, changes: dict[Any, PyTree]) -> None:
-        del changes
-
-
-@dataclasses.dataclass(frozen=True)
-class ParametersDefinition(Definition):
-    function: Static
+    bind: Callable[[Any, Any], Callable[..., Any]]
 
     def apply(
         self,
@@ -65,7 +35,29 @@ class ParametersDefinition(Definition):
         kwargs: dict,
     ) -> tuple[PyTree, dict[Any, PyTree]]:
         del replica
-        return function(functools.partial(self.function.value, values), *args, **kwargs), {}
+        return function(self.bind(self.function.value, values), *args, **kwargs), {}
+
+
+def _without_values(function: Callable[..., Any], values: tuple) -> Callable[..., Any]:
+    del values
+    return function
+
+
+class FunctionView:
+    """A function as a module that has no arrays."""
+
+    def __init__(self, function: Callable[..., Any]):
+        if not callable(function):
+            raise TypeError(f"{type(function).__name__} cannot be called; give a Flax module or a function.")
+        refuse_hidden_module(function)
+        self.definition = FunctionDefinition(Static(function), _without_values)
+
+    def values(self, placement: Placement) -> tuple:
+        del placement
+        return ()
+
+    def commit(self, changes: dict[Any, PyTree]) -> None:
+        del changes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -82,7 +74,7 @@ class Applied:
 class AppliedView(FunctionView):
     def __init__(self, applied: Applied):
         super().__init__(applied.function)
-        self.definition = ParametersDefinition(Static(applied.function))  # type: ignore[assignment]
+        self.definition = FunctionDefinition(Static(applied.function), functools.partial)
         self.parameters = applied.parameters
 
     def values(self, placement: Placement) -> PyTree:
@@ -106,7 +98,6 @@ def refuse_hidden_module(value: object) -> None:
 
 
 def _contents(value: object) -> list[Any]:
-    """Return what a function, a bound method or a partial holds."""
     if isinstance(value, functools.partial):
         return [*value.args, *value.keywords.values(), *_contents(value.func)]
     if isinstance(value, types.MethodType):

@@ -82,8 +82,6 @@ class NNXDefinition(Definition):
 
 
 class NNXView:
-    """One module's Variables, in the order of its flat state, with their definition."""
-
     def __init__(self, module: nnx.Module):
         # As a graph, whatever Flax does by default: an array may occur twice, as tied weights do.
         graphdef, state = nnx.split(module, graph=True)
@@ -115,7 +113,6 @@ class NNXView:
         return placed
 
     def parameters(self, wrt: nnx.filterlib.Filter) -> tuple[int, ...]:
-        """Return which values are trained: floating ones that the NNX filter `wrt` selects."""
         selects = nnx.filterlib.to_predicate(wrt)
         pairs = enumerate(zip(self.definition.paths, self.leaves, strict=True))
         return tuple(i for i, (path, leaf) in pairs if selects(path, leaf) and _is_float(leaf))
@@ -155,8 +152,6 @@ class NNXView:
 
 
 class _Snapshot(NamedTuple):
-    """The contents of one attribute dict or container of a module."""
-
     content: dict | list | tuple
     keys: tuple
     values: tuple
@@ -166,7 +161,6 @@ _views: weakref.WeakKeyDictionary[nnx.Module, tuple[list[_Snapshot], NNXView]] =
 
 
 def view_nnx(module: nnx.Module) -> NNXView:
-    """Return the view of a module: the cached one, if nothing in the module has changed since."""
     # Half a microsecond for each variable, instead of the 40 of nnx.split.
     if module in _views:
         snapshots, cached = _views[module]
@@ -192,7 +186,6 @@ def _unchanged(then: _Snapshot) -> bool:
 
 
 def _snapshots(module: nnx.Module) -> list[_Snapshot]:
-    """Return every attribute dict and container in a module, with its current contents."""
     # The dicts, and not the modules: _views must not keep the module alive that is its key.
     snapshots: list[_Snapshot] = []
     visited: set[int] = set()

@@ -1,13 +1,12 @@
 """analysis: from the programs for all numbers of rows to the one that runs, if it exists.
 
-The programs must be the same but for the lengths of axes and for numbers, such as the 3 that a mean divides
-by. The rules of `rules` must explain every difference in length.
+The rules of `rules` must explain every difference in length; nothing else may differ but numbers.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -22,10 +21,9 @@ from ..._upstream import (
     called,
     has_own_jvp,
     has_own_vjp,
-    inside,
     opened,
 )
-from ..same_program import equal_parameters
+from ..same_program import equal_parameters, programs_in
 from .derivatives import cotangents, moves, tangents
 from .environment import Environment
 from .rows import DependentError, Rows, axis_of, unified
@@ -93,7 +91,7 @@ def planned(programs: Sequence[ClosedJaxpr]) -> Plan | None:
     shapes = list(zip(*([v.aval.shape for v in of] for of in variables), strict=True))
     try:
         sizes = _sizes(shapes)
-        operand_rows = [_input(lengths, sizes) for lengths in shapes]
+        operand_rows = [_one_block(lengths, sizes) for lengths in shapes]
         return _Walk(sizes).program(programs, operand_rows)
     except DependentError:
         return None
@@ -119,7 +117,7 @@ def _sizes(shapes: Sequence[Sequence[Shape]]) -> tuple[int, ...]:
     return sizes
 
 
-def _input(shapes: Sequence[Shape], sizes: Sequence[int]) -> Rows | None:
+def _one_block(shapes: Sequence[Shape], sizes: Sequence[int]) -> Rows | None:
     axis = axis_of(shapes, sizes)
     return axis and Rows(axis[0], 1, axis[1])
 
@@ -161,9 +159,9 @@ class _Walk:
         tables = self._tables(eqns)
         if any(e.primitive is not first.primitive for e in eqns):
             raise DependentError("equation")
-        if list(_programs(first)):
+        if list(programs_in(first.params)):
             return self._calling(eqns, where, tables)
-        result_rows = [self._made(variables) for variables in zip(*(e.outvars for e in eqns), strict=True)]
+        result_rows = self._result_rows(eqns)
         name = first.primitive.name
         for key, value in first.params.items():
             free = key in SHAPES.get(name, ())
@@ -176,8 +174,9 @@ class _Walk:
         rule = rule_of(name)
         if rule is None:
             raise DependentError(name)
-        if name in SHAPES:
-            self._check_lengths(eqns, SHAPES[name][0])
+        for key in SHAPES.get(name, ()):
+            # Lengths among the parameters differ like the results' lengths: as multiples, on one axis.
+            axis_of([tuple(e.params[key]) for e in eqns], self.sizes)
         try:
             effect = rule(first, where, result_rows[0])
         except (
@@ -188,14 +187,9 @@ class _Walk:
             raise DependentError(name) from error
         return EquationPlan(effect.masks, tables), effect.rows
 
-    def _check_lengths(self, eqns: Sequence[JaxprEqn], key: str) -> None:
-        """Check that lengths among the parameters differ like the results' lengths: as multiples, on one
-        axis."""
-        axis_of([tuple(e.params[key]) for e in eqns], self.sizes)
-
-    def _made(self, variables: Sequence[Any]) -> Rows | None:
-        axis = axis_of([v.aval.shape for v in variables], self.sizes)
-        return axis and Rows(axis[0], 1, axis[1])
+    def _result_rows(self, eqns: Sequence[JaxprEqn]) -> list[Rows | None]:
+        shapes = zip(*([v.aval.shape for v in e.outvars] for e in eqns), strict=True)
+        return [_one_block(lengths, self.sizes) for lengths in shapes]
 
     def _tables(self, eqns: Sequence[JaxprEqn]) -> tuple[tuple[int, Table], ...]:
         tables = []
@@ -231,7 +225,7 @@ class _Walk:
             return EquationPlan(), walk.scan(eqns, where)
         if name == "cond":
             return EquationPlan(), walk.cond(eqns, where)
-        if not any(where) and not any(self._made(v) for v in zip(*(e.outvars for e in eqns), strict=True)):
+        if not any(where) and not any(self._result_rows(eqns)):
             return EquationPlan(), walk.untouched(eqns)
         raise DependentError(name)
 
@@ -240,13 +234,13 @@ class _Walk:
         return all(
             equal_parameters(value, e.params.get(key))
             for key, value in eqns[0].params.items()
-            if not list(_inside(value))
+            if not list(programs_in(value))
             for e in eqns[1:]
         )
 
     def untouched(self, eqns: Sequence[JaxprEqn]) -> Where:
         """Check programs that see no rows: they must be the same."""
-        for value in zip(*(list(_programs(e)) for e in eqns), strict=True):
+        for value in zip(*(list(programs_in(e.params)) for e in eqns), strict=True):
             self.program(value, [None] * len(opened(value[0])[0].invars))
         return [None] * len(eqns[0].outvars)
 
@@ -274,7 +268,6 @@ class _Walk:
         return [*carry, *(rows and rows._replace(axis=rows.axis + 1) for rows in result_rows[m - n :])]
 
     def cond(self, eqns: Sequence[JaxprEqn], where: Where) -> Where:
-        """Check a conditional whose predicate does not depend on rows."""
         if where[0] is not None:
             raise DependentError("cond")
         branches = zip(*(e.params["branches"] for e in eqns), strict=True)
@@ -340,26 +333,11 @@ def _array(value: Any) -> Any:
     return value if isinstance(value, jax.Array) else np.asarray(value)
 
 
-def _inside(value: Any) -> Iterator[ClosedJaxpr | Jaxpr]:
-    program = inside(value)
-    if program is not None:
-        yield program
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _inside(item)
-
-
-def _programs(eqn: JaxprEqn) -> Iterator[ClosedJaxpr | Jaxpr]:
-    for value in eqn.params.values():
-        yield from _inside(value)
-
-
 def _called(eqn: JaxprEqn) -> ClosedJaxpr | Jaxpr:
-    return called(eqn) or next(_programs(eqn))
+    return called(eqn) or next(programs_in(eqn.params))
 
 
 def _inner(rows: Rows | None) -> Rows | None:
-    """Return where one iteration's slice of a scanned array has rows."""
     if rows is not None and rows.axis == 0:
         raise DependentError("scan")
     return rows and rows._replace(axis=rows.axis - 1)
@@ -371,7 +349,6 @@ def _alike_in_shape(variables: Sequence[Any], others: Sequence[Any]) -> int:
 
 
 def _name(eqn: JaxprEqn) -> str:
-    """Return an identifier of the function that an equation calls: its name and its source."""
     # Not by identity: each trace of a recursive function makes a new program.
     jaxpr, _ = opened(_called(eqn))
     return f"{eqn.primitive.name} {jaxpr.debug_info.func_src_info}"

@@ -1,8 +1,8 @@
 """rules: the effect of each primitive on an axis of rows.
 
-A rule takes an equation and where its operands have rows. It returns where the results have rows, and which
-operands need a mask: those whose rows are summed, or whose maximum is taken. It raises DependentError for any
-other equation that combines rows. A primitive without a rule may not touch rows.
+A rule returns where the results have rows, and which operands need a mask: those whose rows are summed, or
+whose maximum is taken. It raises DependentError for any other equation that combines rows. A primitive
+without a rule may not touch rows.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ class Mask(NamedTuple):
 
 
 class RowEffect(NamedTuple):
-    """Where results have rows, and which operands are masked."""
-
     rows: Sequence[Rows | None]
     masks: tuple[Mask, ...] = ()
 
@@ -108,7 +106,6 @@ def _reshape(eqn: JaxprEqn, where: Where, result_rows: Rows | None) -> RowEffect
 
 
 def _without(rows: Rows, gone: Sequence[int]) -> Rows:
-    """Return the axis of rows after other axes are removed."""
     return rows._replace(axis=rows.axis - sum(i < rows.axis for i in gone))
 
 
@@ -314,13 +311,6 @@ def _concatenate(eqn: JaxprEqn, where: Where, result_rows: Rows | None) -> RowEf
     return RowEffect([rows])
 
 
-def _split(eqn: JaxprEqn, where: Where, result_rows: Rows | None) -> RowEffect:
-    rows = where[0]
-    if rows is None or rows.axis == eqn.params["axis"]:
-        raise DependentError("split")
-    return RowEffect([rows] * len(eqn.outvars))
-
-
 def _last(eqn: JaxprEqn, where: Where, result_rows: Rows | None) -> RowEffect:
     rows = where[0]
     if rows is None or rows.axis == eqn.params.get("axis", len(_shape(eqn)) - 1):
@@ -359,7 +349,7 @@ RULES: dict[str, RowRule] = {
     "rev": _along_other_axes("dimensions"),
     "slice": _slice,
     "sort": _along_other_axes("dimension"),
-    "split": _split,
+    "split": _along_other_axes("axis"),
     "squeeze": _squeeze,
     "top_k": _last,
     "transpose": _transpose,
