@@ -1,8 +1,7 @@
 """PyTorch's data parallelism for JAX and Flax, and the proof that it is the same.
 
 `__init__.pyi` lists all public names. Each is imported when it is first used, so `import jaxpar` starts no
-backend and loads neither JAX, Flax nor torch. If JAX is loaded already, jaxpar records from now on which line
-starts it, and `jaxpar.virtual_devices` names that line if it is called too late.
+backend and loads neither JAX, Flax nor torch. If JAX is loaded already, jaxpar records which line starts it.
 """
 
 import sys

@@ -1,9 +1,7 @@
 """exact: the Python number from which a one-element array was made.
 
-torch keeps a learning rate as Python's float64 whatever the parameters are, and its schedulers multiply that
-number. Here the rate is an array of the optimizer's state, in float32 unless x64 is on, and while a step is
-running it cannot be read without waiting for the step. So this process remembers the number from which an
-array was made. Code that returns the same value in a new array calls `remember`.
+An optimizer's rate is an array, in float32 unless x64 is on, and while a step is running it cannot be read
+without waiting. So this process remembers the number. Code that copies such an array calls `remember`.
 """
 
 from __future__ import annotations
@@ -15,8 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-_numbers: dict[int, tuple[weakref.ref[Any], float]] = {}
-"""By the array's id, since arrays cannot be hashed; an entry goes when its array does."""
+_numbers: dict[int, tuple[weakref.ref[Any], float]] = {}  # by the array's id, since arrays cannot be hashed
 
 
 def scalar(number: float) -> jax.Array:
@@ -51,7 +48,6 @@ def recall(x: Any) -> float | None:
 
 
 def recall_all(values: list[Any]) -> dict[int, float]:
-    """Return the known numbers by position."""
     return {i: number for i, x in enumerate(values) if (number := recall(x)) is not None}
 
 

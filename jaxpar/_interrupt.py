@@ -1,9 +1,4 @@
-"""Ctrl-C between two steps instead of anywhere.
-
-Python raises KeyboardInterrupt wherever the main thread happens to be. Inside a compiler's callback or an
-import that swallows exceptions it turns into a different error, is lost, or ends the process in native code.
-A loop of steps checks for it instead: the step is completed, then the loop ends.
-"""
+"""Ctrl-C between two steps instead of anywhere, such as in an import that swallows exceptions."""
 
 from __future__ import annotations
 
@@ -34,8 +29,7 @@ class _Remember:
 def between_steps() -> Iterator[Callable[[], None]]:
     """Yield a function that raises KeyboardInterrupt after a Ctrl-C; a second Ctrl-C raises at once.
 
-    A nested loop shares the outer one's handler, so that both end. Does nothing outside the main thread, and
-    where SIGINT is ignored or already has a handler.
+    A nested loop shares the outer one's handler, so that both end.
     """
     # Python lets only the main thread set signal handlers, and runs them only there.
     in_main_thread = threading.current_thread() is threading.main_thread()

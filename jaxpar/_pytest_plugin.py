@@ -1,8 +1,4 @@
-"""The pytest plugin: `@pytest.mark.devices(8)` and the fixture `parity`.
-
-pytest loads it in every session of an environment with jaxpar, so it imports neither JAX nor torch before a
-test uses the mark or the fixture.
-"""
+"""The pytest plugin: `@pytest.mark.devices(8)` and the fixture `parity`, without JAX or torch in other tests."""
 
 from __future__ import annotations
 
@@ -36,7 +32,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Create virtual devices for the test that needs most, because JAX fixes their number when it starts."""
     needed = max((_needed(item) for item in items), default=0)
     if needed:
         import jax
@@ -100,10 +95,7 @@ class Parity:
     ) -> Comparison:
         """Compare with a record; with --parity-record or --parity-update torch writes the record first.
 
-        Args:
-          name: the record's name, a file in `parity_records` next to the test.
-          torch_module: a function that builds the torch module, called only to write the record.
-          flax_module, inputs, arguments: as for `compare`.
+        `name` becomes a file in `parity_records` next to the test. `torch_module` builds the torch module.
         """
         from . import parity
 

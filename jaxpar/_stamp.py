@@ -1,7 +1,4 @@
-"""stamp: when a report or picture was made, with which versions and by which command.
-
-A number without its circumstances cannot be reproduced.
-"""
+"""stamp: when a report or picture was made, with which versions and by which command."""
 
 from __future__ import annotations
 
@@ -11,20 +8,13 @@ import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
 
-SHOWN = ("jaxpar", "jax", "flax", "torch")
-"""The packages that a picture names, where they are loaded: a number comes from what ran."""
+SHOWN = ("jaxpar", "jax", "flax", "torch")  # the packages that a picture names, where they are loaded
 SECRET = re.compile(r"(--?[\w-]*(?:token|secret|password|key)[\w-]*)[= ]\S+", re.I)
-LONGEST = 200
-"""Characters of a command."""
+LONGEST = 200  # characters of a command
 
 
 def when() -> str:
-    """Return the time in UTC. SOURCE_DATE_EPOCH, seconds since 1970, overrides it, so files can be
-    reproduced.
-
-    Raises:
-      ValueError: SOURCE_DATE_EPOCH is not a number of seconds.
-    """
+    """Return the time in UTC; SOURCE_DATE_EPOCH, seconds since 1970, overrides it."""
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
     if epoch is not None and not re.fullmatch(r"\d{1,11}", epoch):
         raise ValueError(f"SOURCE_DATE_EPOCH={epoch!r} is no number of seconds since 1970.")

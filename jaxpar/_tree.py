@@ -1,8 +1,7 @@
 """Pytrees: which leaves are arrays, what their paths are called, whether a device can hold them.
 
-torch recurses into tuples, lists and dicts and passes everything else by reference (docs/semantics.md row
-19). Here the containers are JAX's pytrees, so registered dataclasses and OrderedDicts are split as well.
-Arrays are `jax.Array` and `numpy.ndarray`; everything else, numbers included, is shared by reference.
+The containers are JAX's pytrees, where torch recurses into tuples, lists and dicts (docs/semantics.md row
+19). Arrays are `jax.Array` and `numpy.ndarray`; everything else, numbers included, is shared by reference.
 """
 
 from __future__ import annotations
@@ -27,12 +26,14 @@ def is_array(leaf: object) -> TypeGuard[Array]:
 
 
 def has_shape(leaf: object) -> bool:
-    """Whether it is an array, or the shape of one."""
     return is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
 
 
+def is_key(x: Array) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
 def is_committed(x: object) -> bool:
-    """Whether an array was placed explicitly."""
     return is_real(x) and x.committed
 
 
@@ -60,16 +61,12 @@ class LazyPaths(Sequence[str]):
         return [name for root, tree in self._trees for name in paths(tree, root)][i]
 
     def of_array(self, i: int) -> str:
-        """The path of the i-th array, other leaves not counted."""
         leaves = [leaf for _, tree in self._trees for leaf in jax.tree.leaves(tree)]
         return [name for leaf, name in zip(leaves, self[:], strict=True) if is_array(leaf)][i]
 
 
 def is_staged() -> bool:
-    """Whether the caller is being traced by `jax.jit` (or scan, or any other staging).
-
-    Under an eager `jax.grad` or `vmap` new arrays are still real ones, so this is False there.
-    """
+    """Whether `jax.jit` (or scan, or any other staging) traces the caller; False under eager `jax.grad`."""
     global _eager
     trace_state = get_opaque_trace_state(convention="nnx")
     if trace_state == _eager:
@@ -140,7 +137,6 @@ def check_leaf(leaf: Any, name: str, function: str) -> None:
 
 
 def check_leaves(leaves: Sequence[Any], names: Sequence[str], function: str) -> None:
-    """Call `check_leaf` for each leaf that may raise."""
     # Making a name costs more than most checks, so none is made for a leaf that cannot raise.
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, jax.Array) or (type(leaf) is np.ndarray and _fits(leaf)):
@@ -169,12 +165,10 @@ def _kept(dtype: np.dtype, x64: bool) -> bool:
 
 
 def _stays(dtype: np.dtype) -> bool:
-    """Whether JAX keeps NumPy's numbers of this type as they are."""
     return _kept(dtype, jax.dtypes.canonicalize_dtype(np.int64) == np.int64)
 
 
 def _check_form(leaf: np.ndarray, name: str, function: str) -> None:
-    """Raise for arrays that NumPy has and JAX refuses without a path."""
     if isinstance(leaf, np.ma.MaskedArray):
         raise LeafError(
             f"{function}: {name} is a masked array, and a device has no masks: fill it, {name}.filled(0), "

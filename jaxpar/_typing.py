@@ -1,7 +1,6 @@
 """Type aliases and small types that every package uses.
 
-N: replicas. B: rows of the global batch. b: rows of one replica. k: replicas that got rows, k <= N. `dim`:
-the batch dimension.
+N: replicas. B: rows of the global batch. b: rows of one replica. k: replicas that got rows, k <= N.
 """
 
 from __future__ import annotations
@@ -18,19 +17,16 @@ Array: TypeAlias = "jax.Array | np.ndarray"
 Shape: TypeAlias = tuple[int, ...]
 DeviceLike: TypeAlias = "int | str | jax.Device"
 
-REPLICA = "replica"
-"""The name of the mesh axis of the replicas."""
+REPLICA = "replica"  # the name of the mesh axis of the replicas
 
-AxisName: TypeAlias = str | tuple[str, ...] | None
-"""The mesh axes over which a batch is spread; None: the batch is not spread."""
+AxisName: TypeAlias = (
+    str | tuple[str, ...] | None
+)  # the mesh axes over which a batch is spread; None: it is not
 
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaGroups:
-    """Which replicas sum together: the number of each one's group, along the mesh axis of the replicas.
-
-    Unlike a process group it is the same on all ranks, so it may be part of a program.
-    """
+    """Which replicas sum together: the number of each one's group, the same on all ranks."""
 
     numbers: tuple[int, ...]
 
@@ -42,8 +38,7 @@ Axis: TypeAlias = AxisName | ReplicaGroups
 class Static:
     """A value that is part of a program rather than data: compared by value, or by identity.
 
-    Values that cannot be hashed are equal to nothing but themselves in this wrapper, so a program
-    that holds one is traced again at every call instead of running with a value that has changed.
+    A program that holds a value without a hash is traced again at every call.
     """
 
     __slots__ = ("_hash", "value")

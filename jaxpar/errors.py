@@ -1,8 +1,7 @@
 """The exceptions that jaxpar raises. Each docstring gives a cause and a cure.
 
-Each class also inherits the built-in class that fits, which is the one PyTorch raises in the same place
-wherever that is sensible, so that code which catches torch's error catches jaxpar's. A message names the
-function, the path of the leaf, the numbers and the cure.
+Each class also inherits the built-in class that fits, wherever that is sensible the one that PyTorch raises
+in the same place. A message names the function, the path of the leaf, the numbers and the cure.
 """
 
 
@@ -45,11 +44,10 @@ class MisplacedError(JaxparError, RuntimeError):
 
 
 class MixedDevicesError(JaxparError, RuntimeError, ValueError):
-    """Arrays that are used together are on different devices.
+    """Arrays that are used together are on different devices. JAX raises a ValueError, torch a RuntimeError.
 
     Cause: `embed(tokens)` on the CPU goes straight into a module on an accelerator.
-    Cure: `jaxpar.to(x, device)` between the two, as `x.cuda(i)` in torch. JAX itself raises a
-    ValueError for plain operations, torch a RuntimeError; this is both.
+    Cure: `jaxpar.to(x, device)` between the two, as `x.cuda(i)` in torch.
     """
 
 
@@ -61,8 +59,7 @@ class RowsError(JaxparError, ValueError):
     Traceback (most recent call last):
     jaxpar.errors.RowsError: scatter: inputs[0] has 2 rows and inputs[1] has 3. ...
 
-    Cause: `net(x, target)` with 8 rows in `x` and 7 in `target`. torch cuts the longer one silently to the
-    rows that pair up (pytorch/pytorch scatter_map zips to the shortest).
+    Cause: `net(x, target)` with 8 rows in `x` and 7 in `target`. torch cuts the longer one silently.
     Cure: cut the batch yourself, or pass values outside of the batch as something other than an array.
     """
 
@@ -71,8 +68,7 @@ class NoRowsError(JaxparError, RuntimeError):
     """A batch contains an array without axes, which cannot be split.
 
     Cause: `net(x, jnp.float32(0.5))`.
-    Cure: pass a Python number (every replica gets it as it is), or one value for each row: `jnp.full((B,),
-    0.5)`.
+    Cure: pass a Python number, which every replica gets as it is, or one value for each row.
     """
 
 
@@ -81,8 +77,7 @@ class DimError(JaxparError, IndexError):
 
 
 class LeafError(JaxparError, TypeError):
-    """A leaf that no device can hold: text, Python objects, another library's tensor, NumPy's masked arrays,
-    long doubles and numbers in another machine's byte order.
+    """A leaf that no device can hold: text, an object, a foreign tensor, a masked array, a long double, ...
 
     Cure: leave it out of the batch, or turn it into numbers first (`tensor.numpy()`, `array.filled(0)`).
     """
@@ -91,25 +86,20 @@ class LeafError(JaxparError, TypeError):
 class RangeError(JaxparError, OverflowError):
     """A host number does not fit the type that JAX would give it.
 
-    Cause: `2**40` in an int64 array while `jax_enable_x64` is off; JAX itself would wrap it to 0, and make
-    infinity of 1e300 in a float64 array.
+    Cause: `2**40` in an int64 array while `jax_enable_x64` is off; JAX itself would wrap it to 0.
     Cure: `jax.config.update("jax_enable_x64", True)`, or smaller numbers.
     """
 
 
 class DeletedError(JaxparError, RuntimeError):
-    """An array was donated or deleted before it was passed.
+    """An array was donated or deleted before it was passed, which can end JAX's process.
 
-    JAX itself ends the process when such an array is on two or more devices.
     Cure: keep the value that the donating step returned, not the one that was passed in.
     """
 
 
 class GatherError(JaxparError, ValueError, RuntimeError):
-    """The replicas' outputs do not fit together.
-
-    torch raises ValueError for structures and RuntimeError for shapes; this is both.
-    """
+    """The replicas' outputs do not fit together: structures (torch's ValueError) or shapes (RuntimeError)."""
 
 
 class GatherTypeError(JaxparError, TypeError):
@@ -128,9 +118,8 @@ class UninitializedError(JaxparError, ValueError):
 
 
 class NestedError(JaxparError, RuntimeError):
-    """A DataParallel was called inside a replica of a second one.
+    """A DataParallel was called inside a replica of a second one, which torch leaves undefined.
 
-    torch leaves this undefined (buffers raise, the other operations run on mixed devices).
     Cure: wrap either the complete model or a part.
     """
 
@@ -139,18 +128,16 @@ class WorkerError(JaxparError, RuntimeError):
     """A worker process of a `DataLoader` has died.
 
     Cause: the kernel ended it when memory was used up, or native code of the data set has crashed.
-    Cure: the message names the worker, the signal and the batch; fewer workers, or `num_workers=0` to see
-    where.
+    Cure: the message names the worker, the signal and the batch; fewer workers, or `num_workers=0`.
     """
 
 
 class CollectiveError(JaxparError, RuntimeError):
     """A module communicates between replicas while these have different numbers of rows.
 
-    Cause: `pmax` or `all_gather`, for which every replica would wait in a different place of its
-    program for ever; `pmean`, which would take a mean of means for the mean.
-    Cure: `psum`, also of the counts; the same number of rows for all replicas; or take the collective
-    out of the module.
+    Cause: `pmax` or `all_gather`, which would hang; `pmean`, which would take a mean of means for the mean.
+    Cure: `psum`, also of the counts; the same number of rows for all replicas; or no collective in the
+    module.
     """
 
 
@@ -162,8 +149,7 @@ class LossError(JaxparError, RuntimeError, TypeError):
     """A loss function returned something that has no gradient: not one real number.
 
     Cause: `lambda net, x, y: (net(x) - y) ** 2`, a loss for each row.
-    Cure: `.mean()`; with more to return than the loss, `has_aux=True`. torch raises a RuntimeError, JAX a
-    TypeError; this is both.
+    Cure: `.mean()`; with more to return than the loss, `has_aux=True`.
     """
 
 
@@ -195,7 +181,7 @@ class HyperparameterError(JaxparError, KeyError, ValueError):
     """A hyperparameter that the optimizer's state does not hold, so that it cannot be read or set.
 
     Cause: `optimizer.lr = 0.01` where the rate is a schedule, or optax's without `inject_hyperparams`.
-    Cure: make the optimizer with a number, `optim.adam(lr=0.1)`. torch's dict has a KeyError there.
+    Cure: make the optimizer with a number, `optim.adam(lr=0.1)`.
     """
 
     __str__ = Exception.__str__  # KeyError's is the repr
@@ -268,8 +254,7 @@ class SpecError(JaxparError, ValueError):
 class PortError(JaxparError, ValueError):
     """`jaxpar.parity.port` cannot begin: it has no module, no source, or no call to watch.
 
-    Cause: a constructor's argument that cannot be written down, such as a tensor; a class that was made in an
-    interactive session and has no file; a file that cannot be read.
+    Cause: a constructor's argument that cannot be written down, such as a tensor; a class without a file.
     Cure: give a function that makes the module, defined at the top of a file, with the inputs of one call.
     """
 
@@ -277,8 +262,7 @@ class PortError(JaxparError, ValueError):
 class MaskError(JaxparError, ValueError):
     """Dropout is called in other places, or on other shapes, in Flax than in torch.
 
-    Cause: a Dropout that one of the two models has not, or has in evaluation mode; random numbers that a
-    model draws itself.
+    Cause: a Dropout that one of the two models has not, or has in evaluation mode; random numbers in a model.
     Cure: make both drop in the same places, or compare with training=False.
     """
 
@@ -295,8 +279,7 @@ class CheckpointError(JaxparError, RuntimeError):
     """A step that cannot be saved or restored: damaged, for a different module, missing, no room, locked.
 
     Cause: `checkpointer.restore(net=net)` where `net` is wider than the one that was saved.
-    Cure: build the object as it was; where bytes are damaged, `restore()` without a step takes the newest one
-    that is not.
+    Cure: build the object as it was; `restore()` without a step takes the newest one that is not damaged.
     """
 
 

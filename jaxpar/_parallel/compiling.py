@@ -70,7 +70,8 @@ class Compiling:
         if seconds < QUIET:
             return
         what = "compiled" if well else "stopped compiling"
-        _write(f"{_over()}jaxpar: {what} {self._describe()} in {seconds:.1f} s\n")
+        overwrite = "\r\x1b[K" if sys.stderr.isatty() else ""
+        _write(f"{overwrite}jaxpar: {what} {self._describe()} in {seconds:.1f} s\n")
         if well and seconds > LONG:
             _suggest_cache()
 
@@ -90,10 +91,6 @@ def _speaks(rank: int | None) -> bool:
     # The launcher's variable: a group may not exist yet, and `jax.process_index` would start a backend.
     first = os.environ.get("RANK", "0") in ("", "0") if rank is None else rank == 0
     return setting != "off" and (first or setting == "all")
-
-
-def _over() -> str:
-    return "\r\x1b[K" if sys.stderr.isatty() else ""
 
 
 def _write(text: str) -> None:

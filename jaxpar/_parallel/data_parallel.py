@@ -191,7 +191,10 @@ class DataParallel(abc.ABC):
 
 
 class _Remembers:
+    module: Any
     placement: Placement
+    backend: str
+    programs: Programs
 
     @property
     def device_ids(self) -> list[int]:
@@ -205,17 +208,15 @@ class _Remembers:
     def dim(self) -> int:
         return self.placement.dim
 
+    def __call__(self, *inputs: PyTree, **kwargs: PyTree) -> PyTree:
+        return forward(self.module, inputs, kwargs, self.placement, self.backend, self.programs)
+
 
 class _NNXDataParallel(_Remembers, nnx.Module):
     def __init__(self, module: nnx.Module, placement: Placement, backend: str):
-        self.module = module
-        self.placement = placement
-        self.backend = backend
+        self.module, self.placement, self.backend = module, placement, backend
         self.programs = Programs(compiled)
         _settle(module, placement)
-
-    def __call__(self, *inputs: PyTree, **kwargs: PyTree) -> PyTree:
-        return forward(self.module, inputs, kwargs, self.placement, self.backend, self.programs)
 
 
 class _LinenDataParallel(_Remembers, linen.Module):
@@ -267,9 +268,6 @@ class _FunctionDataParallel(_Remembers):
         self.module, self.placement, self.backend = module, placement, backend
         self.programs = Programs(compiled)
         view(module)  # fail now rather than at the first call
-
-    def __call__(self, *inputs: PyTree, **kwargs: PyTree) -> PyTree:
-        return forward(self.module, inputs, kwargs, self.placement, self.backend, self.programs)
 
 
 for _kind in (_NNXDataParallel, _LinenDataParallel, _FunctionDataParallel):

@@ -154,13 +154,10 @@ def _gather_list(outputs: list[PyTree], target_device: DeviceLike | None, dim: i
 
 def _check_form(first: PyTree, other: PyTree, i: int) -> None:
     if isinstance(first, dict) and isinstance(other, dict) and first.keys() != other.keys():
-        if len(first) != len(other):
-            what = "All dicts must have the same number of keys"
-        else:
-            what = "All dicts must have the same keys"
+        what = "number of keys" if len(first) != len(other) else "keys"
         raise GatherError(
-            f"gather: {what}: replica 0 has {sorted(map(str, first))} and replica {i} has "
-            f"{sorted(map(str, other))}."
+            f"gather: All dicts must have the same {what}: replica 0 has {sorted(map(str, first))} and "
+            f"replica {i} has {sorted(map(str, other))}."
         )
     one: TreeDef = jax.tree.structure(first)
     two: TreeDef = jax.tree.structure(other)

@@ -126,7 +126,8 @@ def switch(
             # In two, since JAX takes a function with a rule as a whole: outputs that came out of one together
             # with their derivatives would be as unknown as these are when JAX linearizes.
             out = switch(choice, branches, operands, k, idle)
-            derivatives = switch(choice, [_without(n, program) for program in programs], inputs, k, idle)
+            programs = [rewritten(program, outvars=program.jaxpr.outvars[n:]) for program in programs]
+            derivatives = switch(choice, programs, inputs, k, idle)
         else:  # nothing to keep a rule for, and jax.checkpoint cannot look into a function with one
             both = _apply(choice, programs, inputs, idle)
             out, derivatives = both[:n], both[n:]
@@ -152,13 +153,8 @@ def _moves(tangent: jax.Array | SymbolicZero) -> bool:
 def _tangent(branch: ClosedJaxpr, moving: list[int], inputs: Sequence[Any], k: int) -> ClosedJaxpr:
     """Return a program for the outputs, followed by the derivatives of the floating ones."""
     both = with_tangents(lambda operands: jaxpr_as_fun(branch)(*operands), len(branch.in_avals), moving)
-    # `traced` checks the derivative as well: a rule may use the number of replicas where its function does
-    # not.
+    # `traced` checks the derivative as well: a rule may use the number of replicas, its function not.
     return traced(both, inputs, k)
-
-
-def _without(n: int, program: ClosedJaxpr) -> ClosedJaxpr:
-    return rewritten(program, outvars=opened(program)[0].outvars[n:])
 
 
 # ------------------------------------------------------------------------------------------ cutting

@@ -203,7 +203,10 @@ def _run(
     ) -> Local:
         del replica_state
         if dtype is not None and isinstance(definition, NNXDefinition):
-            values = [_lowered(x, kind, dtype) for x, kind in zip(values, definition.kinds, strict=True)]
+            values = [
+                x.astype(dtype) if kind == "parameter" and jnp.issubdtype(x.dtype, jnp.floating) else x
+                for x, kind in zip(values, definition.kinds, strict=True)
+            ]
         outputs, changes = definition(values, index, _arguments(args), named)
         return Local(outputs, (), changes)
 
@@ -216,11 +219,6 @@ def _run(
     batch = (inputs.tree, {} if kwargs is None else kwargs.tree)
     done = _program.run(replica, finish, run, placement, values, batch, _kinds(inputs, kwargs))
     return Shards(done.outputs, inputs.sizes, done.shapes, inputs.placement), done.shared
-
-
-def _lowered(x: Any, kind: str, dtype: Any) -> Any:
-    lowered = kind == "parameter" and jnp.issubdtype(x.dtype, jnp.floating)
-    return x.astype(dtype) if lowered else x
 
 
 def _kinds(inputs: Shards, kwargs: Shards | None) -> list[Kind | None]:

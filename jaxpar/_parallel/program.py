@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,13 +23,11 @@ from .padding import Padded, Plan, planned
 from .placement import Placement
 from .shards import combine, separate
 
-
-class Replica(Protocol):
-    """`replica(shared, replica_state, i, args, kwargs)` runs replica i on its rows; i is None if alone."""
-
-    def __call__(
-        self, shared: PyTree, replica_state: PyTree, index: jax.Array | None, args: tuple, kwargs: dict, /
-    ) -> Local: ...
+Replica = Callable[[PyTree, PyTree, jax.Array | None, tuple, dict], Local]
+"""`replica(shared, replica_state, i, args, kwargs)` runs replica i on its rows; i is None if alone."""
+Finish = Callable[[jax.Array, PyTree, PyTree, Local], tuple[PyTree, PyTree]]
+"""`finish(i, shared, replica_state, local) -> (shared, replica_state)`, on every device, after the branches:
+the only place where replicas communicate. The shared tree that it returns must be equal on all devices."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,18 +63,6 @@ def differentiated(
     (_, value), gradients = jax.value_and_grad(objective, has_aux=True)([leaves[i] for i in parameters])
     terms = {name: term for name, term in value.terms.items() if name != "objective"}
     return value._replace(terms=terms | {"gradients": gradients})
-
-
-class Finish(Protocol):
-    """`finish(i, shared, replica_state, local) -> (shared, replica_state)`, on every device.
-
-    After the branches, and the only place where replicas communicate. The shared tree that it returns must be
-    equal on all devices.
-    """
-
-    def __call__(
-        self, index: jax.Array, shared: PyTree, replica_state: PyTree, local: Local, /
-    ) -> tuple[PyTree, PyTree]: ...
 
 
 class RunResult(NamedTuple):

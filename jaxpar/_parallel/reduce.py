@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .._tree import is_key
 from .._typing import REPLICA, PyTree
 
 _FEW = 1024  # in elements; larger integer arrays are rare, and are sent as they are
@@ -19,12 +20,7 @@ _FEW = 1024  # in elements; larger integer arrays are rare, and are sent as they
 
 def from_replica_zero(tree: PyTree, index: jax.Array) -> PyTree:
     """Return replica 0's values, on all replicas, as torch does (docs/semantics.md row 39)."""
-    return from_replica(0, tree, index)
-
-
-def from_replica(source: int, tree: PyTree, index: jax.Array) -> PyTree:
-    """Return the values of replica `source`, on all replicas."""
-    terms, rebuild = terms_of(source, tree, index)
+    terms, rebuild = terms_of(0, tree, index)
     return rebuild([lax.psum(term, REPLICA) for term in terms])
 
 
@@ -43,16 +39,12 @@ def terms_of(
     return terms, rebuild
 
 
-def _is_key(x: jax.Array) -> bool:
-    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
 def _is_halved(x: jax.Array) -> bool:
     return not jnp.issubdtype(x.dtype, jnp.inexact) and x.dtype.itemsize <= 4 and x.size <= _FEW
 
 
 def _encode(x: jax.Array) -> jax.Array:
-    if _is_key(x):
+    if is_key(x):
         return _encode(jax.random.key_data(x))
     if _is_halved(x):
         bits = x.astype(jnp.uint32)
@@ -62,7 +54,7 @@ def _encode(x: jax.Array) -> jax.Array:
 
 def _decode(total: jax.Array, x: jax.Array) -> jax.Array:
     """Return `total` in the dtype and form of x."""
-    if _is_key(x):
+    if is_key(x):
         data = _decode(total, jax.random.key_data(x))
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
     if _is_halved(x):

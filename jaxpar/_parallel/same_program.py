@@ -23,16 +23,12 @@ def programs_in(value: Any) -> Iterator[ClosedJaxpr | Jaxpr]:
             yield from programs_in(item)
 
 
-def same_program(a: ClosedJaxpr, b: ClosedJaxpr) -> bool:
-    return _equal(a, b, {})
-
-
-def equal_parameters(a: Any, b: Any) -> bool:
+def same_program(a: Any, b: Any) -> bool:
+    """Whether two programs, or parameters of equations, are the same."""
     return _equal(a, b, {})
 
 
 def _equal(a: Any, b: Any, names: Names) -> bool:
-    """Whether two programs, or parameters of equations, are the same; `names` pairs their variables."""
     program, twin = inside(a), inside(b)
     if program is not None and twin is not None:
         (one, consts), (other, others) = opened(program), opened(twin)

@@ -110,8 +110,7 @@ class ObjectArrays:
         else:
             values = view.current_values()
             check_alive(values, view.names, self.function)
-        # By identity: an array that the user has replaced is a new object, and equality would wait for
-        # devices.
+        # By identity: an array that the user has replaced is a new object, and equality would wait.
         self.clean = len(self._object_values) == len(values) and all(
             map(operator.is_, self._object_values, values)
         )

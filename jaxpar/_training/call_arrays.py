@@ -52,10 +52,7 @@ class CallArrays(ModuleArrays):
         if key not in self._bundles:
             if len(self._bundles) == MOST:
                 del self._bundles[next(iter(self._bundles))]
-            net, module = (_with(base, objects) for base in self._alone)
+            bases = (nets_of(x) if isinstance(x, Bundle) else x for x in self._alone)
+            net, module = (Bundle(base, objects) for base in bases)
             self._bundles[key] = objects, net, module
         return self._bundles[key][1:]
-
-
-def _with(net: Any, objects: tuple[Any, ...]) -> Bundle:
-    return Bundle(nets_of(net) if isinstance(net, Bundle) else net, objects)

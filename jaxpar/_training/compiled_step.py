@@ -64,8 +64,7 @@ class ReplicaPlan:
     def __call__(
         self, values: list, extra: dict[str, Any], replica_state: ReplicaState, batch: tuple[PyTree, PyTree]
     ) -> StepResult:
-        # Without a source each process keeps its own buffers, and `run` only needs a replica to take shapes
-        # from.
+        # Without a source each process keeps its own buffers, and `run` only takes shapes from the replica.
         source = self.active[0] if self.source is None else self.source
         done = _program.run(
             Differentiated(functools.partial(_forward, self), self.loss.parameters),

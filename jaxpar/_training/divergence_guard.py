@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import hashlib
 import itertools
 import re
 import weakref
@@ -15,17 +14,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from .._parallel.modules import Definition
 from .._parallel.shards import separate
-from .._tree import is_real
-from .._typing import Array
+from .._tree import is_key, is_real
 from ..distributed.group import Group
 from ..distributed.step_agreement import ledger
 from .local_batch import LocalRows
-from .program_parts import program_parts
+from .program_parts import digest, program_parts
 from .update import Update
 
 Fingerprint = tuple[tuple[str, str], ...]  # more that must be the same on all ranks: names and values
@@ -63,7 +60,7 @@ def compare(rows: LocalRows, metadata: StepMetadata) -> None:
     arrays, statics, form = separate(rows.batch)
     dtypes = tuple(x.dtype for x in arrays)
     # Processes cannot compare function objects. Different code under one name is found by `compare_programs`.
-    loss = _name(metadata.loss_fn)
+    loss = getattr(metadata.loss_fn, "__qualname__", type(metadata.loss_fn).__qualname__)
     # Every step builds this key, so it is made of what exists already; `parts` runs only for a new key.
     key = (
         rows.kinds,
@@ -107,8 +104,8 @@ def fingerprint(update: Update, values: list, optimizer: list, names: Sequence[s
     """Return what ranks could do differently after they have the same gradients."""
     state = [(name, x) for name, x in zip(names, optimizer, strict=True) if is_real(x)]
     # Numbers are compared by value, for the error to show; larger arrays by shape, which copies nothing.
-    numbers = [(name, x) for name, x in state if x.size == 1 and not _is_key(x)]
-    kinds = _digest("".join(f"{name} {x.dtype}{x.shape}" for name, x in state).encode())
+    numbers = [(name, x) for name, x in state if x.size == 1 and not is_key(x)]
+    kinds = digest("".join(f"{name} {x.dtype}{x.shape}" for name, x in state))
     return (
         ("accumulate", str(update.accumulate)),
         ("on_nonfinite", update.on_nonfinite),
@@ -148,27 +145,15 @@ def _program(update: Update, values: list, optimizer: list) -> str:
     gradients = [values[i] for i in update.parameters]
     closed = jax.make_jaxpr(update.advance)(values, optimizer, gradients, {})
     # The printed program shows the types of closed-over arrays, not their contents.
-    constants = [np.asarray(jax.random.key_data(x) if _is_key(x) else x) for x in closed.consts]
-    return _digest(_without_addresses(str(closed.jaxpr)).encode() + b"".join(x.tobytes() for x in constants))
+    constants = [np.asarray(jax.random.key_data(x) if is_key(x) else x) for x in closed.consts]
+    return digest(_without_addresses(str(closed.jaxpr)), *(x.tobytes() for x in constants))
 
 
 def _structure(definition: Definition) -> str:
     # Sorted, because the order of a set differs between processes.
     text = _without_addresses(repr(getattr(definition, "graphdef", definition)))
-    return _digest(" ".join(sorted(text.split())).encode())
-
-
-def _name(function: Callable[..., Any]) -> str:
-    return getattr(function, "__qualname__", type(function).__qualname__)
+    return digest(" ".join(sorted(text.split())))
 
 
 def _without_addresses(text: str) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", text)
-
-
-def _is_key(x: Array) -> bool:
-    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:12]

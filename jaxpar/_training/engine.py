@@ -144,7 +144,8 @@ class Engine:
     def _put(self, done: StepResult, agreed: Agreement, batch: Any) -> StepOutcome:
         # Inside of the user's jit nothing has run yet, so nothing may be remembered.
         if done.replica_state is not None and not is_staged():
-            self.state.advance(done.replica_state)
+            self.state.replace(done.replica_state)
+            self.state.steps += 1
             beat()
         loss, aux, changes = self.work.read(done, agreed, batch)
         # Not part of the state that `put` stores for the next step, which may donate it.
@@ -154,8 +155,7 @@ class Engine:
 
     def _metadata(self, keep: bool) -> StepMetadata:
         state, arrays = self.state, self.arrays
-        # Assigned at a step, which all ranks make, and not when a wrapper is copied, which one rank may do
-        # alone.
+        # Assigned at a step, which all ranks make, and not when a wrapper is copied, maybe on one rank alone.
         state.number = state.number or next_number(self.world.group)
         return StepMetadata(
             state.number,

@@ -46,12 +46,7 @@ class EngineState:
         finally:
             self.synchronises = outer
 
-    def advance(self, replica_state: ReplicaState) -> None:
-        self.replica_state = replica_state
-        self.steps += 1
-
     def replace(self, replica_state: ReplicaState) -> None:
-        """Set the replicas' state between two steps."""
         self.replica_state = replica_state
 
     def register(self, hook: CommHook) -> None:

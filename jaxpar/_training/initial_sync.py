@@ -29,12 +29,9 @@ def settle(arrays: Arrays, world: World, init_sync: bool) -> list:
     if world.size == 1 or not init_sync:
         return values
     compare_environments("DistributedDataParallel", world.group)
-    _verify([_describe(name, x) for name, x in zip(arrays.names, values, strict=True)], world.group)
+    pairs = zip(arrays.names, values, strict=True)
+    _verify([f"{name}: {x.dtype}{list(x.shape)}" for name, x in pairs], world.group)
     return jax.device_put(broadcast(values, group=world.group, group_src=0), world.local.replicated)
-
-
-def _describe(name: str, x: jax.Array) -> str:
-    return f"{name}: {x.dtype}{list(x.shape)}"
 
 
 def _verify(lines: list[str], group: Group | None) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from .._parallel.branch import Kind
 from ..distributed.exchange import exchange
 from ..errors import DistributedError, DivergenceError
 from .agreement import Agreement
@@ -59,7 +58,8 @@ class Announced:
         self.last = max(r for r in range(len(announcements)) if r not in done)
         none = [None] * self._world.local.N
         by_rank = [none if r in done else message["kinds"] for r, message in enumerate(announcements)]
-        kinds = tuple(_kind(shapes) for replicas in by_rank for shapes in replicas)
+        pieces = [shapes for replicas in by_rank for shapes in replicas]
+        kinds = tuple(None if shapes is None else tuple(map(tuple, shapes)) for shapes in pieces)
         active = sum(kind is not None for kind in kinds)
         divisor = self._world.N if self._divides_by_all else active
         # docs/semantics.md row J4: the buffers of the highest rank that has batches. As outside of join,
@@ -143,7 +143,3 @@ def _announcement(rows: LocalRows, keep: bool) -> dict[str, Any]:
     # They may differ inside of join, and `kinds` has them.
     del same["the batch's shapes"]
     return {"kinds": rows.kinds, "keep": keep, "same": same}
-
-
-def _kind(shapes: Any) -> Kind | None:
-    return None if shapes is None else tuple(tuple(shape) for shape in shapes)

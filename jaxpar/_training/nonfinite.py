@@ -36,7 +36,7 @@ def first_bad_on_cpu(gradients: list) -> jax.Array:
     # One table, so that a small net does not pay for several more operations for each of its parameters.
     n = max(len(row) for row in rows)
     table = jnp.stack([jnp.pad(row, (0, n - len(row))) for row in rows])
-    finite = jnp.isfinite(table @ _zeros(n, zero, table.dtype))
+    finite = jnp.isfinite(table @ jnp.full(n, zero.astype(table.dtype)))
     return jnp.where(finite.all(), NONE, jnp.array(numbers, jnp.int32)[jnp.argmin(finite)])
 
 
@@ -45,12 +45,8 @@ def _row(g: jax.Array, zero: jax.Array) -> jax.Array:
     while g.ndim > 1 or g.size > WIDTH:
         if g.ndim == 1:
             g = jnp.pad(g, (0, -g.size % WIDTH)).reshape(-1, WIDTH)
-        g = g @ _zeros(g.shape[-1], zero, g.dtype)
+        g = g @ jnp.full(g.shape[-1], zero.astype(g.dtype))
     return jnp.atleast_1d(g) * zero.astype(g.dtype)
-
-
-def _zeros(n: int, zero: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    return jnp.full(n, zero.astype(dtype))
 
 
 # ------------------------------------------------------------------------------------- on the host

@@ -28,14 +28,15 @@ def program_parts(traced: jax.stages.Traced) -> dict[str, str]:
             numbers |= {f"{value}" for value in values if np.ndim(value) == 0}
         for value in consts:
             constants.update(_bytes(value))
+    listed = sorted(numbers)
     # The last digest finds every difference; the other entries let the error name one.
     return {
         "the random implementation": str(jax.config.jax_default_prng_impl),  # type: ignore[attr-defined]
-        "what goes into the step": _digest(str(traced.jaxpr.in_avals)),
+        "what goes into the step": digest(str(traced.jaxpr.in_avals)),
         **{f"how often the step does {name}": str(count) for name, count in sorted(counts.items())},
-        "the numbers in the step": _listed(sorted(numbers)),
+        "the numbers in the step": ", ".join(listed) if len(listed) <= NUMBERS else digest(" ".join(listed)),
         "the arrays that the step closes over": constants.hexdigest()[:12],
-        "the program of the step": _digest(traced.lower().as_text()),
+        "the program of the step": digest(traced.lower().as_text()),
     }
 
 
@@ -59,9 +60,5 @@ def _bytes(value: Any) -> bytes:
     return f"{value.dtype}{value.shape}".encode()
 
 
-def _listed(numbers: list[str]) -> str:
-    return ", ".join(numbers) if len(numbers) <= NUMBERS else _digest(" ".join(numbers))
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+def digest(text: str, *content: bytes) -> str:
+    return hashlib.sha256(text.encode() + b"".join(content)).hexdigest()[:12]

@@ -29,16 +29,12 @@ def settle_groups(module: nnx.Module, world: World) -> None:
         if isinstance(getattr(layer, "process_group", None), Group | NonMember)
     }
     # A rank outside of the group is alone, as in torch.
-    local_ranks = {path: _ranks(layer.process_group) for path, layer in layers.items()}
+    local_ranks = {path: list(layer.process_group.ranks) for path, layer in layers.items()}
     announcements = [json.loads(text) for text in exchange(_WHAT, json.dumps(local_ranks), group=world.group)]
     paths = dict.fromkeys(path for ranks in announcements for path in ranks)
     groups = {path: _groups(path, announcements, world) for path in paths}
     for path, layer in layers.items():
         layer.process_group = groups[path]
-
-
-def _ranks(group: Group | NonMember) -> list[int]:
-    return list(group.ranks)
 
 
 def _groups(path: str, announcements: list[dict[str, Any]], world: World) -> ReplicaGroups | None:

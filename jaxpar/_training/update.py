@@ -116,8 +116,7 @@ class Update:
             extra["scale"] = jnp.where(good, larger, extra["scale"] / 2)
             extra["good"] = jnp.where(good & ~grown, extra["good"] + 1, 0)
         if "trouble" in extra:
-            # The first gradient that was not finite, and the update, from 0. Once there was trouble nothing
-            # calls any more until it is reported, some steps later.
+            # Once there was trouble nothing counts any more until it is reported, some steps later.
             leaf, update = extra["trouble"]
             good &= leaf == NONE
             leaf = jnp.where(leaf == NONE, first, leaf)
@@ -197,12 +196,9 @@ def update_of(
     if wrong is not None:
         for one, its in zip(nets_of(net), nets_of(optimizer), strict=True):
             _refuse_integers(view_nnx(one), its)
+        names = " and ".join(type(module).__name__ for module in nets_of(net))
         raise OptimizerError(
-            f"train_step: the optimizer was not made for this {_names(net)}: {wrong}. Make it from "
+            f"train_step: the optimizer was not made for this {names}: {wrong}. Make it from "
             "the object that train_step is given: nnx.Optimizer(net, tx, wrt=nnx.Param)."
         )
     return update
-
-
-def _names(net: Any) -> str:
-    return " and ".join(type(module).__name__ for module in nets_of(net))

@@ -74,8 +74,7 @@ def beat(step: int | None = None) -> None:
             cells[1] = step
         cells[0] += 1
     elif _process.timeout is not None:
-        # Each call restarts the timer, whose thread is in C and needs no GIL: it also ends a process that
-        # hangs in native code.
+        # This restarts the timer, whose thread needs no GIL: it also ends a process that hangs in C.
         faulthandler.dump_traceback_later(_process.timeout, exit=True)
 
 

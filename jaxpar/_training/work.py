@@ -76,8 +76,7 @@ class Objective:
         return Loss(definition, arrays.form, trained, function, *policy), update
 
     def donates(self, keep: bool) -> tuple[str, ...]:
-        # A training step owns its state. `value_and_grad`, which has no update, leaves the arrays to its
-        # caller.
+        # A training step owns its state. `value_and_grad` leaves the arrays to its caller.
         if self.update is None or keep or not self.update.strategy.donates:
             return ()
         return ("values", "extra")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import jax
 
@@ -11,16 +10,10 @@ from ..._typing import PyTree
 from ..placement import Placement
 
 Body = Callable[[jax.Array, PyTree, list[jax.Array]], tuple[PyTree, PyTree]]
+Backend = Callable[[Body, Placement, PyTree, list[jax.Array]], tuple[PyTree, PyTree]]
+"""`run(body, placement, shared, rows) -> (results, shared)`, traced under `jax.jit`.
 
-
-class Backend(Protocol):
-    """`run(body, placement, shared, rows) -> (results, shared)`, traced under `jax.jit`.
-
-    `rows` are arrays [N, ...] and `shared` is a tree that all devices hold. Each device runs `body(i, shared,
-    [x[i] for x in rows])` with its own i; the tree of results that it returns is stacked to [N, ...] again,
-    and the shared tree that it returns must be equal on all devices.
-    """
-
-    def __call__(
-        self, body: Body, placement: Placement, shared: PyTree, rows: list[jax.Array], /
-    ) -> tuple[PyTree, PyTree]: ...
+`rows` are arrays [N, ...] and `shared` is a tree that all devices hold. Each device runs `body(i, shared,
+[x[i] for x in rows])` with its own i; the tree of results that it returns is stacked to [N, ...] again, and
+the shared tree that it returns must be equal on all devices.
+"""

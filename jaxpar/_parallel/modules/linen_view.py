@@ -32,15 +32,13 @@ class LinenDefinition(Definition):
         kwargs: dict,
     ) -> tuple[PyTree, dict[tuple[str, ...], PyTree]]:
         variables, rngs = values["variables"], values["rngs"]
-        # Each replica's stream is its own, even right after seeding, as torch's generators on several devices
-        # are once they have run.
+        # Each replica's stream is its own, as torch's generators on several devices are once they have run.
         if replica is not None:
             rngs = {name: rng.replace(rng=fold(rng.rng, replica)) for name, rng in rngs.items()}
         outputs, updates = self.module.value.apply(
             variables, *args, rngs=rngs, mutable=self.mutable.value or [], method=function, **kwargs
         )
-        # Only what changed comes back, by identity: a collection that is mutable and untouched costs no
-        # all-reduce.
+        # By identity: a collection that is mutable and untouched costs no all-reduce.
         before = traverse_util.flatten_dict(dict(variables))
         after = traverse_util.flatten_dict(dict(updates))
         return outputs, {path: x for path, x in after.items() if not same(x, before.get(path))}

@@ -33,20 +33,16 @@ class NNXDefinition(Definition):
         self.graphdef, self.paths, self.kinds = Static(graphdef), tuple(paths), tuple(kinds)
         # To a GraphDef 1, 1.0 and True are the same attribute; to a program they are not.
         self.types = tuple(type(getattr(attribute, "value", None)) for _, attribute in graphdef.attributes)
+        self._key = self.kinds, self.types, self.paths, self.graphdef
         # Hashing walks through the complete structure, and every step needs the hash.
-        self._hash = hash((self.graphdef, self.paths, self.kinds, self.types))
+        self._hash = hash(self._key)
 
     def __hash__(self) -> int:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
         return self is other or (
-            isinstance(other, NNXDefinition)
-            and self._hash == other._hash
-            and self.kinds == other.kinds
-            and self.types == other.types
-            and self.paths == other.paths
-            and self.graphdef == other.graphdef
+            isinstance(other, NNXDefinition) and self._hash == other._hash and self._key == other._key
         )
 
     def merge(self, values: Sequence[Any]) -> nnx.Module:

@@ -23,7 +23,7 @@ from ..._upstream import (
     has_own_vjp,
     opened,
 )
-from ..same_program import equal_parameters, programs_in
+from ..same_program import programs_in, same_program
 from .derivatives import cotangents, moves, tangents
 from .environment import Environment
 from .rows import DependentError, Rows, axis_of, unified
@@ -165,7 +165,7 @@ class _Walk:
         name = first.primitive.name
         for key, value in first.params.items():
             free = key in SHAPES.get(name, ())
-            if not free and not all(equal_parameters(value, e.params.get(key)) for e in eqns[1:]):
+            if not free and not all(same_program(value, e.params.get(key)) for e in eqns[1:]):
                 raise DependentError("parameters")
         if not any(where) and not any(result_rows):
             if any(len(set(map(repr, (e.params.get(k) for e in eqns)))) > 1 for k in SHAPES.get(name, ())):
@@ -232,7 +232,7 @@ class _Walk:
     def _same_settings(self, eqns: Sequence[JaxprEqn]) -> bool:
         """Whether the parameters that hold no program are the same."""
         return all(
-            equal_parameters(value, e.params.get(key))
+            same_program(value, e.params.get(key))
             for key, value in eqns[0].params.items()
             if not list(programs_in(value))
             for e in eqns[1:]
@@ -326,7 +326,7 @@ def _alike(values: Table) -> bool:
     first, *others = values
     if any(np.shape(v) != np.shape(first) for v in others):
         raise DependentError("constant")
-    return all(v is first or equal_parameters(_array(first), _array(v)) for v in others)
+    return all(v is first or same_program(_array(first), _array(v)) for v in others)
 
 
 def _array(value: Any) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..._upstream import JaxprEqn, Literal, bound, jaxpr_as_fun, opened, part
 from .analysis import EquationPlan, Plan, Table
+from .derivatives import moves
 from .rows import masked, repeated
 
 
@@ -99,11 +100,7 @@ def _with_rule(inner: Plan, derivative: Plan) -> Any:
         values = _evaluate(derivative, choice, n, [*operands, *moving])
         out, derivatives = values[:m], iter(values[m:])
         # JAX requires tangents of type float0 for results that have no derivative.
-        still = [np.zeros(y.shape, jax.dtypes.float0) for y in out]
-        floats = [jnp.issubdtype(y.dtype, jnp.inexact) for y in out]
-        return out, [
-            next(derivatives) if floating else zero for floating, zero in zip(floats, still, strict=True)
-        ]
+        return out, [next(derivatives) if moves(y) else np.zeros(y.shape, jax.dtypes.float0) for y in out]
 
     f.defjvp(rule)
     return f

@@ -272,9 +272,8 @@ def _iota(eqn: JaxprEqn, where: Where, result_rows: Rows | None) -> RowEffect:
 
 
 def _random_bits(eqn: JaxprEqn, where: Where, result_rows: Rows | None) -> RowEffect:
-    # Each number is a function of the key and of its position, so appended rows change none. This holds for
-    # JAX's default generator only.
-    # The rows are the first axis, so that appended ones come after all others in the order of positions.
+    # In JAX's default generator each number is a function of the key and of its position, so rows that are
+    # appended to the first axis change none.
     kind = jax.dtypes.prng_key
     key = _dtype(eqn)
     partitionable = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
