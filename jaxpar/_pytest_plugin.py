@@ -1,4 +1,4 @@
-"""The pytest plugin: `@pytest.mark.devices(8)` and the fixture `parity`, without JAX or torch in other tests."""
+"""The pytest plugin: `@pytest.mark.devices(8)` and the fixture `parity`; imports neither JAX nor torch."""
 
 from __future__ import annotations
 

@@ -302,7 +302,6 @@ class DistributedError(JaxparError, RuntimeError):
 class DivergenceError(JaxparError, RuntimeError):
     """Processes or replicas that should be the same are not.
 
-    Cause: a batch with a different shape on one rank; a different library, device or configuration; weights
-    that were changed on one replica alone; a call that only some ranks make.
+    Cause: a batch with a different shape on one rank; a different library, device or configuration.
     Cure: the message names the rank, the field and both values, or both calls and their lines.
     """

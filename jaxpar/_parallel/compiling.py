@@ -20,10 +20,7 @@ LONG = 10.0  # seconds of compiling after which the cache is suggested
 
 
 class Compiling:
-    """`with Compiling(describe):` around a call that may compile.
-
-    `describe` is called only when a message is printed. `rank` is this process's; the launcher's if left out.
-    """
+    """`with Compiling(describe):` around a call that may compile; `rank` is the launcher's if left out."""
 
     __slots__ = ("_describe", "_ended", "_outer", "_rank", "_reporter", "_start")
 

@@ -28,9 +28,8 @@ def each_device(tx: optax.GradientTransformation) -> optax.GradientTransformatio
     >>> [round(float(u), 3) for u in updates["w"]]
     [-0.1, -0.1]
 
-    What a transformation computes over the whole tree (a global norm) it computes for each device's
-    part. Parameters must not change devices between updates. Inside `jax.jit` all parameters are
-    one part.
+    A global norm is then each device's. Parameters must not change devices between updates. Inside `jax.jit`
+    all parameters are one part.
 
     torch counterpart: any `torch.optim` optimizer over a model that is split over devices.
     """

@@ -124,9 +124,6 @@ def _warn_scalars() -> None:
     )
 
 
-# --------------------------------------------------------------------------- a list of any outputs
-
-
 def _gather_list(outputs: list[PyTree], target_device: DeviceLike | None, dim: int) -> PyTree:
     if not outputs:
         raise GatherError("gather: there are no outputs; give at least one replica's.")

@@ -100,11 +100,7 @@ def _check_sums(jaxpr: Jaxpr) -> None:
 def switch(
     choice: jax.Array, branches: Sequence[ClosedJaxpr], operands: Sequence[jax.Array], k: int, idle: bool
 ) -> list[jax.Array]:
-    """`jax.lax.switch` of branches that may sum over the replicas.
-
-    All branches have the same operands and outputs, and come from `traced` if they sum. If `idle`, the last
-    one is for a device without rows, which adds zeros to every sum.
-    """
+    """`jax.lax.switch` of branches, from `traced` if they sum; an `idle` last one adds zeros to every sum."""
     if not any(map(communicates, branches)):
         return jax.lax.switch(choice, [jaxpr_as_fun(branch) for branch in branches], *operands)
 
@@ -157,9 +153,6 @@ def _tangent(branch: ClosedJaxpr, moving: list[int], inputs: Sequence[Any], k: i
     return traced(both, inputs, k)
 
 
-# ------------------------------------------------------------------------------------------ cutting
-
-
 @dataclass(frozen=True)
 class _Cut:
     """One branch in pieces. Sums i follow piece i; nothing follows the last piece."""
@@ -182,12 +175,9 @@ class _Cut:
 
 
 def _cut(branch: ClosedJaxpr, operands: Sequence[Any]) -> _Cut:
-    """Put every equation into the first piece at which all its operands are known.
-
-    Sums that do not depend on each other thus follow the same piece and are sent together.
-    """
-    # Traced once more, so that called programs (jit, checkpoint, custom_jvp) are inlined where they sum: a
-    # sum inside a call could not be cut out.
+    """Put every equation into the first piece at which all its operands are known."""
+    # Sums that do not depend on each other follow the same piece and are sent together. Traced once more, so
+    # that called programs are inlined where they sum: a sum inside a call could not be cut out.
     program = jax.make_jaxpr(lambda *operands: _inline(branch, operands))(*operands)
     since: dict[Any, int] = {}
     pieces: list[list[JaxprEqn]] = [[]]
@@ -240,9 +230,6 @@ def _evaluate(jaxpr: Jaxpr, eqns: list[JaxprEqn], values: dict[Any, Any]) -> Non
     invars = [v for v in read if v not in set(outvars)]
     results = jaxpr_as_fun(part(jaxpr, eqns, invars, outvars))(*(values[v] for v in invars))
     values |= dict(zip(outvars, results, strict=True))
-
-
-# ------------------------------------------------------------------------------------------ running
 
 
 def _apply(

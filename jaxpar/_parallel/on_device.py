@@ -38,9 +38,8 @@ class OnDevice(nnx.Module):
       module: an NNX module, which is moved in place, or a function.
       device: an id, a text or a `jax.Device`.
 
-    Attributes: `.module`, `.device`. Gradients flow through by `nnx.grad` of the whole model;
-    buffers and random streams are kept as without the wrapper. Inside `jax.jit` the module is
-    simply called: the program around it decides where everything runs.
+    Gradients flow through by `nnx.grad` of the whole model. Inside `jax.jit` the module is simply called: the
+    program around it decides where everything runs.
 
     Raises:
       MixedDevicesError: at a call, an input is on a different device.

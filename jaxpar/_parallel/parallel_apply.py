@@ -54,8 +54,7 @@ def parallel_apply(
       backend: `"shard_map"` or `"pmap"`; equal results.
 
     Returns:
-      Shards for replicas; for a sequence of modules, the list of their outputs, each computed
-      eagerly on its own device.
+      Shards for replicas; for a sequence of modules, the list of their outputs, each on its own device.
 
     Raises:
       CountError: not as many inputs, keyword arguments or devices as modules. DeletedError: a donated array.
@@ -102,11 +101,8 @@ _type: contextvars.ContextVar[Any] = contextvars.ContextVar("type", default=None
 
 @contextlib.contextmanager
 def cast_on_replicas(dtype: Any) -> Iterator[None]:
-    """While tracing inside this context, replicas of NNX modules cast floating parameters to `dtype`.
-
-    So their gradients are summed in the parameters' own type, as under torch's autocast, which casts on the
-    replicas as well. Cast earlier, 16-bit gradients would be summed in 16 bits.
-    """
+    """While tracing inside this context, replicas of NNX modules cast floating parameters to `dtype`."""
+    # So that gradients are summed in the parameters' own type. Cast earlier, they would be summed in 16 bits.
     token = _type.set(dtype)
     try:
         yield
@@ -133,9 +129,6 @@ def _names(placement: Placement) -> str:
 
 def _arguments(inputs: Any) -> tuple:
     return tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
-
-
-# ------------------------------------------------------------------------------------- one by one
 
 
 def _one_by_one(modules: Sequence[Any], inputs: Any, kwargs_tup: Any, devices: Any) -> list[Any]:
@@ -171,9 +164,6 @@ def _arrays(module: Any) -> PyTree:
         return nnx.state(module, graph=True)
     bound = isinstance(module, linen.Module) and module.scope is not None
     return module.variables if bound else ()
-
-
-# ------------------------------------------------------------------------------------ as one program
 
 
 def compiled(definition: Definition, run: Backend, placement: Placement, dtype: Any = None) -> Any:

@@ -32,9 +32,6 @@ class Placement:
       dim: the batch dimension of every input and output; negative counts from the end.
       output_device: where outputs are gathered outside of `jax.jit`.
 
-    Raises:
-      TypeError: `devices` holds something else, such as numbers.
-
     torch counterpart: `DataParallel`'s `device_ids`, `dim`, `output_device` (docs/semantics.md section 1.1).
     """
 
@@ -98,11 +95,7 @@ def place(
     function: str = "DataParallel",
     one_is_none: bool = True,
 ) -> Placement:
-    """Return the placement that a user described. Defaults: all devices, results on the first one.
-
-    A host with one CPU device and no accelerator gives a placement without devices, as torch without a GPU
-    does (docs/semantics.md row 2). This does not apply with `one_is_none=False` or to devices of a topology.
-    """
+    """Return the placement that a user described; without devices for one CPU (docs/semantics.md row 2)."""
     if isinstance(device_ids, Placement):
         if output_device is not None or dim != 0:
             raise TypeError(

@@ -102,12 +102,8 @@ def run(
 ) -> RunResult:
     """Run `replica` on every device that has rows, then `finish` on every device. Traced under `jax.jit`.
 
-    Args:
-      shared: values that all devices hold.
-      batch: arguments and keyword arguments; arrays [N, *piece], other leaves as they are.
-      kinds: for each of the N devices the true shapes of its pieces, or None if it has no rows.
-      replica_state: values that differ between devices, stacked to [N, ...].
-      source: the replica, one with rows, whose changes are kept; replicas of a different kind give zeros.
+    Arrays of the batch are [N, *piece], of the replica state [N, ...]. `source`, which has rows, is the
+    replica whose changes are kept; replicas of a different kind give zeros.
     """
     split = _Split(kinds, source)
     stacks, statics, treedef = separate(batch)
@@ -170,11 +166,7 @@ def _local(
     data: PyTree,
     platform: str,
 ) -> tuple[Local, tuple[tuple[Shape, ...], ...]]:
-    """Run one device's part with the cheapest of three strategies; return its results and the true shapes.
-
-    One program, if all devices have the same number of rows; one program with masks, if `padding` proves that
-    it serves all numbers; otherwise a switch with a branch for each number.
-    """
+    """Run one device's part with the cheapest of three strategies; return its results and the true shapes."""
     united = _united(branches_of, replica, split.some_idle) if len(split.order) > 1 else None
     branches = branches_of(replica) if united is None else united.branches
     shapes = output_shapes(branches, split.table)

@@ -61,9 +61,8 @@ def clear_caches() -> None:
     >>> import jaxpar
     >>> jaxpar.clear_caches()
 
-    The programs of a `DataParallel`, a `DistributedDataParallel`, a `TrainStep` or an `OnDevice` are freed
-    with that object. The others belong to `data_parallel` and `parallel_apply`; JAX's caches also hold the
-    arrays that a function with an uneven batch closes over.
+    A wrapper's or step's programs are freed with that object. JAX's caches also hold the arrays that a
+    function with an uneven batch closes over.
 
     torch counterpart: `torch.compiler.reset`.
     """

@@ -18,11 +18,9 @@ from .placement import Placement, place
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Replicas(Sequence):
-    """A module on the first k of N devices.
+    """A module on the first k of N devices: `replicas[i]` on device i, `replicas[:k]` the first k replicas.
 
-    `replicas[i]` is a module of its own on device i, `replicas[:k]` the first k replicas.
-    `parallel_apply` runs all of them as one program, and what replica 0 does to its buffers is kept
-    in `module`, as torch does because replica 0 shares them (docs/semantics.md rows 35, 39).
+    `parallel_apply` keeps in `module` what replica 0 does to its buffers (docs/semantics.md rows 35, 39).
     """
 
     module: Module

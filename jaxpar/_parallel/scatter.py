@@ -36,8 +36,7 @@ def scatter(inputs: PyTree, target_gpus: Iterable[DeviceLike] | Placement, dim: 
       dim: the axis that holds the B rows, of every array; a `Placement` brings its own.
 
     Returns:
-      Shards with k <= N pieces of the sizes that `torch.chunk(batch, N)` gives. Outside of
-      `jax.jit` the bytes go straight from where they are to each device.
+      Shards with k <= N pieces of the sizes that `torch.chunk(batch, N)` gives.
 
     Raises:
       RowsError: two arrays have different numbers of rows.

@@ -31,8 +31,7 @@ class Shards(Sequence):
     A Shards is a pytree; the sizes are static.
 
     Attributes:
-      tree: every array leaf has shape [N, *piece] and is stored in N shards; other leaves are the caller's
-        own objects.
+      tree: every array leaf has shape [N, *piece]; other leaves are the caller's own objects.
       sizes: rows of each of the k replicas; they sum to B.
       shapes: for every array leaf, the true shape of each of the k pieces.
       placement: the N devices and the batch dimension.

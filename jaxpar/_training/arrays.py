@@ -134,11 +134,7 @@ class ObjectArrays:
 
 
 class ModuleArrays(ObjectArrays, Arrays):
-    """The arrays of an NNX module; the filter `wrt` selects the trained ones.
-
-    The state of `net`, which is `module` or holds it, gives gradients their structure. Finding it walks
-    through the complete module, so `structures` caches it.
-    """
+    """The arrays of an NNX module; `wrt` selects the trained ones, and `net` gives gradients their form."""
 
     def __init__(
         self,
@@ -208,10 +204,7 @@ class ModuleArrays(ObjectArrays, Arrays):
 
 
 def order_of_gradients(net: nnx.Module, wrt: Any, split: NNXView, root: int) -> tuple[Any, list[int]]:
-    """Return the structure of `nnx.state(net, wrt)`, and the index of the gradient at each of its leaves.
-
-    `split` is the view of `net`, or of a submodule at a path of `root` names.
-    """
+    """Return the structure of `nnx.state(net, wrt)`, and the index of the gradient at each of its leaves."""
     paths = [split.definition.paths[i] for i in split.parameters(wrt)]
     state = nnx.from_flat_state(
         (path, leaf)

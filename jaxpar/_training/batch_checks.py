@@ -33,20 +33,17 @@ class Batches:
         # An empty array shows in its shape, so shapes that have passed are not searched again.
         if shapes not in self._shapes:
             check_rows(args, kwargs, "train_step")
-            self._warn_if_third(shapes)
+            if len(self._shapes) == MANY - 1:
+                warnings.warn(
+                    f"train_step: this is the third shape of batches, {[s[0] for s in shapes if s]}, and "
+                    "every one is compiled by itself. Drop or pad uneven batches.",
+                    stacklevel=3,
+                )
         return form, shapes
 
     def remember(self, form: TreeDef, shapes: tuple) -> None:
         self._form = form
         self._shapes.add(shapes)
-
-    def _warn_if_third(self, shapes: Any) -> None:
-        if len(self._shapes) == MANY - 1:
-            warnings.warn(
-                f"train_step: this is the third shape of batches, {[s[0] for s in shapes if s]}, and every "
-                "one is compiled by itself. Drop or pad uneven batches.",
-                stacklevel=4,
-            )
 
 
 def without_torch(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:

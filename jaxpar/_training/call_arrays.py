@@ -18,11 +18,7 @@ MOST = 4  # cached bundles, which hold the objects of a call
 
 
 class CallArrays(ModuleArrays):
-    """The arrays of `module` and of the objects among a call's arguments.
-
-    `net`, the module or its wrapper, is what optimizers are made from; the attribute `net` includes the
-    objects of the last call.
-    """
+    """The arrays of `module` and of the objects among a call's arguments; `net` may be its wrapper."""
 
     def __init__(
         self,

@@ -120,9 +120,6 @@ def compiled(
     return jax.jit(step, donate_argnames=donate, compiler_options=dict(options) or None)
 
 
-# ---------------------------------------------------------------------------------- on a replica
-
-
 def _forward(
     plan: ReplicaPlan,
     shared: tuple[list, PyTree],

@@ -136,12 +136,6 @@ def _buffers(forward_sync: bool | None, broadcast: bool | None) -> bool:
 
 
 class _Distributed:
-    module: Any
-    world: World
-    backend: str
-    engine_state: EngineState
-    programs: Programs
-
     def _remember(self, module: Any, world: World, backend: str, state: EngineState) -> None:
         self.module, self.world, self.backend, self.engine_state = module, world, backend, state
         self.programs = Programs(compiled)
@@ -239,11 +233,7 @@ class _NNXDistributed(_Distributed, nnx.Module):
         return ModuleArrays(self, self.module, wrt, world.local, world, structures, "DistributedDataParallel")
 
     def __call__(self, *inputs: PyTree, **kwargs: PyTree) -> PyTree:
-        """The module's outputs for this process's rows. No other process takes part.
-
-        Raises:
-          GradientError: when differentiated, with more than one replica.
-        """
+        """The module's outputs for this process's rows. Raises GradientError when differentiated."""
         return self._forward(self.module, inputs, kwargs)
 
     def value_and_grad(
@@ -362,8 +352,7 @@ class _FunctionDistributed(_Distributed):
     def value_and_grad(self, loss_fn: Callable[..., Any], *, has_aux: bool = False) -> Callable[..., Any]:
         """Return `f(parameters, *batch) -> (loss, gradients)`; `loss_fn(f, *batch)` calls `f(*inputs)`.
 
-        The first call raises DivergenceError if ranks hold other parameters; make them equal with
-        `jaxpar.distributed.broadcast(parameters)`.
+        Raises DivergenceError if ranks hold other parameters; see `jaxpar.distributed.broadcast`.
         """
 
         def value_and_grad(parameters: PyTree, *batch: PyTree, **kwargs: PyTree) -> Any:

@@ -85,10 +85,7 @@ class Engine:
     def trace(
         self, args: tuple, kwargs: dict[str, Any], keep: bool = False, adds: bool = False
     ) -> jax.stages.Traced:
-        """The program of a step, for shapes: nothing is sent, run, changed or compared with other ranks.
-
-        `adds`: the replicas hold gradients of earlier calls.
-        """
+        """The program of a step, for shapes; `adds`: the replicas hold gradients of earlier calls."""
         values, extra = self.arrays.shapes(keep)
         agreement = self.state.usual.agree(self.work.shapes(args, kwargs), None, keep)
         assert agreement is not None  # only join runs out of rows

@@ -13,10 +13,7 @@ from .compiled_step import ReplicaState, compiled
 
 
 class EngineState:
-    """State of one wrapper, or of a step of a module without one.
-
-    Compared by identity, so that an NNX module may hold it: a different wrapper is a different program.
-    """
+    """State of one wrapper or step; compared by identity, so that an NNX module may hold it."""
 
     def __init__(self, strategy: Strategy, hook: CommHook | None = None):
         self.strategy = self.usual = strategy

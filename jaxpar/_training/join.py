@@ -90,10 +90,7 @@ class Announced:
 
 
 class Join:
-    """`with net.join():`, see `DistributedDataParallel.join`.
-
-    torch counterpart: `torch.distributed.algorithms.Join` (docs/semantics.md rows J1-J7).
-    """
+    """`with net.join():`, torch's `torch.distributed.algorithms.Join` (docs/semantics.md rows J1-J7)."""
 
     def __init__(
         self,

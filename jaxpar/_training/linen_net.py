@@ -50,11 +50,7 @@ def _name(pair: tuple[Any, Any]) -> str:
 
 
 class LinenNet(nnx.Module):
-    """A Linen module that holds its variables: `net(x, train=True)` is `module.apply`.
-
-    Collections other than the parameters are mutable. `variables` are as the module's `init` returns them, or
-    one level deeper, as for `DataParallel(module)`.
-    """
+    """A Linen module that holds its variables, perhaps one level deeper, as in `DataParallel(module)`."""
 
     def __init__(self, module: linen.Module, variables: Mapping[str, PyTree]):
         self.linen = Static(module)

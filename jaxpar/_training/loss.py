@@ -27,13 +27,9 @@ class Value(NamedTuple):
 
 
 class Forward(NamedTuple):
-    """A value before differentiation; `scaled` is the number that is differentiated.
+    """A value before differentiation. For several networks the loss may be a tuple with one for each."""
 
-    For several networks the loss may be a tuple with one for each, and `scaled` is built so that its gradient
-    with respect to a network's parameters is the gradient of the network's own loss.
-    """
-
-    scaled: jax.Array
+    scaled: jax.Array  # the number that is differentiated
     loss: PyTree
     aux: PyTree
     changes: Changes
@@ -60,21 +56,14 @@ class Loss:
         made_of = self.definition, self.form, self.parameters, self.function
         return hash((made_of, self.has_aux, self.precision, self.on_replicas, self.groups))
 
-    def __call__(
-        self,
-        values: list,
-        replica: jax.Array | None,
-        args: tuple,
-        kwargs: dict[str, Any],
-        scale: jax.Array | None = None,
-    ) -> Value:
-        """Return the loss of one batch, and the gradients of `scale` times the loss."""
+    def __call__(self, values: list, *arguments: Any) -> Value:
+        """Return the loss of one batch, and the gradients of the scaled loss; arguments as `forward`'s."""
 
         def scaled(parameters: list[jax.Array]) -> tuple[jax.Array, Forward]:
             full = list(values)
             for i, value in zip(self.parameters, parameters, strict=True):
                 full[i] = value
-            forward = self.forward(full, replica, args, kwargs, scale)
+            forward = self.forward(full, *arguments)
             return forward.scaled, forward
 
         trained = [values[i] for i in self.parameters]

@@ -49,8 +49,6 @@ def _row(g: jax.Array, zero: jax.Array) -> jax.Array:
     return jnp.atleast_1d(g) * zero.astype(g.dtype)
 
 
-# ------------------------------------------------------------------------------------- on the host
-
 PAUSE = 0.02  # seconds between two checks; reading takes as long as a tenth of a short step
 LAG = 8  # updates before a report is read, where several processes have to read the same one
 

@@ -36,11 +36,9 @@ def trace_step(
 ) -> jax.stages.Traced:
     """Trace a step with `on_nonfinite="ignore"`; it returns a `StepResult`. No array is made.
 
-    Net and optimizer, which may come from `nnx.eval_shape`, are on all devices of the placement. A
-    DataParallel has the loss of the complete batch; a plain module has each replica's own, as in
+    A DataParallel has the loss of the complete batch; a plain module has each replica's own, as in
     DistributedDataParallel. `batch` has the rows of all devices. `update=False` stops at the gradients, which
-    are then the result's `replica_state.gradients`; an update donates its state, as the step does on an
-    accelerator.
+    are then the result's `replica_state.gradients`.
     """
     make_update = functools.partial(update_of, accumulate=1, on_nonfinite="ignore", precision=None)
     objective = Objective(loss_fn, has_aux, make_update=make_update if update else None)

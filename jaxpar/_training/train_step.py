@@ -18,6 +18,7 @@ from .._parallel.modules.bundle import nets_of, set_aside
 from .._parallel.programs import Programs
 from .._typing import PyTree
 from ..errors import NonFiniteError
+from . import networks
 from .agreement import Alone
 from .batch_checks import Batches, check_batch, check_rows, without_torch
 from .compiled_step import compiled
@@ -26,16 +27,6 @@ from .divergence_guard import Fingerprint, fingerprint
 from .engine import Engine, Work
 from .engine_state import EngineState
 from .linen_net import LinenOptimizer
-from .networks import (
-    as_nnx,
-    as_one,
-    check_nets,
-    check_objects,
-    local_placement,
-    refuse_context,
-    state_of,
-    unwrapped,
-)
 from .nonfinite import NONE, Reports
 from .precision import Precision, check_precision
 from .step_state import counts, restore, saved
@@ -97,8 +88,8 @@ def train_step(
     torch counterpart: `optimizer.zero_grad(); loss_fn(...).backward(); optimizer.step()`.
     """
     net, optimizer = (tuple(x) if isinstance(x, list) else x for x in (net, optimizer))
-    net, optimizer = as_nnx(net, optimizer)
-    check_nets(net, optimizer)
+    net, optimizer = networks.as_nnx(net, optimizer)
+    networks.check_nets(net, optimizer)
     if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
         raise ValueError(f"train_step: accumulate must be a positive int, not {accumulate!r}.")
     if on_nonfinite not in ("raise", "skip", "ignore"):
@@ -135,7 +126,7 @@ class TrainStep:
         self.calls = self.updates = 0
         self._accumulate, self._has_aux = accumulate, has_aux
         self._nets = net if isinstance(net, tuple) else (net,)
-        placement = local_placement(self._nets[0])
+        placement = networks.local_placement(self._nets[0])
         self._devices = () if placement is None else placement.devices
         make = functools.partial(
             update_of, accumulate=accumulate, on_nonfinite=on_nonfinite, precision=precision
@@ -144,7 +135,7 @@ class TrainStep:
         replicas = all(isinstance(module, DataParallel) and module.placement.N > 1 for module in self._nets)
         self._objective = Objective(loss_fn, has_aux, precision, make, replicas)
         self._engine, self._arrays = _engine(
-            self._nets, as_one(net), as_one(optimizer), self._objective, loss_fn
+            self._nets, networks.as_one(net), networks.as_one(optimizer), self._objective, loss_fn
         )
         self._batches = Batches()
         self._reports = Reports(together=self._engine.world.size > 1)
@@ -187,8 +178,8 @@ class TrainStep:
           JAX's `Lowered`; its `compile()` gives `as_text`, `memory_analysis` and `cost_analysis`. With
           `accumulate=k` it is the last of k calls. Net, optimizer and step stay as they are.
 
-        Net and optimizer may be shapes (`nnx.eval_shape`), and the devices may be those of
-        `jaxpar.topology`. Ranks do not compare their programs here.
+        Net and optimizer may be shapes too, and the devices a `jaxpar.topology`'s. Ranks do not compare
+        programs.
 
         Raises: LossError, BatchError, and as `scatter`.
 
@@ -203,9 +194,9 @@ class TrainStep:
     def state(self) -> Any:
         """The TrainState of a Linen module; a tuple for several. The next step donates its arrays.
 
-        Raises AttributeError for an NNX module, which holds its own state.
+        Raises AttributeError for an NNX module.
         """
-        pairs = zip(self._nets, nets_of(as_one(self.optimizer)), strict=True)
+        pairs = zip(self._nets, nets_of(networks.as_one(self.optimizer)), strict=True)
         states = tuple(its.state(net) if isinstance(its, LinenOptimizer) else None for net, its in pairs)
         if None in states:
             raise AttributeError(
@@ -260,12 +251,12 @@ class TrainStep:
     def _bring(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         args, kwargs, objects = set_aside(args, kwargs)
         if objects:
-            check_objects(self._nets, objects, "train_step")
-        self._arrays.bring(tuple(map(unwrapped, objects)))
+            networks.check_objects(self._nets, objects, "train_step")
+        self._arrays.bring(tuple(map(networks.unwrapped, objects)))
         return args, kwargs
 
     def _check_context(self) -> None:
-        refuse_context(self._nets)
+        networks.refuse_context(self._nets)
         state = self._engine.state
         if not state.synchronises:
             raise RuntimeError(
@@ -298,14 +289,14 @@ def _engine(
 ) -> tuple[Engine, TrainingArrays]:
     programs = Programs(compiled)
     work: Work
-    placement = local_placement(nets[0])
+    placement = networks.local_placement(nets[0])
     if isinstance(nets[0], DistributedDataParallel):
-        world, state = nets[0].world, state_of(nets)
+        world, state = nets[0].world, networks.state_of(nets)
         work = ReplicaWork(objective, world, state, nets[0].backend, programs)
     else:
         world, state = ALONE, EngineState(Alone())
         work = BatchWork(objective, placement, programs)
-    arrays = TrainingArrays(net, unwrapped(net), optimizer, placement, world)
+    arrays = TrainingArrays(net, networks.unwrapped(net), optimizer, placement, world)
     objective.prepare(arrays)
     assert objective.update is not None
     arrays.reset(objective.update.start())

@@ -35,10 +35,7 @@ from .world import World
 
 
 class Objective:
-    """A loss function and what follows its gradients, for a module as it is now.
-
-    `make_update=None` stops at the gradients. `on_replicas`: the module is a DataParallel on several devices.
-    """
+    """A loss function and what follows its gradients, for a module as it is now."""
 
     loss: Loss  # for the arrays that were prepared last
     update: Update | None  # likewise

@@ -8,31 +8,22 @@ rebinds are lost, as in torch (row 37).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from flax import linen, nnx
 
-from ..._typing import PyTree
-from ..placement import Placement
 from .closure_view import ClosureView, watched_cells
 from .definition import Changes as Changes
 from .definition import Definition as Definition
 from .function_view import Applied, AppliedView, FunctionView
 from .linen_view import LinenView
-from .nnx_view import view_nnx
+from .nnx_view import NNXView, view_nnx
 
 Module = Callable[..., Any]
 
 
-class View(Protocol):
-    """A module, split into the code that is compiled and the arrays."""
-
-    @property
-    def definition(self) -> Definition: ...
-
-    def values(self, placement: Placement) -> PyTree: ...
-
-    def commit(self, changes: Changes) -> None: ...
+View = NNXView | LinenView | FunctionView
+"""A module, split into the code that is compiled and the arrays."""
 
 
 def view(module: Module) -> View:

@@ -20,10 +20,7 @@ class Definition(abc.ABC):
     def __call__(
         self, values: Any, replica: jax.Array | None, args: tuple, kwargs: dict, /
     ) -> tuple[PyTree, Changes]:
-        """Run the module on one replica; return its outputs and the values that changed.
-
-        `replica` is folded into every random stream, unless it is None.
-        """
+        """Return outputs and changed values. A `replica` is folded into every random stream."""
         return self.apply(operator.call, values, replica, args, kwargs)
 
     @abc.abstractmethod

@@ -192,15 +192,9 @@ class _Walk:
         return [_one_block(lengths, self.sizes) for lengths in shapes]
 
     def _tables(self, eqns: Sequence[JaxprEqn]) -> tuple[tuple[int, Table], ...]:
-        tables = []
-        for i, atoms in enumerate(zip(*(e.invars for e in eqns), strict=True)):
-            if isinstance(atoms[0], Literal):
-                values = tuple(v.val for v in atoms)
-                if not _alike(values):
-                    tables.append((i, values))
-        return tuple(tables)
-
-    # ------------------------------------------------------------------------------ programs in programs
+        operands = enumerate(zip(*(e.invars for e in eqns), strict=True))
+        tables = [(i, tuple(v.val for v in atoms)) for i, atoms in operands if isinstance(atoms[0], Literal)]
+        return tuple((i, table) for i, table in tables if not _alike(table))
 
     def _calling(
         self, eqns: Sequence[JaxprEqn], where: Where, tables: tuple[tuple[int, Table], ...]
@@ -316,9 +310,6 @@ class _Walk:
         except Exception as error:  # this runs the user's own code, for all derivatives
             raise DependentError("rule") from error
         return _Walk(self.sizes, self.strict, self._rules | {key}).program(programs, operand_rows)
-
-
-# ------------------------------------------------------------------------------------------ equations
 
 
 def _alike(values: Table) -> bool:

@@ -38,10 +38,7 @@ def _among(f: Operation, operands: Sequence[Any], moving: Sequence[int]) -> Call
 
 
 def with_tangents(f: Operation, n: int, moving: Sequence[int]) -> Callable[..., list[Any]]:
-    """Return a function of f's n operands and the tangents of the moving ones.
-
-    Its results are f's, followed by the derivatives of the floating ones.
-    """
+    """Return a function of f's n operands and the moving ones' tangents: f's results, then derivatives."""
 
     def both(*inputs: Any) -> list[Any]:
         of = _among(f, inputs[:n], moving)

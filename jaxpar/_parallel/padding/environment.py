@@ -10,10 +10,7 @@ from .rows import DependentError, Rows, axis_of
 
 
 class Environment:
-    """The variables of all programs: which correspond to each other, and where they have rows.
-
-    Each trace makes new variables, so a pair is the only evidence that two operands are the same value.
-    """
+    """The variables of all programs: which correspond to each other, and where they have rows."""
 
     def __init__(self, sizes: tuple[int, ...], programs: int):
         self._sizes = sizes

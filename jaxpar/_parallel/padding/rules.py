@@ -68,19 +68,16 @@ def rule_of(name: str) -> RowRule | None:
     return _elementwise if name in ELEMENTWISE else RULES.get(name)
 
 
-def _shape(eqn: JaxprEqn, i: int = 0) -> tuple[int, ...]:
-    operand: Any = eqn.invars[i]
-    return operand.aval.shape
+def _shape(eqn: Any, i: int = 0) -> tuple[int, ...]:
+    return eqn.invars[i].aval.shape
 
 
-def _dtype(eqn: JaxprEqn) -> Any:
-    operand: Any = eqn.invars[0]
-    return operand.aval.dtype
+def _dtype(eqn: Any) -> Any:
+    return eqn.invars[0].aval.dtype
 
 
-def _result(eqn: JaxprEqn) -> tuple[int, ...]:
-    result: Any = eqn.outvars[0]
-    return result.aval.shape
+def _result(eqn: Any) -> tuple[int, ...]:
+    return eqn.outvars[0].aval.shape
 
 
 def _elementwise(eqn: JaxprEqn, where: Where, result_rows: Rows | None) -> RowEffect:
