@@ -33,8 +33,9 @@ def is_key(x: Array) -> bool:
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
-def is_committed(x: object) -> bool:
-    return is_real(x) and x.committed
+def sharding_of(x: Any) -> jax.sharding.Sharding | None:
+    """Return the sharding of a shape, or of an array that was placed explicitly."""
+    return x.sharding if isinstance(x, jax.ShapeDtypeStruct) or (is_real(x) and x.committed) else None
 
 
 def shape_of(x: Any, sharding: jax.sharding.Sharding | None = None) -> jax.ShapeDtypeStruct:

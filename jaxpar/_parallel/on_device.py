@@ -1,7 +1,4 @@
-"""OnDevice: one part of a model on its own device, a link in a chain of programs.
-
-Nothing waits: programs and transfers are dispatched and run as their inputs arrive.
-"""
+"""OnDevice: one part of a model on its own device, a link in a chain of programs that wait for nothing."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class _Split:
         self.kinds, self.source = kinds, source
         self.order = list(dict.fromkeys(kind for kind in kinds if kind is not None))
         self.table = [len(self.order) if kind is None else self.order.index(kind) for kind in kinds]
-        self.k = sum(kind is not None for kind in kinds)
+        self.k = sum(kind is not None for kind in kinds)  # replicas with rows
         self.uneven = len(set(kinds)) > 1
         self.some_idle = None in kinds
 

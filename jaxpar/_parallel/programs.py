@@ -1,7 +1,4 @@
-"""Programs: compiled programs, owned by the object that runs them, and freed with it.
-
-A program holds everything that the traced function closes over, for instance a complete data set.
-"""
+"""Programs: compiled programs, owned by the object that runs them, and freed with it."""
 
 from __future__ import annotations
 

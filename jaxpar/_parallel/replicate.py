@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, overload
 
 import jax
@@ -46,9 +46,6 @@ class Replicas(Sequence):
         if not -self.k <= i < self.k:
             raise IndexError(f"Replicas: replica {i} of {self.k}")
         return _copy(self.module, self.values(self.split()), self.placement.devices[i % self.k])
-
-    def __iter__(self) -> Iterator[Any]:
-        return (self[i] for i in range(len(self)))
 
     def split(self) -> View:
         return view(self.module)

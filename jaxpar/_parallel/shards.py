@@ -7,7 +7,7 @@ file and `program`: code that reads a piece crops it to its true shape first.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, overload
 
 import jax
@@ -59,9 +59,6 @@ class Shards(Sequence):
         i %= len(self)
         shapes = iter(self.shapes)
         return jax.tree.map(lambda x: _piece(x, i, next(shapes)[i]) if is_array(x) else x, self.tree)
-
-    def __iter__(self) -> Iterator[PyTree]:
-        return (self[i] for i in range(len(self)))
 
     def tree_flatten(self) -> tuple[list[jax.Array], Any]:
         arrays, statics, treedef = separate(self.tree)

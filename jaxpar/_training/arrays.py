@@ -21,7 +21,7 @@ from .._parallel.modules.function_view import Applied, AppliedView
 from .._parallel.modules.linen_view import LinenView
 from .._parallel.modules.nnx_view import NNXDefinition, NNXView, view_nnx
 from .._parallel.placement import Placement
-from .._tree import check_alive, is_array, is_committed, shape_of
+from .._tree import check_alive, is_array, shape_of, sharding_of
 from .._typing import PyTree, Static, TreeDef
 from .._upstream import address
 from .world import ALONE, World
@@ -183,9 +183,7 @@ class ModuleArrays(ObjectArrays, Arrays):
         return jax.tree.map(lambda x: shape_of(x, self._where(x)), tree)
 
     def _where(self, x: Any) -> Sharding | None:
-        if self.placement is not None:
-            return self.placement.replicated
-        return x.sharding if isinstance(x, jax.ShapeDtypeStruct) or is_committed(x) else None
+        return sharding_of(x) if self.placement is None else self.placement.replicated
 
     def commit(self, changes: Changes) -> None:
         self.view.commit(changes)

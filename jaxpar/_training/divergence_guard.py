@@ -1,7 +1,4 @@
-"""divergence_guard: before a rank runs a new program, all ranks compare what they are about to run.
-
-A combination that is new to a rank is compared over the host; a known one only costs a cache key.
-"""
+"""divergence_guard: before a rank runs a new program, all ranks compare what they are about to run."""
 
 from __future__ import annotations
 
@@ -131,8 +128,7 @@ class OptimizerNumbers:
             self._changes += self._last is not None
             self._last = dict(numbers)
             # A comparison costs a round trip over the host, and a schedule may set a rate before every step.
-            # A rank that has missed a change, or set a different number, is still found at the 16th, the
-            # 32nd, ..., since the number of changes is compared as well.
+            # A rank that has missed a change is found at the 16th, 32nd, ..., whose number is compared, too.
             if self._changes <= self.FIRST or self._changes & (self._changes - 1) == 0:
                 self._compared = tuple(
                     (f"the optimizer's {name}", f"{x!r} (change {self._changes})")

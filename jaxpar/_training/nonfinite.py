@@ -1,7 +1,4 @@
-"""nonfinite: which gradient is infinite or not a number, and how the host learns about it.
-
-The program reports two numbers, which are read some steps later, when reading does not block.
-"""
+"""nonfinite: which gradient is infinite or not a number, and how the host learns it without waiting."""
 
 from __future__ import annotations
 
@@ -78,9 +75,8 @@ class Reports:
         return leaf, update
 
     def _is_due(self) -> bool:
-        # Processes that train together have to find trouble in the same call: one that raised earlier, and
-        # went on with a different batch, would update while the others wait. So the number of updates
-        # determines when to read; a process alone reads a report once it is available.
+        # Processes that train together have to find trouble in the same call: one that raised earlier would
+        # update while the others wait. So the number of updates determines when they read.
         if self._together:
             return self._age >= LAG
         now = time.monotonic()

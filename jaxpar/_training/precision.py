@@ -1,7 +1,4 @@
-"""Precision: in which type a step computes, while parameters stay in theirs.
-
-Parameters and batch are cast once; BatchNorm's statistics, sums of gradients and the optimizer see float32.
-"""
+"""Precision: in which type a step computes, while parameters, statistics and optimizer stay in float32."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""replica_groups: which replicas sum together, in a layer that synchronises over a process group.
-
-All replicas run one program, so all ranks must know all groups: they exchange them.
-"""
+"""replica_groups: which replicas sum together, in a layer that synchronises over a process group."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""train_step: forward, loss, backward and optimizer as one compiled program that gives its memory back.
-
-The module and the optimizer stay the user's: after every step they hold its results.
-"""
+"""train_step: forward, loss, backward and optimizer as one compiled program that gives its memory back."""
 
 from __future__ import annotations
 

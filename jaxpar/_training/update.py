@@ -31,8 +31,7 @@ class UpdateStrategy(NamedTuple):
 
 def strategy_for(platform: str, nbytes: int) -> UpdateStrategy:
     # A selection between results reads what it would overwrite, so XLA's CPU compiler copies donated state
-    # first; an accelerator's does not, and with a branch its host would have to wait until it knows which one
-    # to launch.
+    # first; an accelerator's does not, and its host would have to wait before a branch.
     if platform != "cpu":
         return UpdateStrategy(False, True, first_bad)
     # Gradients and their sum are one buffer of twice the parameters' size. glibc maps a buffer of more than

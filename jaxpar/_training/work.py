@@ -20,7 +20,7 @@ from .._parallel.modules.nnx_view import NNXDefinition
 from .._parallel.placement import Placement
 from .._parallel.programs import Programs
 from .._parallel.shards import combine, entry_of, separate
-from .._tree import is_committed, is_staged, shape_of
+from .._tree import is_staged, shape_of, sharding_of
 from .._typing import REPLICA, PyTree, Static, TreeDef
 from ..data.sending import sender
 from .agreement import Agreement
@@ -208,9 +208,7 @@ class WholeBatch:
         return Whole([shape_of(x, self._where(x)) for x in arrays], statics, form)
 
     def _where(self, x: Any) -> Sharding | None:
-        if self.placement is not None:
-            return over_devices(x, self.placement)
-        return x.sharding if isinstance(x, jax.ShapeDtypeStruct) or is_committed(x) else None
+        return sharding_of(x) if self.placement is None else over_devices(x, self.placement)
 
     def first_replica_state(self, trained: list) -> ReplicaState:
         del trained

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -148,7 +148,7 @@ class NNXView:
 
 
 class _Snapshot(NamedTuple):
-    content: dict | list | tuple
+    content: Any  # a dict, a list or a tuple
     keys: tuple
     values: tuple
 
@@ -169,16 +169,13 @@ def view_nnx(module: nnx.Module) -> NNXView:
 
 
 def _unchanged(then: _Snapshot) -> bool:
-    now = then.content
-    if len(now) != len(then.values):
-        return False
-    values: Iterable[Any] = now
+    now, values = then.content, then.content
     if isinstance(now, dict):
         values = now.values()
         if tuple(now) != then.keys:
             return False
     # By identity: 1, 1.0 and True are equal, and make different programs.
-    return all(map(operator.is_, values, then.values))
+    return len(now) == len(then.values) and all(map(operator.is_, values, then.values))
 
 
 def _snapshots(module: nnx.Module) -> list[_Snapshot]:

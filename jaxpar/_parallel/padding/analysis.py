@@ -1,7 +1,4 @@
-"""analysis: from the programs for all numbers of rows to the one that runs, if it exists.
-
-The rules of `rules` must explain every difference in length; nothing else may differ but numbers.
-"""
+"""analysis: from the programs for all numbers of rows to the one that runs, if rules explain differences."""
 
 from __future__ import annotations
 
@@ -31,6 +28,7 @@ from .rules import SHAPES, Mask, rule_of
 
 Where = Sequence[Rows | None]
 Table = tuple[Any, ...]  # the values of one number of the program, one for each number of rows
+Tables = tuple[tuple[int, Table], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +36,7 @@ class EquationPlan:
     """Changes to one equation of the program."""
 
     masks: tuple[Mask, ...] = ()  # operands whose padding is overwritten before the equation runs
-    tables: tuple[tuple[int, Table], ...] = ()  # operands whose number depends on the number of rows
+    tables: Tables = ()  # operands whose number depends on the number of rows
     inner: Plan | None = None  # the program that it calls
     derivative: Plan | None = None  # the program of its own derivative rule
 
@@ -188,17 +186,15 @@ class _Walk:
         return EquationPlan(effect.masks, tables), effect.rows
 
     def _result_rows(self, eqns: Sequence[JaxprEqn]) -> list[Rows | None]:
-        shapes = zip(*([v.aval.shape for v in e.outvars] for e in eqns), strict=True)
-        return [_one_block(lengths, self.sizes) for lengths in shapes]
+        results: Any = zip(*(e.outvars for e in eqns), strict=True)
+        return [_one_block([v.aval.shape for v in variables], self.sizes) for variables in results]
 
-    def _tables(self, eqns: Sequence[JaxprEqn]) -> tuple[tuple[int, Table], ...]:
+    def _tables(self, eqns: Sequence[JaxprEqn]) -> Tables:
         operands = enumerate(zip(*(e.invars for e in eqns), strict=True))
         tables = [(i, tuple(v.val for v in atoms)) for i, atoms in operands if isinstance(atoms[0], Literal)]
         return tuple((i, table) for i, table in tables if not _alike(table))
 
-    def _calling(
-        self, eqns: Sequence[JaxprEqn], where: Where, tables: tuple[tuple[int, Table], ...]
-    ) -> tuple[EquationPlan, Where]:
+    def _calling(self, eqns: Sequence[JaxprEqn], where: Where, tables: Tables) -> tuple[EquationPlan, Where]:
         first, name = eqns[0], eqns[0].primitive.name
         if has_own_jvp(first):
             return self._with_jvp(eqns, where, tables)
@@ -268,9 +264,7 @@ class _Walk:
         results = [self.program(branch, where[1:]).result_rows for branch in branches]
         return [unified(rows) for rows in zip(*results, strict=True)]
 
-    def _with_jvp(
-        self, eqns: Sequence[JaxprEqn], where: Where, tables: tuple[tuple[int, Table], ...]
-    ) -> tuple[EquationPlan, Where]:
+    def _with_jvp(self, eqns: Sequence[JaxprEqn], where: Where, tables: Tables) -> tuple[EquationPlan, Where]:
         inner = self.program([_called(e) for e in eqns], where)
         moving = [rows for rows, v in zip(where, eqns[0].invars, strict=True) if moves(v.aval)]
         derivative = self._rule(eqns, tangents, [*where, *moving])
@@ -280,9 +274,7 @@ class _Walk:
             raise DependentError("custom_jvp")
         return EquationPlan(tables=tables, inner=inner, derivative=derivative), inner.result_rows
 
-    def _with_vjp(
-        self, eqns: Sequence[JaxprEqn], where: Where, tables: tuple[tuple[int, Table], ...]
-    ) -> tuple[EquationPlan, Where]:
+    def _with_vjp(self, eqns: Sequence[JaxprEqn], where: Where, tables: Tables) -> tuple[EquationPlan, Where]:
         """Check a function with its own backward rule: neither may need a mask or a table."""
         if tables:
             raise DependentError("custom_vjp")
