@@ -27,13 +27,13 @@ def like(x: jax.Array, number: float) -> jax.Array:
     where = x.sharding if isinstance(x, jax.Array) else None
     new = np.full(np.shape(x), number, dtype)
     # An uncommitted array follows the others of its program, so its successor must be uncommitted, too.
-    return remember(
-        jax.device_put(new, where) if getattr(x, "committed", False) else jnp.asarray(new), number
-    )
+    committed = getattr(x, "committed", False)
+    return remember(jax.device_put(new, where) if committed else jnp.asarray(new), number)
 
 
 def remember(x: Any, number: float) -> Any:
-    """Return the same array, and let `recall` find its number. A tracer has no value yet."""
+    """Return the same array, and let `recall` find its number."""
+    # A tracer has no value yet.
     if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer):
         key = id(x)
         _numbers[key] = weakref.ref(x, lambda _: _numbers.pop(key, None)), number
@@ -52,14 +52,12 @@ def recall_all(values: list[Any]) -> dict[int, float]:
 
 
 def number_of(x: Any, last: float | None = None) -> float:
-    """Return the number in an array; waits for the array if the number is not known.
-
-    An array from a file or a compiled program holds only the number's rounded value. Its number is `last`, if
-    that rounds to the same; else the shortest decimal number that does: 0.1 for float32's 0.100000001490116.
-    """
+    """Return the number in an array; waits for the array if the number is not known."""
     number = recall(x)
     if number is not None:
         return number
+    # An array from a file or a compiled program holds only the rounded value. Its number is `last`, if that
+    # rounds to the same, else the shortest decimal number that does: 0.1 for float32's 0.100000001490116.
     value = np.asarray(x).reshape(())
     # Not remembered: one rank alone may read, and what is remembered is compared between ranks.
     return last if last is not None and value.dtype.type(last) == value else float(str(value))

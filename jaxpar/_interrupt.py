@@ -27,14 +27,12 @@ class _Remember:
 
 @contextmanager
 def between_steps() -> Iterator[Callable[[], None]]:
-    """Yield a function that raises KeyboardInterrupt after a Ctrl-C; a second Ctrl-C raises at once.
-
-    A nested loop shares the outer one's handler, so that both end.
-    """
+    """Yield a function that raises KeyboardInterrupt after a Ctrl-C; a second Ctrl-C raises at once."""
     # Python lets only the main thread set signal handlers, and runs them only there.
     in_main_thread = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT)
     if in_main_thread and isinstance(before, _Remember):
+        # A nested loop shares the outer one's handler, so that both end.
         yield before.check
         return
     # SIGINT may be ignored on purpose (a script's background job), and the user's own handler comes first.

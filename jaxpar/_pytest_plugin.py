@@ -93,12 +93,10 @@ class Parity:
         inputs: Any = None,
         **arguments: Any,
     ) -> Comparison:
-        """Compare with a record; with --parity-record or --parity-update torch writes the record first.
-
-        `name` becomes a file in `parity_records` next to the test. `torch_module` builds the torch module.
-        """
+        """Compare with a record; with --parity-record or --parity-update torch writes the record first."""
         from . import parity
 
+        # `torch_module` builds the torch module, and is called only to write the record.
         # A parametrized test's name has brackets and slashes.
         path = self.folder / (re.sub(r"[^\w.-]", "_", name) + ".safetensors")
         if self.update or (self.record and not path.exists()):

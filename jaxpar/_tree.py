@@ -1,8 +1,4 @@
-"""Pytrees: which leaves are arrays, what their paths are called, whether a device can hold them.
-
-The containers are JAX's pytrees, where torch recurses into tuples, lists and dicts (docs/semantics.md row
-19). Arrays are `jax.Array` and `numpy.ndarray`; everything else, numbers included, is shared by reference.
-"""
+"""Pytrees: which leaves are arrays, JAX's or NumPy's, their names, and whether a device can hold them."""
 
 from __future__ import annotations
 

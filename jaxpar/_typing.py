@@ -19,9 +19,7 @@ DeviceLike: TypeAlias = "int | str | jax.Device"
 
 REPLICA = "replica"  # the name of the mesh axis of the replicas
 
-AxisName: TypeAlias = (
-    str | tuple[str, ...] | None
-)  # the mesh axes over which a batch is spread; None: it is not
+AxisName: TypeAlias = str | tuple[str, ...] | None  # over which a batch is spread; None: it is not
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,15 +29,11 @@ class ReplicaGroups:
     numbers: tuple[int, ...]
 
 
-Axis: TypeAlias = AxisName | ReplicaGroups
-"""Over what a batch is spread that has statistics of its own: mesh axes, or a group of replicas."""
+Axis: TypeAlias = AxisName | ReplicaGroups  # over which a batch with its own statistics is spread
 
 
 class Static:
-    """A value that is part of a program rather than data: compared by value, or by identity.
-
-    A program that holds a value without a hash is traced again at every call.
-    """
+    """A value of a program, compared by value; one without a hash by identity, so that it is traced again."""
 
     __slots__ = ("_hash", "value")
 

@@ -136,8 +136,7 @@ class CollectiveError(JaxparError, RuntimeError):
     """A module communicates between replicas while these have different numbers of rows.
 
     Cause: `pmax` or `all_gather`, which would hang; `pmean`, which would take a mean of means for the mean.
-    Cure: `psum`, also of the counts; the same number of rows for all replicas; or no collective in the
-    module.
+    Cure: `psum`, also of the counts; the same number of rows for all replicas; or no collective.
     """
 
 

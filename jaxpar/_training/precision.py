@@ -1,4 +1,4 @@
-"""Precision: in which type a step computes, while parameters, statistics and optimizer stay in float32."""
+"""Precision: in which type a step computes, while parameters stay in theirs."""
 
 from __future__ import annotations
 
