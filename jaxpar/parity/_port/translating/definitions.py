@@ -55,11 +55,9 @@ def constant_text(source: Source, node: ast.stmt, module: ModuleType, watched: W
 
 
 def _context(value: Any, watched: Watched, needs: Needs) -> Context:
-    source, _ = definition(value)
-    if not inspect.isclass(value):
-        return Context(source, watched, Scope(inspect.unwrap(value).__globals__), needs)
-    kind = value if issubclass(value, nn.Module) else None
-    return Context(source, watched, Scope(dict(vars(sys.modules[value.__module__]))), needs, kind)
+    names = vars(sys.modules[inspect.unwrap(value).__module__])
+    kind = value if inspect.isclass(value) and issubclass(value, nn.Module) else None
+    return Context(definition(value)[0], watched, Scope(dict(names)), needs, kind)
 
 
 def _class(ctx: Context, value: type, node: ast.ClassDef) -> str:
@@ -134,7 +132,7 @@ def _decorator(ctx: Context, node: ast.ClassDef, expression: ast.expr) -> str | 
 def _method(ctx: Context, value: type, node: Function) -> str | None:
     """Write a method; None if it is left out.
 
-    A method of a module must have run; a method of any other class must not have holes.
+    Methods of modules must have run; methods of plain classes must not have holes.
     """
     method = function_in(value, node.name)
     if method is None or ctx.source.function(method.__code__) is not node:

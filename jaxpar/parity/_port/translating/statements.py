@@ -67,29 +67,25 @@ def _by_chance(ctx: Context, node: ast.If) -> str | None:
     outer = ""
     if isinstance(alone, ast.If):
         outer, node = f"{test(ctx, node.test).grouped} and ", alone
-    if not _is_by_chance(ctx, node):
+    check = node.test
+    if node.orelse or not (isinstance(check, ast.Compare) and is_below(ctx, check.left)):
         return None
-    assert isinstance(node.test, ast.Compare)
-    reason = f"{ctx.source.place(node)}: {ctx.source.segment(node.test)}: it decides by random numbers"
+    # The name may have several assignments; each of them must draw.
+    assignments = (
+        child
+        for child in ast.walk(ctx.source.around(node) or node)
+        if isinstance(child, ast.Assign) and ast.unparse(child.targets[0]) == ast.unparse(check.left)
+    )
+    drawn = [is_drawn_for_chance(ctx, child) for child in assignments]
+    if not drawn or not all(drawn):
+        return None
+    reason = f"{ctx.source.place(node)}: {ctx.source.segment(check)}: it decides by random numbers"
     ctx.needs.note(f"raises where it is not zero: {reason}")
     # A branch with probability zero, such as a disabled LayerDrop, is never taken by either side.
     ctx.needs.refused.add((ctx.source.path, node.body[0].lineno))
-    chance = f"{translated(ctx, node.test.comparators[0]).grouped} > 0"
+    chance = f"{translated(ctx, check.comparators[0]).grouped} > 0"
     indent = " " * (node.col_offset + 4)
     return f"if {outer}{chance}:\n{indent}raise NotImplementedError({reason!r})"
-
-
-def _is_by_chance(ctx: Context, node: ast.If) -> bool:
-    check = node.test
-    if node.orelse or not (isinstance(check, ast.Compare) and isinstance(check.left, ast.Name)):
-        return False
-    drawn = [
-        child
-        for child in ast.walk(ctx.source.around(node) or node)
-        if isinstance(child, ast.Assign) and ast.unparse(child.targets[0]) == check.left.id
-    ]
-    chance = bool(drawn) and is_below(ctx, check.left)
-    return chance and all(is_drawn_for_chance(ctx, child) for child in drawn)
 
 
 @statement(ast.Import, ast.ImportFrom)
