@@ -225,7 +225,9 @@ def _steps(pair: ModelPair, request: Request, findings: Findings) -> Iterator[Le
         # Only the first step starts from a state that new sides have as well, so only it can be repeated.
         if step.number == 1:
             _check_determinism(pair, sides, request, step, findings)
-            findings.notes += [*pair.links.left_out(), *_said(request.mapping), *sides.candidate.net.notes]
+            # `match`'s notes on its guesses belong in the report, because a verdict depends on the mapping.
+            guesses = [f"mapping: {note}" for note in getattr(request.mapping, "notes", ())]
+            findings.notes += [*pair.links.left_out(), *guesses, *sides.candidate.net.notes]
             findings.notes += request.model_inputs.notes()
         yield step
 
@@ -243,11 +245,6 @@ def _start(pair: ModelPair, sides: Sides[TorchSide], request: Request) -> tuple[
     if request.parsed_level is Level.TRAJECTORY and request.resync:
         candidate.load(reference.weights(), reference.state())
     return reference, candidate
-
-
-def _said(mapping: Entries | None) -> list[str]:
-    """Return `match`'s notes on its guesses, which belong in the report: a verdict depends on the mapping."""
-    return [f"mapping: {note}" for note in getattr(mapping, "notes", ())]
 
 
 def _check_determinism(
@@ -275,14 +272,9 @@ def _check_determinism(
 
 def _forms(torch_returned: Returned, flax_returned: Returned) -> list[str]:
     notes = []
-    if (
-        torch_returned.sole is not None
-        and flax_returned.sole is not None
-        and torch_returned.sole != flax_returned.sole
-    ):
-        locations = [
-            f"as outputs{path}" if path else "alone" for path in (torch_returned.sole, flax_returned.sole)
-        ]
+    paths = torch_returned.sole, flax_returned.sole
+    if None not in paths and paths[0] != paths[1]:
+        locations = [f"as outputs{path}" if path else "alone" for path in paths]
         notes.append(
             f"torch returns its only output {locations[0]} and Flax {locations[1]}; "
             "they are compared with each other"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import numpy as np
 
@@ -18,15 +19,13 @@ from ._model_pair import ModelPair
 from ._sides.constants import Constants
 from ._sides.step_data import Named
 from ._tensors import widened
-from .measuring import Difference, Judged, Kind, Outcome, judge
+from .measuring import Difference, Key, Outcome, judge
 
 SEEDS = (1, 2, 3)
 FACTOR = 4.0  # times the effect of the perturbation is explained, since only a few seeds are tried
 SHARE = 1e-2  # constants that explain a smaller share of the differences are not named
 SINGLY = 16  # constants that are perturbed one at a time; each costs a run of both models
 CLOSE = 1e-4  # the relative distance up to which two tables count as the same table, computed in float32
-
-Key = tuple[Kind, str, int]
 
 
 def explain_by_constants(pair: ModelPair, batches: Batches, compared: Comparison) -> Comparison:
@@ -54,8 +53,10 @@ def _moved(
     moves: dict[Key, float] = {}
     for seed in SEEDS:
         moved = _Run.of(pair, batches, steps, Constants(seed), Constants(seed))
-        _largest(moves, _moves(moved, base))
-    if not all(_within(row.difference, moves) for row in different):
+        for key, far in _moves(moved, base).items():
+            moves[key] = max(far, moves.get(key, 0.0))
+    differences = [row.difference for row in different]
+    if not all(d.max_abs <= FACTOR * moves.get(_key(d), 0.0) for d in differences):
         return None
     names = [("torch", name) for name in torchs.originals] + [("Flax", name) for name in flaxs.originals]
     alone = {side_and_name: _alone(pair, batches, base, *side_and_name) for side_and_name in names[:SINGLY]}
@@ -93,10 +94,8 @@ def _exchanged(
     sides = Sides(reference, pair.candidate(reference))
     for _ in semantic(sides, batches, steps, findings):
         pass
-    if any(
-        row.outcome is Outcome.DIFFERENT
-        for row in judge(findings.differences, compared.policy, findings.noise)
-    ):
+    judged = judge(findings.differences, compared.policy, findings.noise)
+    if any(row.outcome is Outcome.DIFFERENT for row in judged):
         return None
     error = max(_apart(torchs.originals[name], x) for name, x in instead.items())
     names = tuple(f"torch's {name}" for name in instead)
@@ -156,15 +155,6 @@ def _moves(moved: _Run, base: _Run) -> dict[Key, float]:
     return distances
 
 
-def _largest(into: dict[Key, float], moves: dict[Key, float]) -> None:
-    for key, far in moves.items():
-        into[key] = max(far, into.get(key, 0.0))
-
-
-def _within(d: Difference, moves: dict[Key, float]) -> bool:
-    return d.max_abs <= FACTOR * moves.get(_key(d), 0.0)
-
-
 def _key(d: Difference) -> Key:
     return d.kind, d.name, d.step
 
@@ -174,10 +164,6 @@ def _words(d: Difference) -> str:
 
 
 def _with(compared: Comparison, names: tuple[str, ...], note: str) -> Comparison:
-    def judged(row: Judged) -> Judged:
-        if row.outcome is not Outcome.DIFFERENT:
-            return row
-        return dataclasses.replace(row, outcome=Outcome.CONSTANTS, reason=note)
-
-    rows = tuple(map(judged, compared.rows))
+    change = partial(dataclasses.replace, outcome=Outcome.CONSTANTS, reason=note)
+    rows = tuple(change(row) if row.outcome is Outcome.DIFFERENT else row for row in compared.rows)
     return dataclasses.replace(compared, rows=rows, notes=(*compared.notes, note), constants=names)

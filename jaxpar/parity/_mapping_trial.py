@@ -72,11 +72,7 @@ class MappingTrial:
                 f"parity.match: an example is for two models; {type(torch_module).__name__} cannot be called."
             )
         self.flax_module, self.torch_module = flax_module, _shaken(torch_module, ignore_torch)
-        self.task = Task(
-            training=False,
-            layout=Layout.parse(layout),
-            outputs=output_pairs(outputs),
-        )
+        self.task = Task(training=False, layout=Layout.parse(layout), outputs=output_pairs(outputs))
         calls = ModelInputs(flax_module, self.task, examples, kwargs, function="match")
         self.batch = calls.batch(1)
         call = in_float32(self.batch.flax_call)

@@ -281,18 +281,10 @@ def _row(arrays: Named, prefix: str) -> tuple[np.ndarray, ...]:
 
 def _load(side: FlaxSide, start: Named, target: Path) -> None:
     leaves = {**side.weights(), **side.state()}
-    model_shapes, record_shapes = (
-        {name: x.shape for name, x in arrays.items()} for arrays in (leaves, start)
-    )
-    if model_shapes != record_shapes:
-        different = [
-            name
-            for name in sorted(model_shapes.keys() | record_shapes.keys())
-            if model_shapes.get(name) != record_shapes.get(name)
-        ]
-        only = [
-            f"{name} {model_shapes.get(name, '-')} / {record_shapes.get(name, '-')}" for name in different
-        ]
+    shapes = [{name: x.shape for name, x in arrays.items()} for arrays in (leaves, start)]
+    both = {name: [side.get(name, "-") for side in shapes] for name in sorted(leaves.keys() | start.keys())}
+    only = [f"{name} {model} / {recorded}" for name, (model, recorded) in both.items() if model != recorded]
+    if only:
         raise MatchError(
             f"parity.check: {len(only)} leaves of the model and of {target} do not agree (model / record): "
             f"{'; '.join(only[:8])}{' ...' if len(only) > 8 else ''}"

@@ -72,17 +72,13 @@ class Dataflow:
 
 def with_tensors(tree: Any, instead: dict[int, torch.Tensor]) -> Any:
     """Return the tree with tensors replaced by id; other leaves and unknown containers are kept."""
-
-    def leaf(x: object) -> object:
-        return instead.get(id(x), x) if isinstance(x, torch.Tensor) else x
-
     if isinstance(tree, dict):
         return {name: with_tensors(x, instead) for name, x in tree.items()}
     # A namedtuple or torch.Size cannot be rebuilt from a generator, so only plain tuples and lists are
     # entered.
     if isinstance(tree, tuple | list) and type(tree) in (tuple, list):
         return type(tree)(with_tensors(x, instead) for x in tree)
-    return leaf(tree)
+    return instead.get(id(tree), tree) if isinstance(tree, torch.Tensor) else tree
 
 
 def quick(

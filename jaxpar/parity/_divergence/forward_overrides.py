@@ -43,13 +43,7 @@ def _plain_forward(layer: torch.nn.Module, rule: Rule) -> Callable[..., Any] | N
         if base is not None and isinstance(layer, base):
             layer_forward = getattr(layer.forward, "__func__", None)
             return None if layer_forward is base.forward else base.forward
-    return _looked_up if "Embedding" in rule.kinds else None
-
-
-def _looked_up(layer: torch.nn.Module, index: torch.Tensor) -> torch.Tensor:
-    weight = layer.weight
-    assert isinstance(weight, torch.Tensor)
-    return F.embedding(index, weight)
+    return (lambda self, index: F.embedding(index, self.weight)) if "Embedding" in rule.kinds else None
 
 
 def _ways_to_call(call: LayerCall) -> Iterator[tuple[tuple, dict[str, Any]]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from . import departures
 from .forward import AlignedForward
 from .search import EQUAL, relative_error
 
-Intervention = tuple[str, Callable[[], AbstractContextManager[None]]]  # a text, and what applies it to torch
+Intervention = tuple[str, list[tuple[Any, str, Any]]]  # a text, and attributes to set: (object, name, value)
 
 
 def causes(forward: AlignedForward, path: str, flax: str) -> tuple[Cause, ...]:
@@ -23,8 +23,11 @@ def causes(forward: AlignedForward, path: str, flax: str) -> tuple[Cause, ...]:
     flax_gradients = {name: x for name, x in every.items() if name.startswith(f"{flax}.")}
     torch_gradients = forward.observed.gradients
     explanations = []
-    for text, applied in _interventions(forward.module.get_submodule(path), flax_gradients, torch_gradients):
-        with applied():
+    for text, settings in _interventions(forward.module.get_submodule(path), flax_gradients, torch_gradients):
+        with ExitStack() as stack:
+            for holder, name, value in settings:
+                stack.callback(setattr, holder, name, getattr(holder, name))
+                setattr(holder, name, value)
             again = departures.gradients(forward)
         relative = max((relative_error(x, again[name]) for name, x in flax_gradients.items()), default=1.0)
         if relative <= EQUAL:
@@ -39,7 +42,7 @@ def _interventions(
         for index in _padded(layer, flax_gradients, torch_gradients):
             if index != layer.padding_idx:
                 text = f"padding_idx={layer.padding_idx} (it acts as {index})"
-                yield text, _setting(layer, "padding_idx", index)
+                yield text, [(layer, "padding_idx", index)]
     named = dict(layer.named_parameters())
     trained = [name for name, tensor in named.items() if tensor.requires_grad]
     frozen = [name for name in named if name not in trained]
@@ -48,7 +51,7 @@ def _interventions(
         text = f"a gradient reaches {label} (none does: it is stopped, or not used)"
         if names[0] in frozen:
             text = f"{label} is frozen, requires_grad=False (it has a gradient: stop_gradient)"
-        yield text, _toggled([named[name] for name in names])
+        yield text, [(named[name], "requires_grad", name in frozen) for name in names]
 
 
 def _padded(layer: torch.nn.Embedding, flax_gradients: Named, torch_gradients: Named) -> Iterator[int | None]:
@@ -58,27 +61,3 @@ def _padded(layer: torch.nn.Embedding, flax_gradients: Named, torch_gradients: N
         if x.ndim == 2 and len(x) == layer.num_embeddings:
             lost = (x == 0).all(1) & (torch_gradients[name] != 0).any(1)
             yield from map(int, lost.nonzero()[0][:2])
-
-
-def _toggled(parameters: list[torch.nn.Parameter]) -> Callable[[], AbstractContextManager[None]]:
-    @contextmanager
-    def applied() -> Iterator[None]:
-        with ExitStack() as stack:
-            for parameter in parameters:
-                stack.enter_context(_setting(parameter, "requires_grad", not parameter.requires_grad)())
-            yield
-
-    return applied
-
-
-def _setting(holder: Any, name: str, value: Any) -> Callable[[], AbstractContextManager[None]]:
-    @contextmanager
-    def applied() -> Iterator[None]:
-        before = getattr(holder, name)
-        setattr(holder, name, value)
-        try:
-            yield
-        finally:
-            setattr(holder, name, before)
-
-    return applied

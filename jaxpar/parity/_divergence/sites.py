@@ -103,7 +103,7 @@ class SiteSearch:
 
     def _inside(self, call: LayerCall, relative: float, of_state: bool) -> DivergenceSite:
         forward, flax = self.forward, self.forward.flax(call)
-        kind = type(forward.module.get_submodule(call.path)).__name__
+        kind = forward.kind(call)
         if of_state:
             states = forward.states(call)
             names = [name.rpartition(".")[2] for name in states if forward.state_error(name) > EQUAL]
@@ -117,10 +117,7 @@ class SiteSearch:
             what = "differs although it is given the same inputs"
             moved = output_change(self.forward, with_flax_output(forward, call))
         where = f"{flax or 'The model'} ({kind}) {what}: {relative:.2g} relative."
-        return DivergenceSite(
-            Divergence(call.path, flax, kind, where, causes_of(explanations)),
-            moved,
-        )
+        return DivergenceSite(Divergence(call.path, flax, kind, where, causes_of(explanations)), moved)
 
     def _of_another_shape(self, call: LayerCall) -> Iterator[DivergenceSite]:
         """Yield a layer that returns a different shape, if a cause is known; it may mean the same."""
@@ -192,11 +189,8 @@ class SiteSearch:
 
     def _after_all(self, previous: LayerCall | None, name: str) -> DivergenceSite:
         forward = self.forward
-        flax_array, torch_array, error = (
-            forward.replay.outputs.get(name),
-            self.outputs.get(name),
-            self._output_error(name),
-        )
+        flax_array, torch_array = forward.replay.outputs.get(name), self.outputs.get(name)
+        error = self._output_error(name)
         explanations: list[Explanation] = []
         if flax_array is not None and torch_array is not None:
 
@@ -213,11 +207,9 @@ class SiteSearch:
             explanations = self._causes_between(previous, None, watch, quick, flax_array, torch_array)
             self._depart(explanations, None)
         last = forward.flax(previous) if previous else "the inputs"
-        what = (
-            f"Every layer agrees, and the output {name} does not"
-            if self.first
-            else (f"The output {name} is wrong by itself")
-        )
+        what = f"The output {name} is wrong by itself"
+        if self.first:
+            what = f"Every layer agrees, and the output {name} does not"
         where = f"{what}: look after {last}."
         causes = causes_of(explanations)
         path = previous.path if previous else ""
@@ -259,12 +251,11 @@ class SiteSearch:
 
     def _depart(self, explanations: list[Explanation], instead: Departure | None) -> None:
         """Continue with the departure that leaves the fewest sites: one of the causes, or Flax's array."""
-        departures = [
-            explanation.departure for explanation in explanations if explanation.departure != Departure()
-        ]
-        departures += [instead] if instead is not None else []
+        candidates = [explanation.departure for explanation in explanations]
         runs = []
-        for candidate in departures:
+        for candidate in (*candidates, instead):
+            if candidate is None or candidate == Departure():
+                continue
             departure = self.departure | candidate
             try:
                 results, trace = rerun(self.forward, departure, keep=True)

@@ -63,12 +63,12 @@ def summary(comparison: ComparisonData) -> str:
     by_outcome = counts(comparison.rows)
     parts = [comparison.subject] if comparison.subject else []
     parts += [_count(comparison.steps, "step"), _count(comparison.replicas, "replica")]
-    if by_outcome[Outcome.CONSTANTS]:
-        parts.append(f"{by_outcome[Outcome.CONSTANTS]:,} up to float32 constants")
-    if by_outcome[Outcome.WORSE]:
-        parts.append(f"{by_outcome[Outcome.WORSE]:,} within the bound but worse than the reference")
-    if by_outcome[Outcome.NOISE]:
-        parts.append(f"{by_outcome[Outcome.NOISE]:,} left out as noise")
+    texts = {
+        Outcome.CONSTANTS: "up to float32 constants",
+        Outcome.WORSE: "within the bound but worse than the reference",
+        Outcome.NOISE: "left out as noise",
+    }
+    parts += [f"{by_outcome[outcome]:,} {text}" for outcome, text in texts.items() if by_outcome[outcome]]
     if comparison.seconds:
         parts.append(f"{comparison.seconds:.1f} s")
     return ", ".join(parts)

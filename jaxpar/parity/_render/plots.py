@@ -87,19 +87,17 @@ def _scatter(kind: Kind, rows: Sequence[Judged], comparison: ComparisonData) -> 
     for outcome in ON_TOP:
         of_it = [pair for row in rows if row.outcome is outcome for pair in row.difference.samples]
         # Rounded to whole pixels, most points coincide, which keeps the file small.
-        pixels = {(round(x.at(a)) if a else ZERO_X, round(y.at(b)) if b else ZERO_Y) for a, b in of_it}
+        pixels: set[tuple[float, float]] = {
+            (round(x.at(a)) if a else ZERO_X, round(y.at(b)) if b else ZERO_Y) for a, b in of_it
+        }
         if pixels:
-            marks[outcome] = _thinned(sorted(pixels))
+            marks[outcome] = sorted(pixels)[:: max(1, math.ceil(len(pixels) / POINTS))]
     if comparison.level is Level.SEMANTIC:
         factors = {"limit": comparison.policy.relative}
     else:
         factors = {"one rounding": max((row.difference.unit or 0 for row in rows), default=0)}
     guides = [g for text, factor in factors.items() if factor and (g := _guide(text, factor, x, y))]
     return Scatter(kind, x, y, marks, guides, len(rows), len(pairs))
-
-
-def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    return points[:: max(1, math.ceil(len(points) / POINTS))]
 
 
 def _guide(text: str, factor: float, x: Axis, y: Axis) -> Guide | None:

@@ -46,7 +46,7 @@ def heads(op: Op) -> Iterator[Variation]:
         for a, b in itertools.combinations(range(x.ndim), 2):
             if x.shape[a] > 1 and x.shape[b] > 1:
                 text = f"the axes that {op.name} joins are in torch's order (axes {a} and {b} are swapped)"
-                yield Variation(text, partial(_joined_crosswise, a, b, tuple(shape)))
+                yield applying(text, lambda x, *args, a=a, b=b, **kwargs: x.transpose(a, b).reshape(shape))
 
 
 def _split_crosswise(axis: int, x: torch.Tensor) -> torch.Tensor:
@@ -54,12 +54,6 @@ def _split_crosswise(axis: int, x: torch.Tensor) -> torch.Tensor:
     shape = list(x.shape)
     shape[axis : axis + 2] = shape[axis + 1], shape[axis]
     return x.reshape(shape).transpose(axis, axis + 1)
-
-
-def _joined_crosswise(
-    a: int, b: int, shape: tuple[int, ...], function: Function, args: tuple, kwargs: Kwargs
-) -> PyTree:
-    return args[0].transpose(a, b).reshape(shape)
 
 
 def reduced(op: Op) -> Iterator[Variation]:
@@ -84,8 +78,7 @@ def _arguments(op: Op) -> Kwargs:
     ):
         return {}  # of two tensors
     try:
-        bound = inspect.signature(op.function).bind(*op.args, **op.kwargs)
-        return dict(bound.arguments)
+        return dict(inspect.signature(op.function).bind(*op.args, **op.kwargs).arguments)
     except (TypeError, ValueError):
         return dict(zip(names, op.args, strict=False)) | op.kwargs
 
@@ -120,13 +113,11 @@ def repeated(op: Op) -> Iterator[Variation]:
         (axis,) = axes
         times = result.shape[axis] // x.shape[axis]
         if op.name == "repeat_interleave":
-            tiled = lambda x, *args, **kwargs: torch.cat([x] * times, axis)  # noqa: E731
-            yield applying("heads are repeated as a, a, b, b (as a, b, a, b)", tiled)
+            text = "heads are repeated as a, a, b, b (as a, b, a, b)"
+            yield applying(text, lambda x, *args, **kwargs: torch.cat([x] * times, axis))
         else:
-            yield applying(
-                "heads are repeated as a, b, a, b (as a, a, b, b)",
-                lambda x, *args, **kwargs: x.repeat_interleave(times, axis),
-            )
+            text = "heads are repeated as a, b, a, b (as a, a, b, b)"
+            yield applying(text, lambda x, *args, **kwargs: x.repeat_interleave(times, axis))
 
 
 def norm_axis(op: Op) -> Iterator[Variation]:

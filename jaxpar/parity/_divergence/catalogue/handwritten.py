@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 import torch
 
-from ..torch_trace import Function, Op
+from ..torch_trace import Op
 from .layers import ACTIVATIONS
-from .variation import Kwargs, Variation
+from .variation import Variation
 
 REACH = 16  # how many calls back the activation's argument may be; gelu's tanh form takes eight
 SAMPLE = 64
@@ -37,23 +36,15 @@ def _others(x: torch.Tensor, y: torch.Tensor) -> Iterator[Variation]:
     sample = slice(None, None, max(1, x.numel() // SAMPLE))
     x_sample, y_sample = x.flatten()[sample], y.flatten()[sample]
     for name, function in ACTIVATIONS.items():
-        # Any function that returns its argument would match the identity.
-        if name == "no activation" or not _close(function(x_sample), y_sample):
-            continue
-        if not _close(function(x), y):
+        # Any function that returns its argument would match the identity. The sample is cheaper.
+        if name == "no activation" or not (_close(function(x_sample), y_sample) and _close(function(x), y)):
             continue
         argument = x.clone()
         for other, wrong in ACTIVATIONS.items():
             if other != name and not _close(wrong(argument), y):
                 text = f"{name}, written by hand (it acts as {other})"
-                yield Variation(text, partial(_instead, wrong, argument))
+                yield Variation(text, lambda *call, wrong=wrong, x=argument: wrong(x))
         return
-
-
-def _instead(
-    wrong: Function, x: torch.Tensor, function: Function, args: tuple, kwargs: Kwargs
-) -> torch.Tensor:
-    return wrong(x)
 
 
 def _close(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -23,8 +23,8 @@ from .variation import (
     orders,
     recalling,
     reordered,
+    replacing,
     short,
-    with_argument,
 )
 
 EPSILONS = (1e-3, 1e-5, 1e-6, 1e-8, 1e-12, 1e-7, 1e-10, 1e-9, 0.0, 1e-4, 1.1e-5, 2.0**-23)
@@ -47,7 +47,7 @@ def added_epsilon(op: Op) -> Iterator[Variation]:
             for value in EPSILONS:
                 if value != right:
                     text = f"epsilon={right:g} (it acts as {value:g})"
-                    yield Variation(text, partial(with_argument, index, value))
+                    yield replacing(text, index, lambda x, value=value: value)
 
 
 def batch_norm(op: Op) -> Iterator[Variation]:
@@ -132,11 +132,8 @@ def activation(op: Op) -> Iterator[Variation]:
         if name.startswith("gelu") and op.name == "gelu":
             # Flax's default is the tanh approximation, torch's the exact function.
             right = f"approximate={arguments_of(op).get('approximate') not in (None, 'none')}"
-        yield applying(f"{right} (it acts as {name})", partial(_of_the_input, other))
-
-
-def _of_the_input(other: Function, input: torch.Tensor, *args: object, **kwargs: object) -> PyTree:
-    return other(input)
+        text = f"{right} (it acts as {name})"
+        yield applying(text, lambda input, *args, other=other, **kwargs: other(input))
 
 
 def identity(op: Op) -> Iterator[Variation]:
@@ -152,7 +149,8 @@ def softmax(op: Op) -> Iterator[Variation]:
             yield calling(f"{op.name} over axis {right} (it acts on axis {axis})", dim=axis)
     for name, other in OF_SCORES.items():
         if name != op.name:
-            yield applying(f"{op.name} (it acts as {name})", partial(_over, other, right))
+            text = f"{op.name} (it acts as {name})"
+            yield applying(text, lambda input, *args, other=other, **kwargs: other(input, right))
 
 
 OF_SCORES: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
@@ -161,10 +159,6 @@ OF_SCORES: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
     "sigmoid": lambda x, axis: torch.sigmoid(x),
     "x / x.sum()": lambda x, axis: x / x.sum(axis, keepdim=True),
 }
-
-
-def _over(other: Function, axis: int, input: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
-    return other(input, axis)
 
 
 def dropout(op: Op) -> Iterator[Variation]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import TypeAlias
 
 import torch
 
-from ..torch_trace import Function, Op
-from .variation import Kwargs, Variation, afterwards, applying, arguments_of, calling
+from ..torch_trace import Op
+from .variation import Variation, afterwards, applying, arguments_of, calling, replacing
 
 Mask: TypeAlias = torch.Tensor
 
@@ -19,15 +18,11 @@ def triangle(op: Op) -> Iterator[Variation]:
     diagonal = op.args[1] if len(op.args) > 1 else op.kwargs.get("diagonal", 0)
     for other in (diagonal + 1, diagonal - 1):
         text = f"the diagonal of {op.name} is {diagonal} (it is {other}: the mask is off by one)"
-        yield Variation(text, partial(_with_diagonal, other))
+        yield applying(text, lambda x, *args, other=other, **kwargs: op.function(x, other))
     turned = torch.triu if op.name.startswith("tril") else torch.tril
     text = f"the mask is {op.name} (it is {turned.__name__})"
     yield applying(text, lambda x, *args, **kwargs: turned(x, -diagonal))
     yield applying(f"{op.name} is done (it is left out: nothing is causal)", lambda x, *args, **kwargs: x)
-
-
-def _with_diagonal(diagonal: int, function: Function, args: tuple, kwargs: Kwargs) -> Mask:
-    return function(args[0], diagonal)
 
 
 OTHERS = {
@@ -48,13 +43,9 @@ def comparison(op: Op) -> Iterator[Variation]:
     all_integers = all(not isinstance(x, torch.Tensor) or not x.is_floating_point() for x in (first, second))
     for shift in (1, -1) if all_integers else ():
         text = f"the mask compares with torch's bound (with one that is {shift:+d}: a window off by one)"
-        yield Variation(text, partial(_against, shift))
+        yield replacing(text, 1, lambda bound, shift=shift: bound + shift)
     yield afterwards("the condition is part of the mask (it is always met)", torch.ones_like)
     yield afterwards("the condition is part of the mask (it is never met)", torch.zeros_like)
-
-
-def _against(shift: int, function: Function, args: tuple, kwargs: Kwargs) -> Mask:
-    return function(args[0], args[1] + shift)
 
 
 def both(op: Op) -> Iterator[Variation]:
@@ -78,27 +69,16 @@ def inverted(op: Op) -> Iterator[Variation]:
 def filled(op: Op) -> Iterator[Variation]:
     """masked_fill(x, mask, value)."""
     yield applying("the mask is applied (it is not)", lambda x, *args, **kwargs: x)
-    yield Variation(
-        "the mask has torch's polarity, True for what is filled (it is inverted)",
-        lambda function, args, kwargs: function(args[0], ~args[1], *args[2:], **kwargs),
-    )
+    polarity = "the mask has torch's polarity, True for what is filled (it is inverted)"
+    yield replacing(polarity, 1, lambda mask: ~mask)
     for text, change in changes(~op.args[1]):
-        yield Variation(text, partial(_with_mask, change))
+        yield replacing(text, 1, lambda mask, change=change: ~change(~mask))
     right = op.args[2] if len(op.args) > 2 else op.kwargs.get("value", 0.0)
     for value in (-1e9, -1e4, -1e30, float("-inf"), 0.0):
         if value != right:
             text = f"masked elements are {float(right):g} (they are {value:g})"
-            yield Variation(text, partial(_with_value, value))
-
-
-def _with_mask(
-    change: Callable[[Mask], Mask], function: Function, args: tuple, kwargs: Kwargs
-) -> torch.Tensor:
-    return function(args[0], ~change(~args[1]), *args[2:], **kwargs)
-
-
-def _with_value(value: float, function: Function, args: tuple, kwargs: Kwargs) -> torch.Tensor:
-    return function(args[0], args[1], value)
+            # Not `value`, which masked_fill's own keyword would replace.
+            yield applying(text, lambda *args, other=value, **kwargs: op.function(*args[:2], other))
 
 
 def chosen(op: Op) -> Iterator[Variation]:
@@ -109,18 +89,9 @@ def chosen(op: Op) -> Iterator[Variation]:
             f"the mask of where is applied (the {branch} operand is taken everywhere)",
             lambda *args, i=i: torch.where(torch.full_like(args[0], i == 1), *args[1:3]),
         )
-    yield applying(
-        "the mask of where has torch's polarity (it is inverted)",
-        lambda mask, *args: torch.where(~mask, *args),
-    )
+    yield replacing("the mask of where has torch's polarity (it is inverted)", 0, lambda mask: ~mask)
     for text, change in changes(op.args[0]):
-        yield Variation(text, partial(_with_condition, change))
-
-
-def _with_condition(
-    change: Callable[[Mask], Mask], function: Function, args: tuple, kwargs: Kwargs
-) -> torch.Tensor:
-    return function(change(args[0]), *args[1:], **kwargs)
+        yield replacing(text, 0, change)
 
 
 def changes(mask: Mask) -> Iterator[tuple[str, Callable[[Mask], Mask]]]:

@@ -32,11 +32,7 @@ def shifted(op: Op) -> Iterator[Variation]:
     # JAX clamps an index past the end to the last row, and torch raises.
     for shift in SHIFTS:
         text = f"positions are torch's (they are shifted by {shift} and clamped)"
-        yield afterwards(text, partial(_clamped, shift))
-
-
-def _clamped(shift: int, x: torch.Tensor) -> torch.Tensor:
-    return (x + shift).clamp(int(x.min()), int(x.max()))
+        yield afterwards(text, lambda x, shift=shift: (x + shift).clamp(int(x.min()), int(x.max())))
 
 
 def difference(op: Op) -> Iterator[Variation]:

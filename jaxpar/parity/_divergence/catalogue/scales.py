@@ -11,7 +11,7 @@ from numbers import Real
 import torch
 
 from ..torch_trace import Op
-from .variation import Variation, afterwards, with_argument
+from .variation import Variation, afterwards, replacing
 
 
 def roots(sizes: Iterable[int]) -> dict[str, float]:
@@ -68,9 +68,9 @@ def factor(op: Op) -> Iterator[Variation]:
         value = 1 / scale if divided else scale
         if not math.isclose(value, right):
             text = f"the scale is {shown} (it is {scale_name})"
-            yield Variation(text, partial(with_argument, index, value))
+            yield replacing(text, index, lambda x, value=value: value)
     if right not in (0.0, 1.0):
-        yield Variation(f"the scale is {shown} (it is left out)", partial(with_argument, index, 1.0))
+        yield replacing(f"the scale is {shown} (it is left out)", index, lambda x: 1.0)
 
 
 def _is_number(x: object) -> bool:

@@ -39,15 +39,9 @@ def attention(op: Op) -> Iterator[Variation]:
 
 
 def _over_queries(
-    scale: float,
-    mask: torch.Tensor | None,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    /,
-    *args: object,
-    **kwargs: object,
+    scale: float, mask: torch.Tensor | None, /, *args: torch.Tensor, **kwargs: object
 ) -> torch.Tensor:
+    q, k, v = args[:3]
     scores = q @ k.mT * scale
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask

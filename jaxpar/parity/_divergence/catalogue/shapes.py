@@ -22,6 +22,7 @@ from .variation import (
     orders,
     recalling,
     recalling_then,
+    replacing,
 )
 
 
@@ -51,9 +52,8 @@ def _padded(bound: Kwargs) -> Iterator[Variation]:
         total = max((-(-size // s) - 1) * s + d * (k - 1) + 1 - size, 0)
         same = [total // 2, total - total // 2, *same]  # F.pad begins with the last axis
     right = bound["padding"] if isinstance(bound.get("padding"), str) else [(p, p) for p in padding]
-    yield recalling(
-        f"padding={right} (it acts as 'SAME')", lambda now: {"input": F.pad(now["input"], same), "padding": 0}
-    )
+    text = f"padding={right} (it acts as 'SAME')"
+    yield recalling(text, lambda now: {"input": F.pad(now["input"], same), "padding": 0})
     yield calling(f"padding={right} (it acts as 'VALID')", padding=0)
 
 
@@ -120,9 +120,8 @@ def max_pool(op: Op) -> Iterator[Variation]:
     yield calling(f"ceil_mode={ceil}", ceil_mode=not ceil)
     name = op.name.replace("max", "avg") if "max" in op.name else op.name.replace("avg", "max")
     other, padding = getattr(F, name), bound.get("padding", 0)
-    yield applying(
-        f"{op.name} (it acts as {name})", lambda x, *args, **kwargs: other(x, kernel, stride, padding)
-    )
+    text = f"{op.name} (it acts as {name})"
+    yield applying(text, lambda x, *args, **kwargs: other(x, kernel, stride, padding))
 
 
 def pixel_shuffle(op: Op) -> Iterator[Variation]:
@@ -140,9 +139,8 @@ def pixel_shuffle(op: Op) -> Iterator[Variation]:
         return function(blocks.flatten(-5, -3), r)
 
     for layout in axes:
-        yield Variation(
-            f"channels are read as (C, rows, columns) (they are read as {layout})", partial(read, layout)
-        )
+        text = f"channels are read as (C, rows, columns) (they are read as {layout})"
+        yield Variation(text, partial(read, layout))
 
 
 def roll(op: Op) -> Iterator[Variation]:
@@ -161,22 +159,21 @@ def interpolate(op: Op) -> Iterator[Variation]:
         yield from acting_as("align_corners", corners, [not corners])
     # jax.image.resize antialiases when it shrinks, and its cubic kernel has a=-0.5 where torch has -0.75.
     if mode in ("bilinear", "bicubic"):
-        yield calling(
-            f"antialias={antialias} (it acts as {not antialias}, or as a=-0.5)", antialias=not antialias
-        )
-    yield from acting_as(
-        "mode", mode, ("nearest", "nearest-exact", "bilinear", "bicubic"), repr, align_corners=None
-    )
+        text = f"antialias={antialias} (it acts as {not antialias}, or as a=-0.5)"
+        yield calling(text, antialias=not antialias)
+    modes = ("nearest", "nearest-exact", "bilinear", "bicubic")
+    yield from acting_as("mode", mode, modes, repr, align_corners=None)
 
 
 def flatten(op: Op) -> Iterator[Variation]:
     """flatten: channels come first in torch and last in Flax, which changes the order of features."""
     x = op.args[0]
     if isinstance(x, torch.Tensor) and x.ndim > 2:
-        yield Variation(
+        yield replacing(
             "features are flattened as (C, *S): x.transpose(0, 3, 1, 2) first "
             "(they are flattened as (*S, C))",
-            lambda function, args, kwargs: function(args[0].movedim(1, -1), *args[1:], **kwargs),
+            0,
+            lambda x: x.movedim(1, -1),
         )
 
 
@@ -201,18 +198,12 @@ def pieces(op: Op) -> Iterator[Variation]:
         return
     for order in orders(len(parts)):
         text = f"the pieces of {op.name} are in torch's order (they are in order {order})"
-        yield afterwards(text, partial(_taken, order))
-
-
-def _taken(order: tuple[int, ...], parts: Sequence[torch.Tensor]) -> tuple:
-    return tuple(parts[i] for i in order)
+        yield afterwards(text, lambda parts, order=order: tuple(parts[i] for i in order))
 
 
 def concatenation(op: Op) -> Iterator[Variation]:
-    yield Variation(
-        f"the parts of {op.name} are in torch's order (they are reversed)",
-        lambda function, args, kwargs: function(list(args[0])[::-1], *args[1:], **kwargs),
-    )
+    text = f"the parts of {op.name} are in torch's order (they are reversed)"
+    yield replacing(text, 0, lambda parts: list(parts)[::-1])
 
 
 VERBS = {"add": "added", "mul": "multiplied", "sub": "subtracted", "div": "divided", "truediv": "divided"}
@@ -225,11 +216,8 @@ def binary(op: Op) -> Iterator[Variation]:
         shape = op.function(*op.args, **op.kwargs).shape
         for i, operand in enumerate(op.args[:2]):
             if isinstance(operand, torch.Tensor) and operand.shape == shape:
-                yield Variation(f"the other operand is {verb} (it is left out)", partial(_operand, i))
-
-
-def _operand(i: int, function: Function, args: tuple, kwargs: Kwargs) -> PyTree:
-    return args[i]
+                text = f"the other operand is {verb} (it is left out)"
+                yield applying(text, lambda *args, i=i, **kwargs: args[i])
 
 
 def reduction(op: Op) -> Iterator[Variation]:
@@ -240,7 +228,5 @@ def reduction(op: Op) -> Iterator[Variation]:
 def product(op: Op) -> Iterator[Variation]:
     b = op.args[1]
     if isinstance(b, torch.Tensor) and b.ndim > 1 and b.shape[-1] == b.shape[-2]:
-        yield Variation(
-            "the second factor of the product is not transposed (it is)",
-            lambda function, args, kwargs: function(args[0], args[1].transpose(-1, -2), **kwargs),
-        )
+        text = "the second factor of the product is not transposed (it is)"
+        yield replacing(text, 1, lambda factor: factor.transpose(-1, -2))

@@ -93,14 +93,18 @@ def applying(text: str, instead: Function) -> Variation:
     return Variation(text, lambda function, args, kwargs: instead(*args, **kwargs))
 
 
-def afterwards(text: str, then: Callable[[Any], Any]) -> Variation:
+def afterwards(text: str, then: Function) -> Variation:
     """Call the same function and change its result."""
     return Variation(text, lambda function, args, kwargs: then(function(*args, **kwargs)))
 
 
-def with_argument(index: int, value: Any, function: Function, args: tuple, kwargs: Kwargs) -> PyTree:
-    """Call the function with the positional argument at `index` replaced."""
-    return function(*(value if i == index else x for i, x in enumerate(args)), **kwargs)
+def replacing(text: str, index: int, change: Function) -> Variation:
+    """Call the same function with the positional argument at `index` changed."""
+
+    def again(function: Function, args: tuple, kwargs: Kwargs) -> PyTree:
+        return function(*args[:index], change(args[index]), *args[index + 1 :], **kwargs)
+
+    return Variation(text, again)
 
 
 def acting_as(
