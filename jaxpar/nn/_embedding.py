@@ -25,8 +25,7 @@ class Embedding(TypedLayer):
       norm_type: the p of that norm.
       scale_grad_by_freq: divide a row's gradient by how often it occurs in the input.
       sparse: refused; JAX has no sparse gradients.
-      dtype: of the output; the table's if left out.
-      param_dtype: of the table.
+      dtype, param_dtype: of the output (the table's if left out) and of the table.
       rngs: draws the table from N(0, 1).
 
     Raises: ValueError: at construction, for a padding_idx outside of the table, or `sparse`. Indices outside

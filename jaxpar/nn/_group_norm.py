@@ -15,14 +15,12 @@ from .functional import group_norm, instance_norm
 
 
 class GroupNorm(Layer):
-    """Normalise each row [..., C] over its space and each group of neighbouring channels.
+    """Normalise each row of [N, ..., C] over its space and each group of neighbouring channels.
 
     Args:
       num_groups: of channels; it divides num_channels.
       num_channels: C.
       eps, affine, bias, dtype, param_dtype, rngs: as in `BatchNorm`.
-
-    Input and output: [N, ..., C].
 
     Raises: ValueError: at construction, if the groups do not divide the channels; when called, for a single
     value per group. RuntimeError: a different number of channels.

@@ -16,14 +16,12 @@ from .functional import layer_norm, rms_norm
 
 
 class LayerNorm(Layer):
-    """Normalise each row over its last axes.
+    """Normalise [..., *normalized_shape] over its last axes.
 
     Args:
       normalized_shape: the lengths of the last axes; an int for one axis.
       elementwise_affine: whether there are `scale` and `bias`, both [*normalized_shape].
       eps, bias, dtype, param_dtype, rngs: as in `BatchNorm`.
-
-    Input and output: [..., *normalized_shape].
 
     Raises: RuntimeError: at construction, for no axis; when called, for a different shape.
 
@@ -61,7 +59,7 @@ class LayerNorm(Layer):
 
 
 class RMSNorm(Layer):
-    """Divide each row by the root of the mean of its squares over its last axes.
+    """Divide each row by the root of the mean of its squares over its last axes, as `LayerNorm`.
 
     Args:
       normalized_shape: as in `LayerNorm`.
@@ -69,8 +67,6 @@ class RMSNorm(Layer):
         of float32 for all others.
       elementwise_affine: whether there is `scale`, [*normalized_shape].
       dtype, param_dtype, rngs: as in `BatchNorm`.
-
-    Shapes and errors are as in `LayerNorm`.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar import nn

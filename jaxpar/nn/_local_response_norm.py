@@ -11,13 +11,11 @@ from .functional import local_response_norm
 
 @dataclasses.dataclass(eq=False, repr=False)
 class LocalResponseNorm(FunctionLayer):
-    """Divides each channel by a power of its neighbours' mean square.
+    """Divide each channel of [N, ..., C] by a power of its neighbours' mean square.
 
     Args:
       size: of the neighbourhood, in channels.
       alpha, beta, k: x / (k + alpha * mean of squares) ** beta.
-
-    Input and output: [N, ..., C], at least three axes.
 
     Raises: RuntimeError: at construction, for size < 1. ValueError: fewer than three axes.
 

@@ -32,8 +32,7 @@ class MultiheadAttention(TypedLayer):
       add_zero_attn: append a key and a value of zeros.
       kdim, vdim: widths of keys and values; E if left out.
       batch_first: whether inputs and output are [B, L, E] instead of [L, B, E].
-      dtype: of the computation; the arrays' common type if left out.
-      param_dtype: of the parameters.
+      dtype, param_dtype: of the computation (the arrays' common type if left out) and of the parameters.
       rngs: `params` for the weights, `dropout` if there is dropout.
 
     Called with `(query, key, value, key_padding_mask=None, need_weights=True, attn_mask=None,

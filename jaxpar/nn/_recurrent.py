@@ -112,8 +112,7 @@ class LSTM(_Stack):
       dropout: rate between the layers, in training.
       bidirectional: D = 2, outputs of both directions side by side, forward first.
       proj_size: the width that h is projected to; 0 for none.
-      dtype: of the computation; the arrays' common type if left out.
-      param_dtype: of the parameters.
+      dtype, param_dtype: of the computation (the arrays' common type if left out) and of the parameters.
       rngs: `params` for the weights, `dropout` if there is dropout.
 
     Called with `(input, hx=None, *, lengths=None)` it returns `(output, (h_n, c_n))`, with the shapes of

@@ -107,14 +107,11 @@ class TransformerEncoderLayer(_Layer):
       batch_first: whether sequences are [B, L, E] instead of [L, B, E].
       norm_first: whether norms come before the blocks instead of after the sums.
       bias: whether linear layers, projections and norms have one.
-      dtype: of the computation; the arrays' common type if left out.
-      param_dtype: of the parameters.
+      dtype, param_dtype: of the computation (the arrays' common type if left out) and of the parameters.
       rngs: `params` for the weights, `dropout` for dropout.
 
     Called with `(src, src_mask=None, src_key_padding_mask=None, is_causal=False)`: masks and the hint as for
-    `MultiheadAttention`, True meaning blocked.
-
-    Its parts have torch's names: self_attn, linear1, linear2, norm1, norm2.
+    `MultiheadAttention`, True meaning blocked. Its parts: self_attn, linear1, linear2, norm1, norm2.
 
     Raises: ValueError, RuntimeError: options that torch refuses.
 

@@ -64,7 +64,6 @@ def rrelu(
     """x where it is above 0, else x times a slope drawn from [lower, upper) for each element.
 
     Args:
-      x: [...].
       lower, upper: outside of training the slope is their mean.
       key: draws the slopes.
       slope: the slopes themselves, of a shape that broadcasts to x's.

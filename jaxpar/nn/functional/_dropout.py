@@ -32,7 +32,6 @@ def dropout(
     """Zero elements with probability p and divide the others by 1 - p.
 
     Args:
-      x: [...].
       p: the probability of being dropped.
       training: if False, x is returned unchanged.
       key: draws the mask; not needed with `mask` or outside of training. A key is drawn from an

@@ -75,8 +75,6 @@ def rms_norm(
       eps: if None, the machine epsilon of the type of the computation, float64 for float64 and float32 for
         all others.
 
-    The result and the errors are as for `layer_norm`.
-
     >>> import jax.numpy as jnp
     >>> from jaxpar.nn import functional as F
     >>> F.rms_norm(jnp.array([[3.0, 3.0]]), 2).round(3).tolist()

@@ -42,7 +42,6 @@ def normalize(x: jax.Array, p: float = 2.0, dim: int = 1, eps: float = 1e-12) ->
     """x divided by its p-norm along an axis, the norm clamped to eps.
 
     Args:
-      x: [...].
       p: of the norm, `float("inf")` too.
       dim: the axis of the vectors, torch's default; -1 for data with channels last.
       eps: the lower bound of the norm.
