@@ -12,7 +12,7 @@ from .._upstream import before_thread_pools_close
 
 
 class Background:
-    """Runs write jobs in a thread and stores the error of the last one until `wait`."""
+    """Runs one write job at a time in a thread and stores its error until `wait`."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None

@@ -127,9 +127,9 @@ def check_equal(digests: Sequence[Mapping[str, str]]) -> None:
 def rank_values(path: Path, manifest: Manifest, item: str) -> dict[str, SavedValue]:
     """Return this rank's small values of an item in the step at `path`.
 
-    With as many ranks as saved the step, each rank gets its own values, or rank 0's if it did not take part.
-    Otherwise only values that were equal on all ranks are valid. Random streams merely have to differ: rank r
-    continues the old rank r's stream, and additional ranks fold r into rank 0's key.
+    With a different number of ranks than saved the step, only values that were equal on all ranks are valid.
+    Random streams merely have to differ: rank r continues the old rank r's stream, and additional ranks fold
+    r into rank 0's key.
     """
     states, parts = manifest["states"], manifest.get("parts")
     if parts and size() == parts["size"]:

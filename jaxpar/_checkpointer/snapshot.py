@@ -20,8 +20,8 @@ from .step import Arrays, State, digest
 class StateSnapshot(NamedTuple):
     """The items' values at one moment, by item and leaf; `arrays` still refers to the items' own arrays.
 
-    With several ranks, `digests` covers the large arrays in state dicts, which must be equal on all ranks;
-    DistributedDataParallel keeps parameters equal. `per_rank` lists items that may differ between ranks.
+    With several ranks, `digests` covers the large arrays in state dicts. `per_rank` lists items that may
+    differ between ranks.
     """
 
     small: State

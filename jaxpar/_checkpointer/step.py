@@ -106,11 +106,7 @@ class Metric(NamedTuple):
 
 
 class Manifest(TypedDict):
-    """The manifest of a step.
-
-    `states` has one entry per rank, or a single one if all ranks are equal. `parts` is None if all ranks took
-    part or no values differ between ranks. `metric` is the metric of a best step, with its mode.
-    """
+    """The manifest of a step. `states` has one entry per rank, or a single one if all ranks are equal."""
 
     format: int
     step: int

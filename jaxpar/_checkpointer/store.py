@@ -47,10 +47,7 @@ class Store:
         return self.directory / str(step)
 
     def open(self) -> None:
-        """Create and lock the directory, and remove the unfinished step of a killed process.
-
-        This happens at the first save, because a process that only reads must not disturb a writer.
-        """
+        """Create and lock the directory at the first save, and remove a killed process's unfinished step."""
         # Only writers import orbax, and not in the thread, which may run while the interpreter shuts down.
         from .writing import write_step
 

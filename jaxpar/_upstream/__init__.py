@@ -267,9 +267,9 @@ def coordination_client() -> Any:
 
 
 def detect_cluster(timeout: float) -> tuple[str | None, int | None, int | None, Sequence[int] | None]:
-    """Detect a cluster as JAX does: coordinator, size, rank, local devices; None for unknown values.
+    """Detect a cluster as `jax.distributed.initialize()` does, without joining the group.
 
-    `jax.distributed.initialize()` does the same, but joins the group before the values can be inspected.
+    Returns coordinator, size, rank and local devices; None for unknown values.
     """
     return clusters.ClusterEnv.auto_detect_unset_distributed_params(
         None, None, None, None, None, int(timeout)
@@ -289,10 +289,7 @@ def in_cloud_tpu_vm() -> bool:
 
 
 def reached_preemption_sync_point(step: int) -> bool:
-    """Return whether all ranks should stop at this step after a SIGTERM.
-
-    JAX documents this function, but it is experimental.
-    """
+    """Return whether all ranks should stop at this step after a SIGTERM. JAX documents it as experimental."""
     from jax.experimental import multihost_utils
 
     return multihost_utils.reached_preemption_sync_point(step)

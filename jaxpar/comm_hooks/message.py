@@ -1,8 +1,7 @@
 """Message: a step's sums over the replicas, sent at once.
 
-On CPU devices of several processes XLA sends one message per array, each of which takes as long as a small
-model's step (seven arrays took six times as long as the same data in one). There, small arrays are
-concatenated, as in torch's buckets. NCCL does not need this and would only pay for the copy.
+On CPU devices of several processes XLA sends one message per array, which takes as long as a small model's
+step. There, small arrays are concatenated, as in torch's buckets; NCCL does not need this.
 """
 
 from __future__ import annotations

@@ -29,10 +29,8 @@ class ListeningPort(NamedTuple):
 
 
 def listen(start: Start, patience: float) -> ListeningPort:
-    """Open the sockets at rank 0's address, or raise OSError.
-
-    Retry for up to `patience` seconds, because a process that is ending may still hold the port.
-    """
+    """Open the sockets at rank 0's address, or raise OSError."""
+    # For up to `patience` seconds, because a process that is ending may still hold the port.
     deadline = time.monotonic() + patience
     address_infos = socket.getaddrinfo(start.host, start.port, type=socket.SOCK_STREAM)
     addresses = list(

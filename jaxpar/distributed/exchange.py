@@ -32,15 +32,11 @@ def exchange(
 ) -> list[str]:
     """Return every rank's text, in rank order, after about 1 ms; `[text]` without a process group.
 
-    Args:
-      what: the exchange's name in keys and errors. Every rank makes the same number of calls per name, from
-        one thread at a time. Use few names: one key per name stays in the store.
-      text: any text up to some hundred KB.
-      group: the default group if omitted.
-      label: the call's public name, if it is not `what`.
+    Every rank makes the same number of calls per name `what`, from one thread at a time. Use few names: one
+    key per name stays in the store. `label` is the call's public name, if it is not `what`.
 
     Raises:
-      DistributedError: ranks did not arrive, or the coordinator (rank 0's process) has ended.
+      DistributedError: ranks did not arrive in time, or the coordinator (rank 0's process) has ended.
       DivergenceError: a rank is in a different call.
 
     >>> from jaxpar.distributed.exchange import exchange

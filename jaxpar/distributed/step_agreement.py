@@ -49,11 +49,7 @@ class Ledger:
         self.lock = threading.Lock()
 
     def check(self, step: int, key: Hashable, parts: Callable[[], Parts]) -> None:
-        """Record a step; if its `key` is new to this rank, wait until all ranks confirm its `parts`.
-
-        Raises:
-          DivergenceError: ranks differ. DistributedError: ranks did not reach this step in time.
-        """
+        """Record a step; if its `key` is new to this rank, wait until all ranks confirm its `parts`."""
         # Recorded before the question is sent: two ranks that both have something new at this step would
         # otherwise wait for each other's answer.
         new = key not in self.known
@@ -171,10 +167,7 @@ def ledger(name: str, group: Group | None = None) -> Ledger | None:
 
 
 def positions(number: int) -> dict[str, call_log.Begun]:
-    """Return this rank's last step in every ledger, as calls for `call_log.deadlock`.
-
-    A ledger that waits for answers needs the group's ranks to reach its step.
-    """
+    """Return this rank's last step in every ledger, as calls for `call_log.deadlock`."""
     return {
         f"step of {name}, {book.group.name}": call_log.Begun(
             book.latest,
