@@ -71,9 +71,9 @@ def encode(
 
 def decode(text: Json, rules: Mapping[str, Callable[[Any], Any]]) -> Any:
     """Decode a value that `encode` wrote. `rules` are functions of the JSON under a tag, and come first."""
+    if isinstance(text, dict) and (tag := next(iter(text), "")) in rules:
+        return rules[tag](text[tag])
     match text:
-        case {**tagged} if (tag := next(iter(tagged), "")) in rules:
-            return rules[tag](tagged[tag])
         case {"bytes": data}:
             return base64.b64decode(data)
         case {"key": impl, "data": data}:
