@@ -68,8 +68,6 @@ def progress(
       raises in the middle of a step.
 
     Only process 0 shows anything, and with JAXPAR_PROGRESS=off none does.
-
-    torch counterpart: none; scripts use tqdm.
     """
     if isinstance(iterable_or_total, int):
         steps = range(iterable_or_total)

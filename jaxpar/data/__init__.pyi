@@ -6,6 +6,10 @@ from ._dataset import ChainDataset as ChainDataset
 from ._dataset import ConcatDataset as ConcatDataset
 from ._dataset import Dataset as Dataset
 from ._dataset import IterableDataset as IterableDataset
+from ._dataset import StackDataset as StackDataset
+from ._dataset import Subset as Subset
+from ._dataset import TensorDataset as TensorDataset
+from ._dataset import random_split as random_split
 from ._distributed_sampler import DistributedSampler as DistributedSampler
 from ._distributed_sampler import EvaluationSampler as EvaluationSampler
 from ._prefetch import prefetch as prefetch
@@ -14,9 +18,5 @@ from ._samplers import RandomSampler as RandomSampler
 from ._samplers import SequentialSampler as SequentialSampler
 from ._samplers import SubsetRandomSampler as SubsetRandomSampler
 from ._samplers import WeightedRandomSampler as WeightedRandomSampler
-from ._stack_dataset import StackDataset as StackDataset
-from ._subset import Subset as Subset
-from ._subset import random_split as random_split
-from ._tensor_dataset import TensorDataset as TensorDataset
 from ._worker_info import WorkerInfo as WorkerInfo
 from ._worker_info import get_worker_info as get_worker_info

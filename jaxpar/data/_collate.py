@@ -66,9 +66,7 @@ def default_collate(batch: Sequence[Sample]) -> Batch:
 
 
 def default_convert(data: Sample) -> Batch:
-    """Convert a sample for a loader without batches: arrays become NumPy's, tuples become lists.
-
-    torch counterpart: `torch.utils.data.default_convert`.
+    """Convert a sample as `torch.utils.data.default_convert`: arrays become NumPy's, tuples lists.
 
     >>> from jaxpar import data
     >>> data.default_convert((1, 'a'))

@@ -39,7 +39,7 @@ class _InfiniteSampler:
 
 
 class DataLoader:
-    """Iterate over batches of a data set.
+    """Iterate over batches of a data set, as `torch.utils.data.DataLoader` (docs/semantics.md section 2.4).
 
     Args:
       dataset: anything with `__getitem__`, and `__len__` unless a sampler is given; or an iterable without
@@ -63,8 +63,6 @@ class DataLoader:
 
     Raises: ValueError, AssertionError, TypeError: for arguments that torch refuses, with its messages. Errors
       of the data set, with a note that names the row and the batch. WorkerError: a worker process has died.
-
-    torch counterpart: `torch.utils.data.DataLoader` (docs/semantics.md section 2.4).
 
     >>> from jaxpar import data
     >>> [batch.tolist() for batch in data.DataLoader([1, 2, 3], batch_size=2)]

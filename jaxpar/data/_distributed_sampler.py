@@ -16,7 +16,7 @@ _ORDER_DEPENDS_ON = ("num_replicas", "shuffle", "seed", "drop_last")
 
 
 class DistributedSampler:
-    """Iterate over a rank's rows of an epoch.
+    """Iterate over a rank's rows, those of `torch.utils.data.DistributedSampler` (docs/semantics.md 2.4).
 
     Args:
       dataset: the data set; its length counts.
@@ -29,8 +29,6 @@ class DistributedSampler:
 
     Raises: ValueError: a rank outside of [0, num_replicas); or one of the two is left out and there is no
       process group.
-
-    torch counterpart: `torch.utils.data.DistributedSampler`, the same rows (docs/semantics.md section 2.4).
 
     >>> from jaxpar import data
     >>> list(data.DistributedSampler(range(5), num_replicas=2, rank=1, shuffle=False))

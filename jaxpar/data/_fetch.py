@@ -10,9 +10,7 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 
 from ._collate import Batch, Sample, default_collate, is_numeric
-from ._dataset import is_stream
-from ._subset import Subset
-from ._tensor_dataset import TensorDataset
+from ._dataset import Subset, TensorDataset, is_stream
 
 Dataset: TypeAlias = Any
 """Anything with `__getitem__`, or an iterable."""

@@ -19,9 +19,7 @@ from ._generators import generator_from_text, generator_to_text, source
 
 
 class SequentialSampler:
-    """Iterate over the rows 0, 1, ... of a data set.
-
-    torch counterpart: `torch.utils.data.SequentialSampler`.
+    """Iterate over the rows 0, 1, ... of a data set, as `torch.utils.data.SequentialSampler`.
 
     >>> from jaxpar import data
     >>> list(data.SequentialSampler('abc'))
@@ -59,7 +57,7 @@ class GeneratorSampler:
 
 
 class RandomSampler(GeneratorSampler):
-    """Iterate over the rows in random order.
+    """Iterate over the rows in the random order of `torch.utils.data.RandomSampler`.
 
     Args:
       data_source: a data set; its length counts.
@@ -72,8 +70,6 @@ class RandomSampler(GeneratorSampler):
 
     Raises: TypeError: `replacement` is not a bool. ValueError: `num_samples` is not a positive int, also
       because the data set is empty.
-
-    torch counterpart: `torch.utils.data.RandomSampler`, the same rows.
 
     >>> from jaxpar import data
     >>> sorted(data.RandomSampler('abc', seed=0))
@@ -125,13 +121,11 @@ class RandomSampler(GeneratorSampler):
 
 
 class SubsetRandomSampler(GeneratorSampler):
-    """Iterate over the given rows in random order, each once.
+    """Iterate over given rows in the random order of `torch.utils.data.SubsetRandomSampler`.
 
     Args:
       indices: the rows.
       generator, seed: as for `RandomSampler`.
-
-    torch counterpart: `torch.utils.data.SubsetRandomSampler`, the same rows.
 
     >>> from jaxpar import data
     >>> sorted(data.SubsetRandomSampler([3, 5, 9], seed=0))
@@ -157,7 +151,7 @@ class SubsetRandomSampler(GeneratorSampler):
 
 
 class BatchSampler:
-    """Group a sampler's rows into lists of `batch_size`.
+    """Group a sampler's rows into lists of `batch_size`, as `torch.utils.data.BatchSampler`.
 
     Args:
       sampler: any iterable of rows.
@@ -165,8 +159,6 @@ class BatchSampler:
       drop_last: whether a last batch of fewer rows is dropped.
 
     Raises: ValueError: `batch_size` is not a positive int, or `drop_last` not a bool.
-
-    torch counterpart: `torch.utils.data.BatchSampler`.
 
     >>> from jaxpar import data
     >>> list(data.BatchSampler(range(5), batch_size=2, drop_last=False))
@@ -216,7 +208,7 @@ _REFUSED = "invalid multinomial distribution "
 
 
 class WeightedRandomSampler(GeneratorSampler):
-    """Draw rows by weight, identical to torch.multinomial.
+    """Draw rows by weight, the same as `torch.utils.data.WeightedRandomSampler`.
 
     With replacement a uniform number is looked up in the summed weights. Without, or for one row, the weights
     are divided by exponential numbers, computed with the C library's logarithm, and the largest quotients
@@ -232,8 +224,6 @@ class WeightedRandomSampler(GeneratorSampler):
       in the epoch, as torch, for weights that are negative or not finite, without a positive one, or fewer
       than `num_samples` without replacement; also for fewer positive ones, where torch draws rows of weight
       zero.
-
-    torch counterpart: `torch.utils.data.WeightedRandomSampler`, the same rows.
 
     >>> from jaxpar import data
     >>> list(data.WeightedRandomSampler([0.0, 1.0], num_samples=3, seed=0))

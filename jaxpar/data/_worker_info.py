@@ -57,12 +57,10 @@ _of_thread = threading.local()
 
 
 def get_worker_info() -> WorkerInfo | None:
-    """Return the calling worker's `WorkerInfo`; None outside of a worker.
+    """Return the calling worker's `WorkerInfo`, or None, as `torch.utils.data.get_worker_info`.
 
     An iterable data set takes its share by it: `itertools.islice(rows, info.id, None, info.num_workers)`. A
     single thread reads an iterable, so `num_workers` is 1 there.
-
-    torch counterpart: `torch.utils.data.get_worker_info`.
 
     >>> from jaxpar import data
     >>> print(data.get_worker_info())

@@ -18,14 +18,12 @@ def adadelta(
     *,
     maximize: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """Adadelta as torch does it.
+    """Adadelta as `torch.optim.Adadelta`.
 
     Args:
       lr, weight_decay, maximize: as for `sgd`; so are the errors.
       rho: decay of both means, of squared gradients and of squared updates.
       eps: added under both roots.
-
-    torch counterpart: `torch.optim.Adadelta`. Source: torch/optim/adadelta.py.
 
     >>> from jaxpar import optim
     >>> tx = optim.adadelta(lr=1.0, rho=0.9)

@@ -10,17 +10,8 @@ import jax.numpy as jnp
 import optax
 
 from .._typing import PyTree
-from ._hyperparameters import (
-    Scalar,
-    ScalarOrSchedule,
-    as_float,
-    check_numbers,
-    is_number,
-    is_zero,
-    new_counter,
-    require_params,
-    value_at,
-)
+from . import _hyperparameters as hyper
+from ._hyperparameters import Scalar, ScalarOrSchedule
 from ._leafwise import chain, gradient_stages
 from ._paths import KeyPath, leaf_path
 from ._settable import settable
@@ -50,7 +41,7 @@ def adafactor(
     maximize: bool = False,
     dims: Callable[[str, jax.Array], tuple[Axes, Axes]] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Adafactor as torch does it.
+    """Adafactor as `torch.optim.Adafactor`.
 
     Args:
       lr: the largest relative step: a number, an array or a schedule.
@@ -64,20 +55,17 @@ def adafactor(
 
     Raises: ValueError: with torch's message, for values that torch refuses.
 
-    torch counterpart: `torch.optim.Adafactor`. Source: torch/optim/_adafactor.py.
-
     >>> from jaxpar import optim
     >>> tx = optim.adafactor(lr=1e-2, d=1.0)
     """
     if not isinstance(eps, Sequence) or isinstance(eps, str) or len(eps) != 2:
         raise TypeError(f"eps must be a pair, of None or a number and a number, not {eps!r}.")
     bounds: dict[str, Any] = {f"eps[{i}]": bound for i, bound in enumerate(eps) if bound is not None or i}
-    check_numbers(lr=lr, beta2_decay=beta2_decay, d=d, weight_decay=weight_decay, **bounds)
+    hyper.check_numbers(lr=lr, beta2_decay=beta2_decay, d=d, weight_decay=weight_decay, **bounds)
     names = ("Learning rate", "epsilon1", "epsilon2", "weight_decay", "Clipping threshold d")
     for name, value, least in zip(names, (lr, *eps, weight_decay, d), (0, 0, 0, 0, 1), strict=True):
-        if is_number(value) and not value >= least:
-            raise ValueError(f"{name} should be >= {least} but is: {value}")
-    if is_number(beta2_decay) and not beta2_decay <= 0:
+        hyper.check_least(name, value, least)
+    if hyper.is_number(beta2_decay) and not beta2_decay <= 0:
         raise ValueError(f"beta2_decay should be <= 0 but is: {beta2_decay}")
 
     def axes(path: KeyPath, leaf: jax.Array) -> tuple[Axes, Axes]:
@@ -94,12 +82,12 @@ def adafactor(
             return jax.tree_util.tree_map_with_path(one, params)
 
         variance = jax.tree.map(lambda p: jnp.zeros_like(p) if p.ndim < 2 else None, params)
-        return AdafactorState(new_counter(), collapsed(1), collapsed(0), variance)
+        return AdafactorState(hyper.new_counter(), collapsed(1), collapsed(0), variance)
 
     def update(grads, state, params=None):
-        require_params(params, "adafactor")
+        hyper.require_params(params, "adafactor")
         step = optax.safe_increment(state.step)
-        rate, t = value_at(lr, state.step), as_float(step)
+        rate, t = hyper.value_at(lr, state.step), hyper.as_float(step)
         scalars = (t**beta2_decay, jnp.minimum(rate, 1 / jnp.sqrt(t)), rate * weight_decay)
         structure: Any
         paths, structure = jax.tree_util.tree_flatten_with_path(grads)
@@ -109,7 +97,7 @@ def adafactor(
             for (path, g), *leaves in zip(paths, *columns, strict=True)
         ]
         move, *moments = (structure.unflatten([r[i] for r in results]) for i in range(4))
-        if not is_zero(weight_decay):
+        if not hyper.is_zero(weight_decay):
             shrink = scalars[2]
             # The decay is lr itself, not the relative step, and the update above was measured on the
             # undecayed parameter: torch multiplies after computing alpha.

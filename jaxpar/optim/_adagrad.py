@@ -29,15 +29,13 @@ def adagrad(
     *,
     maximize: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """Adagrad as torch does it.
+    """Adagrad as `torch.optim.Adagrad`.
 
     Args:
       lr, weight_decay, maximize: as for `sgd`; so are the errors.
       lr_decay: the rate of step t, from 0, is lr / (1 + t * lr_decay).
       initial_accumulator_value: the initial sum of squares.
       eps: added to the root of the sum; `optax.adagrad` adds it under the root.
-
-    torch counterpart: `torch.optim.Adagrad`. Source: torch/optim/adagrad.py.
 
     >>> from jaxpar import optim
     >>> tx = optim.adagrad(lr=1e-2, lr_decay=1e-4)

@@ -16,20 +16,8 @@ import jax.numpy as jnp
 import optax
 
 from .._typing import PyTree
-from ._hyperparameters import (
-    Scalar,
-    ScalarOrSchedule,
-    as_float,
-    bias_correction,
-    check_betas,
-    check_nonnegative,
-    expm1,
-    is_number,
-    is_zero,
-    new_counter,
-    require_params,
-    value_at,
-)
+from . import _hyperparameters as hyper
+from ._hyperparameters import Scalar, ScalarOrSchedule
 from ._leafwise import chain, gradient_stages, leafwise, zeros
 from ._settable import settable
 
@@ -80,7 +68,7 @@ def adam(
     maximize: bool = False,
     decoupled_weight_decay: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """Adam as torch does it, with float32 noise no larger than torch's.
+    """Adam as `torch.optim.Adam`, with float32 noise no larger than torch's.
 
     Args:
       lr: a number, an array or a schedule; so may `betas[0]` be.
@@ -93,8 +81,6 @@ def adam(
 
     Raises: ValueError: with torch's message, for values that torch refuses.
 
-    torch counterpart: `torch.optim.Adam`. Source: torch/optim/adam.py, `_single_tensor_adam`.
-
     >>> import jax.numpy as jnp
     >>> from jaxpar import optim
     >>> tx = optim.adam(lr=0.1)
@@ -104,13 +90,15 @@ def adam(
     """
 
     def create(params):
-        return AdamState(new_counter(), zeros(params), zeros(params), zeros(params) if amsgrad else None)
+        return AdamState(
+            hyper.new_counter(), zeros(params), zeros(params), zeros(params) if amsgrad else None
+        )
 
     def scalars(state, now):
         # eps is one of the scalars because it may be a float64 array, which would widen float32 leaves unless
         # it is cast to their type.
-        size = now.rate / bias_correction(now.beta1, now.step)
-        return (size, jnp.sqrt(bias_correction(now.beta2, now.step)), eps), {}
+        size = now.rate / hyper.bias_correction(now.beta1, now.step)
+        return (size, jnp.sqrt(hyper.bias_correction(now.beta2, now.step)), eps), {}
 
     def move(s, g, m, v):
         # torch divides the root of v by the root of its correction. The root of the quotient, which torch's
@@ -132,9 +120,7 @@ def adamw(
     *,
     maximize: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """Adam with decoupled weight decay, torch's 1e-2 by default (optax.adamw: 1e-4).
-
-    torch counterpart: `torch.optim.AdamW`. Source: torch/optim/adamw.py.
+    """`adam` with decoupled weight decay, as `torch.optim.AdamW`; `optax.adamw` decays by 1e-4.
 
     >>> from jaxpar import optim
     >>> tx = optim.adamw(lr=1e-3, weight_decay=0.1)
@@ -165,21 +151,21 @@ def nadam(
     >>> from jaxpar import optim
     >>> tx = optim.nadam(lr=2e-3, momentum_decay=4e-3)
     """
-    check_nonnegative(momentum_decay=momentum_decay)
+    hyper.check_nonnegative(momentum_decay=momentum_decay)
 
     def create(params):
-        return NAdamState(new_counter(), jnp.ones((), float), zeros(params), zeros(params))
+        return NAdamState(hyper.new_counter(), jnp.ones((), float), zeros(params), zeros(params))
 
     def scalars(state, now):
         mu, mu_next = (
-            0.5 * now.beta1 * (1 - expm1(t * (momentum_decay * math.log(0.96))))
-            for t in (as_float(now.step), as_float(now.step) + 1)
+            0.5 * now.beta1 * (1 - hyper.expm1(t * (momentum_decay * math.log(0.96))))
+            for t in (hyper.as_float(now.step), hyper.as_float(now.step) + 1)
         )
         # The type must not depend on beta1's: a scan's carry and a donated buffer need the same type every
         # step.
         product = (state.mu_product * mu).astype(state.mu_product.dtype)
         current, coming = now.rate * (1 - mu) / (1 - product), now.rate * mu_next / (1 - product * mu_next)
-        return (current, coming, bias_correction(now.beta2, now.step), eps), {"mu_product": product}
+        return (current, coming, hyper.bias_correction(now.beta2, now.step), eps), {"mu_product": product}
 
     def move(s, g, m, v):
         current, coming, correction, eps = s
@@ -200,25 +186,23 @@ def radam(
     *,
     maximize: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """Rectified Adam as torch does it.
+    """Rectified Adam as `torch.optim.RAdam`.
 
     Args:
       lr, betas, weight_decay, decoupled_weight_decay, maximize: as for `adam`; so are the errors.
       eps: added to the root of the second moment, before correction.
-
-    torch counterpart: `torch.optim.RAdam`. Source: torch/optim/radam.py.
 
     >>> from jaxpar import optim
     >>> tx = optim.radam(lr=1e-3, decoupled_weight_decay=True)
     """
 
     def create(params):
-        return RAdamState(new_counter(), zeros(params), zeros(params))
+        return RAdamState(hyper.new_counter(), zeros(params), zeros(params))
 
     def scalars(state, now):
         # Zero means that the variance is unreliable; the step then uses plain momentum.
-        adaptive = _rectification(now.beta2, now.step) * jnp.sqrt(bias_correction(now.beta2, now.step))
-        return (now.rate / bias_correction(now.beta1, now.step), adaptive, eps), {}
+        adaptive = _rectification(now.beta2, now.step) * jnp.sqrt(hyper.bias_correction(now.beta2, now.step))
+        return (now.rate / hyper.bias_correction(now.beta1, now.step), adaptive, eps), {}
 
     def move(s, g, m, v):
         size, adaptive, eps = s
@@ -239,10 +223,10 @@ def _rectification(beta2: Scalar, step: jax.Array) -> jax.Array:
 def _average_length(beta2: Scalar, step: jax.Array) -> jax.Array:
     # rho_t = 2 / (1 - b) - 1 - 2 * t * b**t / (1 - b**t), without cancellation: for L = -log(b), x = t * L
     # it is a constant plus 2 / L * (1 - x / (exp(x) - 1)), by a series (Bernoulli numbers) for small x.
-    if is_zero(beta2):
+    if hyper.is_zero(beta2):
         return jnp.ones((), float)
-    L = -math.log(beta2) if is_number(beta2) else -jnp.log(beta2)
-    x = as_float(step) * L
+    L = -math.log(beta2) if hyper.is_number(beta2) else -jnp.log(beta2)
+    x = hyper.as_float(step) * L
     small = x * (1 / 2 - x * (1 / 12 - x**2 * (1 / 720 - x**2 * (1 / 30240 - x**2 * (1 / 1209600)))))
     # At x = 0.3 the first omitted term, x**10 / 47900160, is about 1e-13. Above, 1 - x / expm1(x) is larger
     # than 0.14, so the subtraction costs less than one digit.
@@ -268,18 +252,18 @@ def _two_moments(
     `create(params)` returns the initial state, `scalars(state, now)` the scalars for `move` and the state
     fields that change, `move(scalars, gradient, *moments)` the update without decoupled decay.
     """
-    check_nonnegative(lr=lr, eps=eps)
-    check_betas(betas)
-    check_nonnegative(weight_decay=weight_decay)
+    hyper.check_nonnegative(lr=lr, eps=eps)
+    hyper.check_betas(betas)
+    hyper.check_nonnegative(weight_decay=weight_decay)
     decay = weight_decay if decoupled else 0
     # amsgrad's maximum is the only optional moment, so it is last.
     fields = ("exp_avg", "exp_avg_sq", *["max_exp_avg_sq"] * amsgrad)
 
     def update(grads, state, params=None):
-        if not is_zero(decay):
-            require_params(params, function)
+        if not hyper.is_zero(decay):
+            hyper.require_params(params, function)
         step = optax.safe_increment(state.step)
-        now = _Now(step, *(value_at(value, state.step) for value in (lr, *betas)))
+        now = _Now(step, *(hyper.value_at(value, state.step) for value in (lr, *betas)))
         method_scalars, changed = scalars(state, now)
 
         # The mean is torch's exp_avg.lerp_(g, 1 - b1), in the form that torch takes for weights below 0.5.
@@ -292,14 +276,14 @@ def _two_moments(
             moved = move(method_scalars, g, m, [v, *largest][-1])
             # torch scales p by 1 - lr * weight_decay first. optax adds updates to p, so here the decay is a
             # term of the update.
-            return (moved if is_zero(decay) else moved - shrink * extra[-1]), m, v, *largest
+            return (moved if hyper.is_zero(decay) else moved - shrink * extra[-1]), m, v, *largest
 
         # lr * weight_decay is multiplied at full width and cast afterwards, as torch multiplies Python
         # floats.
         common = (now.beta1, now.beta2, now.rate * decay)
         old_moments = [getattr(state, field) for field in fields]
         # params may be None without decay, and the rule must not read an array that it does not need.
-        others = () if is_zero(decay) else (params,)
+        others = () if hyper.is_zero(decay) else (params,)
         updates, *moments = leafwise(rule, (*common, *method_scalars), grads, old_moments, *others)
         return updates, state._replace(step=step, **changed, **dict(zip(fields, moments, strict=True)))
 
@@ -327,16 +311,16 @@ def adamax(
     >>> from jaxpar import optim
     >>> tx = optim.adamax(lr=2e-3, betas=(0.9, 0.99))
     """
-    check_nonnegative(lr=lr, eps=eps)
-    check_betas(betas)
-    check_nonnegative(weight_decay=weight_decay)
+    hyper.check_nonnegative(lr=lr, eps=eps)
+    hyper.check_betas(betas)
+    hyper.check_nonnegative(weight_decay=weight_decay)
 
     def init(params):
-        return AdamaxState(new_counter(), zeros(params), zeros(params))
+        return AdamaxState(hyper.new_counter(), zeros(params), zeros(params))
 
     def update(grads, state, params=None):
         step = optax.safe_increment(state.step)
-        beta1, beta2 = (value_at(value, state.step) for value in betas)
+        beta1, beta2 = (hyper.value_at(value, state.step) for value in betas)
 
         def rule(s, g, m, u):
             size, b1, b2, eps = s
@@ -346,7 +330,7 @@ def adamax(
             u = jnp.maximum(b2 * u, jnp.abs(g) + eps)
             return -size * (m / u), m, u
 
-        size = value_at(lr, state.step) / bias_correction(beta1, step)
+        size = hyper.value_at(lr, state.step) / hyper.bias_correction(beta1, step)
         updates, *moments = leafwise(rule, (size, beta1, beta2, eps), grads, state[1:])
         return updates, AdamaxState(step, *moments)
 

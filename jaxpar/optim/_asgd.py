@@ -9,16 +9,8 @@ import jax.numpy as jnp
 import optax
 
 from .._typing import PyTree
-from ._hyperparameters import (
-    Scalar,
-    ScalarOrSchedule,
-    as_float,
-    check_nonnegative,
-    check_numbers,
-    new_counter,
-    require_params,
-    value_at,
-)
+from . import _hyperparameters as hyper
+from ._hyperparameters import Scalar, ScalarOrSchedule
 from ._leafwise import chain, gradient_stages, leafwise, zeros
 from ._settable import settable
 
@@ -58,20 +50,23 @@ def asgd(
     >>> from jaxpar import optim
     >>> tx = optim.asgd(lr=1e-2, t0=100)
     """
-    check_nonnegative(lr=lr, weight_decay=weight_decay)
+    hyper.check_nonnegative(lr=lr, weight_decay=weight_decay)
     # t0 counts steps, so it may be an array of integers.
-    check_numbers(lambd=lambd, alpha=alpha, t0=as_float(t0) if isinstance(t0, jax.Array) else t0)
+    hyper.check_numbers(lambd=lambd, alpha=alpha, t0=hyper.as_float(t0) if isinstance(t0, jax.Array) else t0)
 
     def init(params):
         # jnp.array copies: lr may be the caller's array, which donating the state would delete.
         return ASGDState(
-            new_counter(), jnp.array(value_at(lr, new_counter()), float), jnp.ones((), float), zeros(params)
+            hyper.new_counter(),
+            jnp.array(hyper.value_at(lr, hyper.new_counter()), float),
+            jnp.ones((), float),
+            zeros(params),
         )
 
     def update(grads, state, params=None):
-        require_params(params, "asgd")
+        hyper.require_params(params, "asgd")
         step = optax.safe_increment(state.step)
-        rate = value_at(lr, state.step)
+        rate = hyper.value_at(lr, state.step)
 
         def rule(s, g, ax, p):
             eta, mu, shrink = s
@@ -84,8 +79,8 @@ def asgd(
         updates, ax = leafwise(rule, scalars, grads, [state.ax], params)
         # log1p, because 1 + lambd * lr * t loses the digits of the product: with torch's defaults it is 1e-6
         # at the first step, and float32 resolves 1e-7 there.
-        eta = rate * jnp.exp(-alpha * jnp.log1p(lambd * rate * as_float(step)))
-        mu = 1 / jnp.maximum(1.0, as_float(step) - t0)
+        eta = rate * jnp.exp(-alpha * jnp.log1p(lambd * rate * hyper.as_float(step)))
+        mu = 1 / jnp.maximum(1.0, hyper.as_float(step) - t0)
         return updates, ASGDState(step, eta.astype(state.eta.dtype), mu.astype(state.mu.dtype), ax)
 
     return chain(gradient_stages(weight_decay, maximize), init, update, "asgd")

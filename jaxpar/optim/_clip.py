@@ -53,9 +53,7 @@ def clip_grad_norm(
 
 
 def clip_grad_value(clip_value: float) -> optax.GradientTransformation:
-    """Clip every element of every gradient to [-clip_value, clip_value].
-
-    torch counterpart: `torch.nn.utils.clip_grad_value_`.
+    """Clip every element to [-clip_value, clip_value], as `torch.nn.utils.clip_grad_value_`.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar import optim
@@ -67,9 +65,7 @@ def clip_grad_value(clip_value: float) -> optax.GradientTransformation:
 
 
 def get_total_norm(tensors: PyTree, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> jax.Array:
-    """Return the norm of all arrays of a tree together; RuntimeError as in `clip_grad_norm`.
-
-    torch counterpart: `torch.nn.utils.get_total_norm`.
+    """Return a tree's norm as `torch.nn.utils.get_total_norm`; RuntimeError as in `clip_grad_norm`.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar import optim

@@ -40,6 +40,11 @@ def check_nonnegative(**values: ScalarOrSchedule) -> None:
             raise ValueError(f"Invalid {SPELLED.get(name, name + ' value')}: {value}")
 
 
+def check_least(name: str, value: ScalarOrSchedule, least: float = 0) -> None:
+    if is_number(value) and not value >= least:
+        raise ValueError(f"{name} should be >= {least} but is: {value}")
+
+
 def check_numbers(**values: ScalarOrSchedule) -> None:
     """Raise TypeError for text, None, and arrays of integers."""
     # optax.inject_hyperparams makes an array of a number's own type: 1.25 set over a rate of 20 would be 1.

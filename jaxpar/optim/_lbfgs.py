@@ -13,14 +13,8 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
-from ._hyperparameters import (
-    ScalarOrSchedule,
-    check_nonnegative,
-    check_numbers,
-    new_counter,
-    require_params,
-    value_at,
-)
+from . import _hyperparameters as hyper
+from ._hyperparameters import ScalarOrSchedule
 from ._leafwise import refuse_complex
 from ._settable import settable
 from ._strong_wolfe import Point, strong_wolfe
@@ -104,8 +98,8 @@ def lbfgs(
     >>> from jaxpar import optim
     >>> tx = optim.lbfgs(lr=1, max_iter=10, line_search_fn="strong_wolfe")
     """
-    check_nonnegative(lr=lr)
-    check_numbers(tolerance_grad=tolerance_grad, tolerance_change=tolerance_change)
+    hyper.check_nonnegative(lr=lr)
+    hyper.check_numbers(tolerance_grad=tolerance_grad, tolerance_change=tolerance_change)
     for name, count in (("max_iter", max_iter), ("max_eval", max_eval), ("history_size", history_size)):
         if not isinstance(count, numbers.Integral) and not (name == "max_eval" and count is None):
             raise TypeError(f"{name} must be a whole number, not {count!r}.")
@@ -127,10 +121,10 @@ def lbfgs(
             return jnp.zeros(shape, x.dtype)
 
         return LBFGSState(
-            step=new_counter(),
-            n_iter=new_counter(),
-            func_evals=new_counter(),
-            pairs=new_counter(),
+            step=hyper.new_counter(),
+            n_iter=hyper.new_counter(),
+            func_evals=hyper.new_counter(),
+            pairs=hyper.new_counter(),
             d=zeros(x.size),
             t=zeros(),
             old_dirs=zeros(history_size, x.size),
@@ -141,12 +135,12 @@ def lbfgs(
         )
 
     def update(grads, state, params=None, *, value=None, value_fn=None, **extra):
-        require_params(params, "lbfgs")
+        hyper.require_params(params, "lbfgs")
         if value_fn is None:
             raise ValueError("lbfgs: pass the loss: tx.update(grads, state, params, value_fn=loss_fn).")
         x, unravel = ravel_pytree(params)
         gradient = sign * ravel_pytree(grads)[0].astype(x.dtype)
-        rate = jnp.asarray(value_at(lr, state.step), x.dtype)
+        rate = jnp.asarray(hyper.value_at(lr, state.step), x.dtype)
 
         def evaluate(x):
             loss, gradient = jax.value_and_grad(value_fn)(unravel(x))

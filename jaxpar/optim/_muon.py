@@ -9,37 +9,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from .._typing import PyTree
-from ._hyperparameters import (
-    Scalar,
-    ScalarOrSchedule,
-    check_numbers,
-    is_number,
-    new_counter,
-    require_params,
-    value_at,
-)
-from ._leafwise import chain, leafwise, zeros
-from ._lerp import lerp
+from . import _hyperparameters as hyper
+from ._hyperparameters import Scalar, ScalarOrSchedule
+from ._leafwise import chain, leafwise, lerp, zeros
 from ._paths import KeyPath, leaf_path
 from ._settable import settable
+from ._sgd import MomentumState
 
 Axes: TypeAlias = tuple[int, int]
 
 # Keller Jordan's coefficients, as in torch. They maximise the polynomial's slope at zero, so that small
 # singular values grow fast; the iteration does not converge to 1 but leaves values between about 0.5 and 1.5.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-
-
-class MuonState(NamedTuple):
-    step: jax.Array
-    momentum_buffer: PyTree
 
 
 @settable("lr", "momentum")
@@ -81,8 +69,16 @@ def muon(
     torch counterpart: `torch.optim.Muon`. `optax.contrib.muon` iterates in the parameter's type. Source:
     torch/optim/_muon.py.
     """
-    _check(lr, weight_decay, momentum, ns_coefficients, ns_steps, adjust_lr_fn)
-    check_numbers(eps=eps)
+    hyper.check_numbers(lr=lr, momentum=momentum, weight_decay=weight_decay)
+    for name, value in (("Learning rate", lr), ("momentum", momentum), ("weight decay", weight_decay)):
+        hyper.check_least(name, value)
+    if adjust_lr_fn not in (None, "original", "match_rms_adamw"):
+        raise ValueError(f"Adjust learning rate function {adjust_lr_fn} is not supported")
+    if ns_steps >= 100:
+        raise ValueError("Number of steps must be less than 100 for computational efficiency")
+    if len(ns_coefficients) != 3:
+        raise ValueError("Coefficients must be a tuple of exactly 3 values")
+    hyper.check_numbers(eps=eps)
 
     def turned(path: KeyPath, leaf: jax.Array) -> bool:
         return dims is None or dims(leaf_path(path), leaf)[0] % 2 == 1
@@ -94,10 +90,10 @@ def muon(
                     f"Muon only supports 2D parameters whereas we found a parameter with size: {leaf.shape}, "
                     f"{leaf_path(path) or 'the parameter'}. Give it to another optimizer, by optax.partition."
                 )
-        return MuonState(new_counter(), zeros(params))
+        return MomentumState(hyper.new_counter(), zeros(params))
 
     def update(grads, state, params=None):
-        require_params(params, "muon")
+        hyper.require_params(params, "muon")
         turns = jax.tree_util.tree_map_with_path(turned, params)
 
         def turn(tree: PyTree) -> PyTree:
@@ -111,10 +107,10 @@ def muon(
             step = orthogonal(matrix, ns_coefficients, ns_steps, eps).astype(g.dtype)
             return -rate * _adjustment(adjust_lr_fn, g.shape) * step - decay * p, buffer
 
-        rate = value_at(lr, state.step)
-        scalars = rate, value_at(momentum, state.step), rate * weight_decay
+        rate = hyper.value_at(lr, state.step)
+        scalars = rate, hyper.value_at(momentum, state.step), rate * weight_decay
         updates, buffer = leafwise(rule, scalars, turn(grads), [turn(state.momentum_buffer)], turn(params))
-        return turn(updates), MuonState(optax.safe_increment(state.step), turn(buffer))
+        return turn(updates), MomentumState(optax.safe_increment(state.step), turn(buffer))
 
     return chain([], init, update, "muon")
 
@@ -151,24 +147,3 @@ def _product(x: jax.Array, y: jax.Array) -> jax.Array:
 def _adjustment(adjust_lr_fn: str | None, shape: tuple[int, ...]) -> float:
     A, B = shape
     return 0.2 * math.sqrt(max(A, B)) if adjust_lr_fn == "match_rms_adamw" else math.sqrt(max(1, A / B))
-
-
-def _check(
-    lr: ScalarOrSchedule,
-    weight_decay: Scalar,
-    momentum: ScalarOrSchedule,
-    coefficients: Sequence[float],
-    steps: int,
-    adjust_lr_fn: str | None,
-) -> None:
-    names = ("Learning rate", "momentum", "weight decay")
-    check_numbers(lr=lr, momentum=momentum, weight_decay=weight_decay)
-    for name, value in zip(names, (lr, momentum, weight_decay), strict=True):
-        if is_number(value) and not value >= 0:
-            raise ValueError(f"{name} should be >= 0 but is: {value}")
-    if adjust_lr_fn not in (None, "original", "match_rms_adamw"):
-        raise ValueError(f"Adjust learning rate function {adjust_lr_fn} is not supported")
-    if steps >= 100:
-        raise ValueError("Number of steps must be less than 100 for computational efficiency")
-    if len(coefficients) != 3:
-        raise ValueError("Coefficients must be a tuple of exactly 3 values")

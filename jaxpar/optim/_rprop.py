@@ -9,15 +9,8 @@ import jax.numpy as jnp
 import optax
 
 from .._typing import PyTree
-from ._hyperparameters import (
-    Scalar,
-    ScalarOrSchedule,
-    check_nonnegative,
-    check_pair,
-    is_number,
-    new_counter,
-    value_at,
-)
+from . import _hyperparameters as hyper
+from ._hyperparameters import Scalar, ScalarOrSchedule
 from ._leafwise import chain, gradient_stages, leafwise, zeros
 from ._settable import settable
 
@@ -38,7 +31,7 @@ def rprop(
     *,
     maximize: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """Resilient backpropagation as torch does it.
+    """Resilient backpropagation as `torch.optim.Rprop`.
 
     Args:
       lr: the initial step size; later values have no effect, as in torch.
@@ -48,20 +41,18 @@ def rprop(
 
     Raises: ValueError: with torch's message, for values that torch refuses.
 
-    torch counterpart: `torch.optim.Rprop`. Source: torch/optim/rprop.py.
-
     >>> from jaxpar import optim
     >>> tx = optim.rprop(lr=1e-2, etas=(0.5, 1.2))
     """
-    check_nonnegative(lr=lr)
-    check_pair("etas", etas)
-    check_pair("step_sizes", step_sizes)
-    if all(map(is_number, etas)) and not 0 < etas[0] < 1 < etas[1]:
+    hyper.check_nonnegative(lr=lr)
+    hyper.check_pair("etas", etas)
+    hyper.check_pair("step_sizes", step_sizes)
+    if all(map(hyper.is_number, etas)) and not 0 < etas[0] < 1 < etas[1]:
         raise ValueError(f"Invalid eta values: {etas[0]}, {etas[1]}")
 
     def init(params):
-        first = value_at(lr, new_counter())
-        return RpropState(new_counter(), zeros(params), optax.tree.full_like(params, first))
+        first = hyper.value_at(lr, hyper.new_counter())
+        return RpropState(hyper.new_counter(), zeros(params), optax.tree.full_like(params, first))
 
     def update(grads, state, params=None):
         def rule(s, g, before, size):

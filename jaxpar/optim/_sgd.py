@@ -9,16 +9,8 @@ import jax.numpy as jnp
 import optax
 
 from .._typing import PyTree
-from ._hyperparameters import (
-    Scalar,
-    ScalarOrSchedule,
-    check_nonnegative,
-    check_numbers,
-    is_number,
-    is_zero,
-    new_counter,
-    value_at,
-)
+from . import _hyperparameters as hyper
+from ._hyperparameters import Scalar, ScalarOrSchedule
 from ._leafwise import gradient_stages, leafwise, scale_by_lr, zeros
 from ._settable import settable
 
@@ -58,9 +50,11 @@ def sgd(
     >>> print(update.round(3))
     [-0.1 -0.1]
     """
-    check_nonnegative(lr=lr, momentum=momentum, weight_decay=weight_decay)
-    check_numbers(dampening=dampening)
-    if nesterov and ((is_number(momentum) and momentum <= 0) or (is_number(dampening) and dampening != 0)):
+    hyper.check_nonnegative(lr=lr, momentum=momentum, weight_decay=weight_decay)
+    hyper.check_numbers(dampening=dampening)
+    if nesterov and (
+        (hyper.is_number(momentum) and momentum <= 0) or (hyper.is_number(dampening) and dampening != 0)
+    ):
         raise ValueError("Nesterov momentum requires a momentum and zero dampening")
     stages = gradient_stages(weight_decay, maximize)
     return optax.chain(*stages, *momentum_stages(momentum, dampening, nesterov), scale_by_lr(lr, "sgd"))
@@ -70,19 +64,19 @@ def momentum_stages(
     momentum: ScalarOrSchedule, dampening: Scalar, nesterov: bool
 ) -> list[optax.GradientTransformation]:
     # An array or a schedule always gets a buffer, because its value is unknown until the program runs.
-    return [] if is_zero(momentum) else [_momentum(momentum, dampening, nesterov)]
+    return [] if hyper.is_zero(momentum) else [_momentum(momentum, dampening, nesterov)]
 
 
 def _momentum(momentum: ScalarOrSchedule, dampening: Scalar, nesterov: bool) -> optax.GradientTransformation:
     """Build `optax.trace` with dampening, a momentum that may change, and a buffer that keeps its type."""
 
     def init(params):
-        return MomentumState(new_counter(), zeros(params))
+        return MomentumState(hyper.new_counter(), zeros(params))
 
     def update(grads, state, params=None):
-        now = value_at(momentum, state.step)
+        now = hyper.value_at(momentum, state.step)
         # torch initialises the buffer with the first gradient, undamped.
-        fresh = 1.0 if is_zero(dampening) else jnp.where(state.step == 0, 1.0, 1 - dampening)
+        fresh = 1.0 if hyper.is_zero(dampening) else jnp.where(state.step == 0, 1.0, 1 - dampening)
 
         def rule(s, g, buffer):
             mu, part = s

@@ -21,7 +21,6 @@ from ._adam import AdamaxState, AdamState, NAdamState, RAdamState
 from ._asgd import ASGDState
 from ._lbfgs import LBFGSState
 from ._leafwise import RateState
-from ._muon import MuonState
 from ._paths import leaf_path
 from ._rprop import RpropState
 from ._sgd import MomentumState
@@ -41,22 +40,22 @@ class Slot(NamedTuple):
     shared: bool = False
 
 
-def _same_names(kind: Any) -> tuple[Slot, ...]:
-    return tuple(Slot(field, field, field in SHARED) for field in kind._fields)
-
-
 SLOTS: dict[type, tuple[Slot, ...]] = {
-    AdafactorState: _same_names(AdafactorState),
-    AdagradState: _same_names(AdagradState),
-    AdamState: _same_names(AdamState),
-    AdamaxState: _same_names(AdamaxState),
-    ASGDState: _same_names(ASGDState),
-    MomentumState: _same_names(MomentumState),
-    MuonState: _same_names(MuonState),
-    NAdamState: _same_names(NAdamState),
-    RAdamState: _same_names(RAdamState),
-    RateState: _same_names(RateState),
-    RpropState: _same_names(RpropState),
+    **{
+        kind: tuple(Slot(field, field, field in SHARED) for field in kind._fields)
+        for kind in (
+            AdafactorState,
+            AdagradState,
+            AdamState,
+            AdamaxState,
+            ASGDState,
+            MomentumState,
+            NAdamState,
+            RAdamState,
+            RateState,
+            RpropState,
+        )
+    },
     optax.TraceState: (Slot("trace", "momentum_buffer"),),
     optax.ScaleByRmsState: (Slot("nu", "square_avg"),),
     optax.ScaleByRStdDevState: (Slot("mu", "grad_avg"), Slot("nu", "square_avg")),
@@ -96,7 +95,7 @@ def state_from_torch(
     names: Sequence[str] | None = None,
     step: int | None = None,
 ) -> PyTree:
-    """Return the state, a tree like `tx.init(params)`, with which `tx` continues a torch optimizer's run.
+    """Return the state with which `tx` continues a torch optimizer's run: `load_state_dict` in torch.
 
     Args:
       tx: made by jaxpar.optim with the options of the torch optimizer; also in `optax.chain`, `param_groups`
@@ -111,8 +110,6 @@ def state_from_torch(
 
     Raises: ValueError: a leaf without a state of its shape, torch's state without a leaf, parameters that are
       not all at the same step, SGD without `step`.
-
-    torch counterpart: `optimizer.load_state_dict`.
     """
     fresh = tx.init(params)
     _stages(fresh, "state_from_torch")

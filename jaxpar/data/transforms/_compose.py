@@ -7,9 +7,7 @@ from typing import Any
 
 
 class Compose:
-    """Apply transforms, or any functions, in order.
-
-    torch counterpart: `torchvision.transforms.Compose`.
+    """Apply transforms, or any functions, in order, as `torchvision.transforms.Compose`.
 
     >>> from jaxpar.data import transforms
     >>> transforms.Compose([abs, float])(-2)

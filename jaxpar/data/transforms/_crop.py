@@ -15,12 +15,10 @@ MODES = ("constant", "edge", "reflect", "symmetric")
 
 
 class CenterCrop:
-    """Crop the center of an image; a smaller image is padded with zeros first.
+    """Crop the center as `torchvision.transforms.CenterCrop`; a smaller image is first padded with zeros.
 
     Args:
       size: height and width, or one number for both.
-
-    torch counterpart: `torchvision.transforms.CenterCrop`.
 
     >>> import numpy as np
     >>> from jaxpar.data import transforms
@@ -45,7 +43,7 @@ class CenterCrop:
 
 
 class RandomCrop(Draws):
-    """Crop an image at a random position.
+    """Crop at a random position, with the draws of `torchvision.transforms.RandomCrop`.
 
     Args:
       size: height and width, or one number for both.
@@ -57,8 +55,6 @@ class RandomCrop(Draws):
       seed: for torch's default generator; workers have their own.
 
     Raises: ValueError: the image is smaller than `size`; an unknown mode; a padding of three numbers.
-
-    torch counterpart: `torchvision.transforms.RandomCrop`, with the same draws.
 
     >>> import numpy as np
     >>> from jaxpar.data import transforms

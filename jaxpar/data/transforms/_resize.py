@@ -24,7 +24,7 @@ BILINEAR = 2
 
 
 class Resize:
-    """Resize an image.
+    """Resize an image, as `torchvision.transforms.Resize` does PIL images.
 
     Args:
       size: height and width; or one number for the shorter side, while the ratio stays.
@@ -33,8 +33,6 @@ class Resize:
       antialias: True, the only one here.
 
     Raises: ValueError: a different interpolation; a `max_size` that is not above `size`.
-
-    torch counterpart: `torchvision.transforms.Resize` of PIL images.
 
     >>> import numpy as np
     >>> from jaxpar.data import transforms

@@ -1,7 +1,7 @@
 from ._combine import chained_scheduler as chained_scheduler
 from ._combine import sequential_lr as sequential_lr
-from ._cosine import cosine_annealing_lr as cosine_annealing_lr
-from ._cosine import cosine_annealing_warm_restarts as cosine_annealing_warm_restarts
+from ._cycles import cosine_annealing_lr as cosine_annealing_lr
+from ._cycles import cosine_annealing_warm_restarts as cosine_annealing_warm_restarts
 from ._cycles import cyclic_lr as cyclic_lr
 from ._cycles import one_cycle_lr as one_cycle_lr
 from ._factors import constant_lr as constant_lr
@@ -17,8 +17,8 @@ from ._plateau import reduce_lr_on_plateau as reduce_lr_on_plateau
 from ._schedule import Schedule as Schedule
 from ._stateful.combine import ChainedScheduler as ChainedScheduler
 from ._stateful.combine import SequentialLR as SequentialLR
-from ._stateful.cosine import CosineAnnealingLR as CosineAnnealingLR
-from ._stateful.cosine import CosineAnnealingWarmRestarts as CosineAnnealingWarmRestarts
+from ._stateful.cycles import CosineAnnealingLR as CosineAnnealingLR
+from ._stateful.cycles import CosineAnnealingWarmRestarts as CosineAnnealingWarmRestarts
 from ._stateful.cycles import CyclicLR as CyclicLR
 from ._stateful.cycles import OneCycleLR as OneCycleLR
 from ._stateful.factors import ConstantLR as ConstantLR

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def check_constant(factor: float) -> None:
     if factor > 1 or factor < 0:
@@ -34,8 +36,7 @@ def check_cycle(mode: str, scale_fn: object) -> None:
 def check_one_cycle(pct_start: float, anneal_strategy: str) -> None:
     if pct_start < 0 or pct_start > 1 or not isinstance(pct_start, float):
         raise ValueError(f"Expected float between 0 and 1 pct_start, but got {pct_start}")
-    if anneal_strategy not in ("cos", "linear"):
-        raise ValueError(f"anneal_strategy must be one of 'cos' or 'linear', instead got {anneal_strategy}")
+    check_anneal(anneal_strategy)
 
 
 def check_plateau(factor: float, mode: str, threshold_mode: str) -> None:
@@ -45,6 +46,35 @@ def check_plateau(factor: float, mode: str, threshold_mode: str) -> None:
         raise ValueError(f"mode {mode} is unknown!")
     if threshold_mode not in ("rel", "abs"):
         raise ValueError(f"threshold mode {threshold_mode} is unknown!")
+
+
+def check_anneal(anneal_strategy: str) -> None:
+    if anneal_strategy not in ("cos", "linear"):
+        raise ValueError(f"anneal_strategy must be one of 'cos' or 'linear', instead got {anneal_strategy}")
+
+
+def check_not_empty(name: str, schedulers: Sequence[object]) -> None:
+    if len(schedulers) < 1:
+        chained = " to be chained" if name == "ChainedScheduler" else ""
+        raise ValueError(f"{name} expects at least one scheduler{chained}, but got no scheduler.")
+
+
+def check_milestones(schedulers: Sequence[object], milestones: Sequence[int]) -> None:
+    if len(milestones) != len(schedulers) - 1:
+        raise ValueError(
+            "Sequential Schedulers expects number of schedulers provided to be one more than the number of "
+            f"milestone points, but got number of schedulers {len(schedulers)} and the number of "
+            f"milestones to be equal to {len(milestones)}"
+        )
+
+
+def refuse_plateau(name: str, i: int, is_plateau: bool) -> None:
+    if is_plateau:
+        raise ValueError(
+            f"{name} does not support `ReduceLROnPlateau` scheduler as it requires additional kwargs "
+            f"to be specified when calling `step`, but got one at index {i} in the given schedulers "
+            "sequence."
+        )
 
 
 def total_of(total_steps: int | None, epochs: int | None, steps_per_epoch: int | None) -> int:

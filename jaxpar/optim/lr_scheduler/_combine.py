@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from .._hyperparameters import Scalar
+from ._checks import check_milestones, check_not_empty, refuse_plateau
 from ._schedule import Rate, Schedule
 
 
@@ -29,13 +30,8 @@ def sequential_lr(schedulers: Sequence[Rate], milestones: Sequence[int]) -> Sche
     >>> [round(float(schedule(t)), 4) for t in (4, 5)]
     [0.1, 0.01]
     """
-    _check("SequentialLR", schedulers, "expects at least one scheduler, but got no scheduler.")
-    if len(milestones) != len(schedulers) - 1:
-        raise ValueError(
-            "Sequential Schedulers expects number of schedulers provided to be one more than the number of "
-            f"milestone points, but got number of schedulers {len(schedulers)} and the number of "
-            f"milestones to be equal to {len(milestones)}"
-        )
+    _check("SequentialLR", schedulers)
+    check_milestones(schedulers, milestones)
     starts = [0, *milestones]
     if any(a > b for a, b in itertools.pairwise(starts)):
         raise ValueError(f"sequential_lr: milestones must not decrease, but are {list(milestones)}.")
@@ -80,9 +76,7 @@ def chained_scheduler(schedulers: Sequence[Schedule]) -> Schedule:
     >>> round(float(lr_scheduler.chained_scheduler(parts)(1)), 4)
     0.05
     """
-    _check(
-        "ChainedScheduler", schedulers, "expects at least one scheduler to be chained, but got no scheduler."
-    )
+    _check("ChainedScheduler", schedulers)
     members = [_chainable(s, "ChainedScheduler") for s in schedulers]
     bases = [s.base for s in members if s.base is not None]
     # `is` first: traced bases cannot be compared by value.
@@ -119,16 +113,10 @@ def _choose(t: jax.Array, starts: Sequence[int], value: Callable[[int], Scalar])
     return result
 
 
-def _check(name: str, schedulers: Sequence[object], empty: str) -> None:
-    if len(schedulers) < 1:
-        raise ValueError(f"{name} {empty}")
+def _check(name: str, schedulers: Sequence[object]) -> None:
+    check_not_empty(name, schedulers)
     for i, schedule in enumerate(schedulers):
-        if hasattr(schedule, "update"):
-            raise ValueError(
-                f"{name} does not support `ReduceLROnPlateau` scheduler as it requires additional kwargs "
-                f"to be specified when calling `step`, but got one at index {i} in the given schedulers "
-                "sequence."
-            )
+        refuse_plateau(name, i, hasattr(schedule, "update"))
         if not callable(schedule):
             raise TypeError(f"{name} at index {i} should be a function of the step, but is {schedule!r}.")
 

@@ -14,9 +14,7 @@ from ._schedule import Rate, Schedule, closed_form, multiplicative, power
 
 
 def step_lr(lr: Scalar, step_size: int, gamma: float = 0.1) -> Schedule:
-    """Return the schedule lr * gamma**(t // step_size).
-
-    torch counterpart: `torch.optim.lr_scheduler.StepLR`.
+    """Return the schedule lr * gamma**(t // step_size), torch.optim.lr_scheduler.StepLR.
 
     >>> from jaxpar.optim import lr_scheduler
     >>> schedule = lr_scheduler.step_lr(0.1, step_size=30)
@@ -43,9 +41,7 @@ def multi_step_lr(lr: Scalar, milestones: Iterable[int], gamma: float = 0.1) -> 
 
 
 def exponential_lr(lr: Scalar, gamma: float) -> Schedule:
-    """Return the schedule lr * gamma**t.
-
-    torch counterpart: `torch.optim.lr_scheduler.ExponentialLR`.
+    """Return the schedule lr * gamma**t, torch.optim.lr_scheduler.ExponentialLR.
 
     >>> from jaxpar.optim import lr_scheduler
     >>> schedule = lr_scheduler.exponential_lr(1.0, gamma=0.5)
@@ -95,9 +91,7 @@ def linear_lr(
 
 
 def polynomial_lr(lr: Scalar, total_iters: int = 5, power: float = 1.0) -> Schedule:
-    """Return lr * (1 - t / total_iters)**power, and zero from `total_iters` on.
-
-    torch counterpart: `torch.optim.lr_scheduler.PolynomialLR`.
+    """Return lr * (1 - min(t / total_iters, 1))**power, torch.optim.lr_scheduler.PolynomialLR.
 
     >>> from jaxpar.optim import lr_scheduler
     >>> schedule = lr_scheduler.polynomial_lr(1.0, total_iters=4)

@@ -10,16 +10,15 @@ from flax import nnx
 
 from .._groups import check_optimizer, for_each_group
 from ..lr_scheduler import LRScheduler
+from ..lr_scheduler._checks import check_anneal
 
 
 class SWALR(LRScheduler):
-    """Anneal from the current rate to `swa_lr` in `anneal_epochs` steps, then stay.
+    """Anneal to `swa_lr` in `anneal_epochs` steps, then stay, as `torch.optim.swa_utils.SWALR`.
 
     `swa_lr` is one for all groups, or a list; `anneal_strategy` a cosine or a straight line.
 
     Raises: ValueError: an unknown strategy; epochs that are not a whole number, or below 0.
-
-    torch counterpart: `torch.optim.swa_utils.SWALR`.
     """
 
     def __init__(
@@ -30,10 +29,7 @@ class SWALR(LRScheduler):
         anneal_strategy: Literal["cos", "linear"] = "cos",
         last_epoch: int = -1,
     ):
-        if anneal_strategy not in ("cos", "linear"):
-            raise ValueError(
-                f"anneal_strategy must be one of 'cos' or 'linear', instead got {anneal_strategy}"
-            )
+        check_anneal(anneal_strategy)
         if not isinstance(anneal_epochs, int) or anneal_epochs < 0:
             raise ValueError(f"anneal_epochs must be equal or greater than 0, got {anneal_epochs}")
         self.optimizer = check_optimizer(optimizer)

@@ -15,7 +15,7 @@ MODES = ("use_running_average", "deterministic")
 
 
 def update_bn(loader: Iterable[Any], model: nnx.Module, device: jax.Device | None = None) -> None:
-    """Set a module's BatchNorm statistics to their mean over all batches of a loader.
+    """Set BatchNorm statistics to their mean over a loader, as `torch.optim.swa_utils.update_bn`.
 
     Args:
       loader: batches; a tuple's or list's first item is the module's input.
@@ -24,8 +24,6 @@ def update_bn(loader: Iterable[Any], model: nnx.Module, device: jax.Device | Non
 
     This covers the BatchNorm layers of Flax, whose variance has the divisor n and not torch's n - 1, and of
     `jaxpar.nn`. A module without such layers is not run.
-
-    torch counterpart: `torch.optim.swa_utils.update_bn`.
     """
     norms = [node for _, node in nnx.iter_graph(model, graph=True) if _is_batch_norm(node) and _tracks(node)]
     if not norms:

@@ -8,6 +8,7 @@ from typing import Any
 
 from flax import nnx
 
+from .._checks import check_milestones, check_not_empty, refuse_plateau
 from .plateau import ReduceLROnPlateau
 from .scheduler import LRScheduler
 
@@ -20,12 +21,7 @@ class _Combined(LRScheduler):
         for i, scheduler in enumerate(schedulers):
             if not hasattr(scheduler, "optimizer"):
                 raise TypeError(f"{me} at index {i} should have `optimizer` as its attribute.")
-            if isinstance(scheduler, ReduceLROnPlateau):
-                raise ValueError(
-                    f"{me} does not support `ReduceLROnPlateau` scheduler as it requires additional kwargs "
-                    f"to be specified when calling `step`, but got one at index {i} in the given "
-                    "schedulers sequence."
-                )
+            refuse_plateau(me, i, isinstance(scheduler, ReduceLROnPlateau))
             if scheduler.optimizer is not optimizer:
                 raise ValueError(
                     f"{me} expects all schedulers to belong to the same optimizer, but got scheduler "
@@ -60,15 +56,9 @@ class SequentialLR(_Combined):
         milestones: list[int],
         last_epoch: int = -1,
     ):
-        if len(schedulers) < 1:
-            raise ValueError("SequentialLR expects at least one scheduler, but got no scheduler.")
+        check_not_empty("SequentialLR", schedulers)
         self._check(schedulers, optimizer)
-        if len(milestones) != len(schedulers) - 1:
-            raise ValueError(
-                "Sequential Schedulers expects number of schedulers provided to be one more than the number "
-                f"of milestone points, but got number of schedulers {len(schedulers)} and the number of "
-                f"milestones to be equal to {len(milestones)}"
-            )
+        check_milestones(schedulers, milestones)
         self._schedulers, self._milestones = schedulers, milestones
         self.last_epoch = last_epoch + 1
         self.optimizer = optimizer
@@ -96,10 +86,7 @@ class ChainedScheduler(_Combined):
     """Write the rates of `chained_scheduler` into an optimizer, as torch's class of this name."""
 
     def __init__(self, schedulers: Sequence[LRScheduler], optimizer: nnx.Optimizer | None = None):
-        if len(schedulers) < 1:
-            raise ValueError(
-                "ChainedScheduler expects at least one scheduler to be chained, but got no scheduler."
-            )
+        check_not_empty("ChainedScheduler", schedulers)
         optimizer = getattr(schedulers[0], "optimizer", None) if optimizer is None else optimizer
         self._check(schedulers, optimizer)
         self._schedulers, self.optimizer = schedulers, optimizer

@@ -1,4 +1,4 @@
-"""Rates that rise and fall, once or cycle after cycle, and momenta that do the opposite."""
+"""Rates that follow a cosine, or rise and fall in cycles, and momenta that do the opposite."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any, Literal
 
 from flax import nnx
 
-from ..._groups import check_optimizer, for_each_group
-from .._checks import check_cycle, check_one_cycle, total_of
-from . import momentum
+from ..._groups import ParamGroup, check_optimizer, for_each_group, param_groups_of
+from .._checks import check_cycle, check_one_cycle, check_restarts, total_of
 from .scheduler import LRScheduler, attributes
 
 PerGroup = float | Sequence[float]
@@ -51,12 +50,12 @@ class CyclicLR(LRScheduler):
         self.scale_mode = scale_mode if scale_fn else "iterations" if mode == "exp_range" else "cycle"
         self.cycle_momentum = cycle_momentum
         if cycle_momentum:
-            self.use_beta1 = momentum.uses_beta1(optimizer)
+            self.use_beta1 = _uses_beta1(optimizer)
         if last_epoch == -1:
             for group, lr in zip(self._groups, lows, strict=True):
                 group["lr"] = lr
             if cycle_momentum:
-                self.base_momentums, self.max_momentums = momentum.start(
+                self.base_momentums, self.max_momentums = _start_momentum(
                     optimizer, base_momentum, max_momentum
                 )
         elif cycle_momentum:
@@ -84,7 +83,7 @@ class CyclicLR(LRScheduler):
         if self.cycle_momentum:
             pairs = zip(self._groups, self.base_momentums, self.max_momentums, strict=True)
             for group, low, high in pairs:
-                momentum.write(group, self.use_beta1, high - (high - low) * part * scale)
+                _write_momentum(group, self.use_beta1, high - (high - low) * part * scale)
         return [
             low + (high - low) * part * scale for low, high in zip(self.base_lrs, self.max_lrs, strict=True)
         ]
@@ -135,14 +134,14 @@ class OneCycleLR(LRScheduler):
         self.cycle_momentum = cycle_momentum
         highs = for_each_group("max_lr", optimizer, max_lr)
         if cycle_momentum:
-            self.use_beta1 = momentum.uses_beta1(optimizer)
+            self.use_beta1 = _uses_beta1(optimizer)
         if last_epoch == -1:
             for group, high in zip(self._groups, highs, strict=True):
                 group["initial_lr"] = high / div_factor
                 group["max_lr"] = high
                 group["min_lr"] = group["initial_lr"] / final_div_factor
             if cycle_momentum:
-                momentum.start(optimizer, base_momentum, max_momentum)
+                _start_momentum(optimizer, base_momentum, max_momentum)
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[float]:
@@ -158,7 +157,7 @@ class OneCycleLR(LRScheduler):
         if self.cycle_momentum:
             for group in self._groups:
                 ends = group[phase["start_momentum"]], group[phase["end_momentum"]]
-                momentum.write(group, self.use_beta1, self._anneal(*ends, part))
+                _write_momentum(group, self.use_beta1, self._anneal(*ends, part))
         return [
             self._anneal(group[phase["start_lr"]], group[phase["end_lr"]], part) for group in self._groups
         ]
@@ -182,3 +181,97 @@ def _phases(total: int, pct_start: float, three_phase: bool) -> list[dict[str, A
 def _phase(end_step: float, *names: str) -> dict[str, Any]:
     keys = ("start_lr", "end_lr", "start_momentum", "end_momentum")
     return {"end_step": end_step, **dict(zip(keys, names, strict=True))}
+
+
+def _uses_beta1(optimizer: nnx.Optimizer) -> bool:
+    group = param_groups_of(optimizer)[0]
+    if "momentum" not in group and "beta1" not in group:
+        raise ValueError(
+            "optimizer must support momentum or beta1 with `cycle_momentum` option enabled: make it with a "
+            "momentum other than 0, or set cycle_momentum=False."
+        )
+    return "beta1" in group
+
+
+def _start_momentum(optimizer: nnx.Optimizer, base: Any, largest: Any) -> tuple[list[float], list[float]]:
+    """Set every group's momentum to its highest value; return the lowest and highest values."""
+    lows = for_each_group("base_momentum", optimizer, base)
+    highs = for_each_group("max_momentum", optimizer, largest)
+    for group, low, high in zip(param_groups_of(optimizer), lows, highs, strict=True):
+        _write_momentum(group, _uses_beta1(optimizer), high)
+        group["max_momentum"], group["base_momentum"] = high, low
+    return lows, highs
+
+
+def _write_momentum(group: ParamGroup, use_beta1: bool, value: float) -> None:
+    group["beta1" if use_beta1 else "momentum"] = value
+
+
+class CosineAnnealingLR(LRScheduler):
+    """Write the rates of `cosine_annealing_lr` into an optimizer, as torch's class of this name."""
+
+    def __init__(self, optimizer: nnx.Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1):
+        self.T_max, self.eta_min = T_max, eta_min
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self) -> list[float]:
+        t, T, low, rates = self.last_epoch, self.T_max, self.eta_min, self._rates()
+        if self._is_initial:
+            return rates
+        if self._step_count == 1 and t > 0:
+            return [low + (lr - low) * (1 + math.cos(t * math.pi / T)) / 2 for lr in self.base_lrs]
+        if (t - 1 - T) % (2 * T) == 0:  # from the bottom, where the recursion would divide by zero
+            pairs = zip(self.base_lrs, rates, strict=True)
+            return [lr + (base - low) * (1 - math.cos(math.pi / T)) / 2 for base, lr in pairs]
+        ratio = (1 + math.cos(math.pi * t / T)) / (1 + math.cos(math.pi * (t - 1) / T))
+        return [ratio * (lr - low) + low for lr in rates]
+
+    def _get_closed_form_lr(self) -> list[float]:
+        low = self.eta_min
+        part = 1 + math.cos(math.pi * self.last_epoch / self.T_max)
+        return [low + (lr - low) * part / 2 for lr in self.base_lrs]
+
+
+class CosineAnnealingWarmRestarts(LRScheduler):
+    """Write the rates of `cosine_annealing_warm_restarts` into an optimizer, as torch's scheduler of the same
+    name.
+    """
+
+    def __init__(
+        self, optimizer: nnx.Optimizer, T_0: int, T_mult: int = 1, eta_min: float = 0.0, last_epoch: int = -1
+    ):
+        check_restarts(T_0, T_mult, eta_min)
+        self.T_0, self.T_i, self.T_mult, self.eta_min = T_0, T_0, T_mult, eta_min
+        self.T_cur: float = last_epoch
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self) -> list[float]:
+        low = self.eta_min
+        part = 1 + math.cos(math.pi * self.T_cur / self.T_i)
+        return [low + (lr - low) * part / 2 for lr in self.base_lrs]
+
+    def step(self, epoch: float | None = None) -> None:
+        """Write the rate of the next epoch, or of `epoch`: `scheduler.step(epoch + i / len(loader))`."""
+        if epoch is None and self.last_epoch < 0:
+            epoch = 0
+        if epoch is None:
+            epoch = self.last_epoch + 1
+            self.T_cur += 1
+            if self.T_cur >= self.T_i:
+                self.T_cur, self.T_i = self.T_cur % self.T_i, self.T_i * self.T_mult
+        elif epoch < 0:
+            raise ValueError(f"Expected non-negative epoch, but got {epoch}")
+        else:
+            self._go_to(epoch)
+        self.last_epoch = math.floor(epoch)
+        self._write(self.get_lr())
+
+    def _go_to(self, epoch: float) -> None:
+        if epoch < self.T_0:
+            self.T_cur, self.T_i = epoch, self.T_0
+        elif self.T_mult == 1:
+            self.T_cur = epoch % self.T_0
+        else:
+            n = int(math.log(epoch / self.T_0 * (self.T_mult - 1) + 1, self.T_mult))
+            self.T_cur = epoch - self.T_0 * (self.T_mult**n - 1) / (self.T_mult - 1)
+            self.T_i = self.T_0 * self.T_mult**n

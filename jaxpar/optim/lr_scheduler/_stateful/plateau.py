@@ -36,11 +36,11 @@ class ReduceLROnPlateau(LRScheduler):
         check_plateau(factor, mode, threshold_mode)
         self.optimizer = check_optimizer(optimizer)
         n = len(self._groups)
-        if isinstance(min_lr, (list, tuple)) and len(min_lr) != n:
-            raise ValueError(f"expected {n} min_lrs, got {len(min_lr)}")
         several = isinstance(min_lr, (list, tuple))
         self.default_min_lr = None if several else min_lr
-        self.min_lrs: list[Any] = list(min_lr) if isinstance(min_lr, (list, tuple)) else [min_lr] * n
+        self.min_lrs: list[Any] = [*min_lr] if isinstance(min_lr, (list, tuple)) else [min_lr] * n
+        if len(self.min_lrs) != n:
+            raise ValueError(f"expected {n} min_lrs, got {len(self.min_lrs)}")
         self.factor, self.patience, self.cooldown, self.eps = factor, patience, cooldown, eps
         self.mode, self.threshold, self.threshold_mode = mode, threshold, threshold_mode
         self.mode_worse = self.best = math.inf if mode == "min" else -math.inf
