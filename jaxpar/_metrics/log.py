@@ -97,7 +97,7 @@ class MetricsLog:
         """Log the values of a step. Never waits for a device.
 
         Args:
-          step: the number of the step, on the host; not below the one before. A step may be logged in several
+          step: the number of the step, on the host; not below the one before; it may be logged in several
             calls.
           values: numbers, or arrays with a single number.
 

@@ -135,8 +135,7 @@ class Progress(Generic[T]):
     def show(self, **values: object) -> None:
         """Display values next to the step count. Never waits for a device.
 
-        Values are text, numbers, or arrays with a single number, which appear when they are ready; else
-        MetricError.
+        Values are text, numbers, or single-number arrays, shown when they are ready; else MetricError.
         """
         for name, value in values.items():
             if not isinstance(value, str):

@@ -110,9 +110,7 @@ class File:
                 ) from error
 
     def write(self, rows: Callable[[], Iterator[Row]], more: Sequence[str] = ()) -> None:
-        """Replace the file by these rows atomically, and append from then on. `more`: columns that no row has
-        yet.
-        """
+        """Replace the file by these rows atomically; `more`: columns that no row has yet."""
         self.close()
         names = (name for _, values in rows() for name in values)
         self.columns = list(dict.fromkeys([*self.columns, *names, *more]))
@@ -121,8 +119,7 @@ class File:
             file.write(self.form.header(self.columns))
             file.writelines(self.form.line(row, self.columns) for row in rows())
             file.flush()
-            # Otherwise the rename could reach the disk before the data, and a power failure would leave an
-            # empty log.
+            # Otherwise a power failure after the rename could leave an empty log.
             os.fsync(file.fileno())
         os.replace(partial, self.path)
         self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115

@@ -35,8 +35,7 @@ def default_collate(batch: Sequence[Sample]) -> Batch:
       keys. TypeError: anything else, samples of different kinds, arrays of text or objects, masked arrays.
       ValueError: an int of more than 64 bits.
 
-    torch counterpart: `torch.utils.data.default_collate`, which drops masks and keys that the first sample
-    lacks.
+    torch counterpart: `torch.utils.data.default_collate`, which drops masks, and keys absent in sample 0.
 
     >>> from jaxpar import data
     >>> data.default_collate([(1, 'a'), (2, 'b')])

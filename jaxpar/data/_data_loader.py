@@ -162,8 +162,7 @@ class DataLoader:
         if not self._stream:
             self._skip(skipped, index)
             position.batches = skipped
-        # After the skip, because an Epoch derives its batch numbers and the next worker from
-        # position.batches.
+        # After the skip, because an Epoch derives its next batch and worker from position.batches.
         epoch = self._epoch(index, position)
         if self._stream:
             self._skip(skipped, epoch)
@@ -189,8 +188,7 @@ class DataLoader:
         if not self.num_workers:
             return Epoch(job.fetcher(), index, position, None)
         processes = self.multiprocessing_context is not None
-        # Without persistent workers each epoch needs new ones, because the job contains the epoch's base
-        # seed.
+        # Without persistent workers each epoch needs new ones: the job contains its base seed.
         if self._workers is None or not self.persistent_workers:
             self._workers = self._maker(job)
         ahead = ReadAhead(

@@ -85,8 +85,7 @@ class ConcatDataset(Dataset):
     Args:
       datasets: data sets with a length. `cumulative_sizes[i]` is the number of rows up to the end of i.
 
-    Raises: AssertionError: no data set, or one without rows. In `concat[i]`, ValueError, IndexError: no such
-    row.
+    Raises: AssertionError: no data set, or one without rows. In `concat[i]`, ValueError, IndexError: no row.
 
     >>> from jaxpar import data
     >>> list(data.ConcatDataset([[1, 2], [3]]))
@@ -251,8 +250,8 @@ class TensorDataset(Dataset):
 class Subset(Dataset):
     """The rows `indices` of a data set, as `torch.utils.data.Subset`.
 
-    Raises: NotImplementedError: a subclass has its own `__getitem__` and not its own `__getitems__`, which a
-      `DataLoader` asks first.
+    Raises: NotImplementedError: a subclass overrides `__getitem__`, but not `__getitems__`, which is called
+    first.
 
     >>> from jaxpar import data
     >>> list(data.Subset('abc', [2, 0]))

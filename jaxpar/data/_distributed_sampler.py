@@ -27,8 +27,7 @@ class DistributedSampler:
 
     Call `set_epoch(epoch)` before each epoch, or all epochs have the same order.
 
-    Raises: ValueError: a rank outside of [0, num_replicas); or one of the two is left out and there is no
-      process group.
+    Raises: ValueError: a rank outside of [0, num_replicas); or a default without a process group.
 
     >>> from jaxpar import data
     >>> list(data.DistributedSampler(range(5), num_replicas=2, rank=1, shuffle=False))
@@ -99,14 +98,13 @@ class EvaluationSampler:
 
     Args:
       dataset, num_replicas, rank: as for `DistributedSampler`; so are the errors.
-      interleaved: rows rank, rank + R, rank + 2R, ... instead of a run of rows for each rank, the first ranks
-        having the longer runs.
+      interleaved: rows rank, rank + R, rank + 2R, ... instead of a run of rows for each rank, longer ones
+        first.
 
     Ranks differ by one row at most; with fewer rows than ranks some have none. A rank may have one more
     batch, so a loop over batches must not wait for the other ranks in each of them.
 
-    torch counterpart: none; `DistributedSampler(shuffle=False)` repeats rows, which a metric then counts
-    twice.
+    torch counterpart: none; `DistributedSampler(shuffle=False)` repeats rows, which a metric counts twice.
 
     >>> from jaxpar import data
     >>> list(data.EvaluationSampler(range(5), num_replicas=2, rank=1))

@@ -153,8 +153,7 @@ class Epoch:
                             "DataLoader: the worker processes of this epoch have ended, and with them their "
                             "places in the iterable data set. Begin an epoch."
                         )
-                    # Create the workers at the first batch: an epoch that is never iterated should start
-                    # none.
+                    # At the first batch, because an epoch that is never iterated should start none.
                     self._workers, self._begun = ahead.workers(), True
                 task.future = self._workers.submit(task.worker, self._fetch, task.number, task.index)
 
@@ -165,13 +164,9 @@ class Epoch:
 
     def _outlives(self, error: BaseException) -> bool:
         """Return whether the workers survive an error: processes start slowly and know their position."""
-        dead = self._workers is None or self._workers.broken
-        return (
-            self._read_ahead is not None
-            and self._read_ahead.copies
-            and isinstance(error, Exception)
-            and not dead
-        )
+        if self._workers is None or self._workers.broken or not isinstance(error, Exception):
+            return False
+        return self._read_ahead is not None and self._read_ahead.copies
 
     def _release(self) -> None:
         """Cancel the batches that no worker has started, and release the workers."""

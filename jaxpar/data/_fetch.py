@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, TypeAlias
@@ -36,7 +37,9 @@ def fetcher(dataset: Dataset, collate: Collate, batched: bool, drop_last: bool) 
     if is_stream(dataset):
         return _IterableFetcher(dataset, collate, batched, drop_last)
     gather = look_up(dataset, collate) if batched else None
-    return _MapFetcher(dataset, collate, batched) if gather is None else ArrayFetcher(gather)
+    if gather is not None:
+        return functools.partial(_read_at_once, gather)
+    return functools.partial(_read_rows, dataset, collate, batched)
 
 
 def look_up(dataset: Dataset, collate: Collate) -> Gather | None:
@@ -58,15 +61,11 @@ def _look_up(dataset: Dataset) -> Gather | None:
     return None
 
 
-class ArrayFetcher:
-    def __init__(self, gather: Gather):
-        self.gather = gather
-
-    def __call__(self, number: int, rows: Index) -> Batch:
-        try:
-            return self.gather(rows)
-        except Exception as error:
-            _fail(error, f"in batch {number}")
+def _read_at_once(gather: Gather, number: int, rows: Index) -> Batch:
+    try:
+        return gather(rows)
+    except Exception as error:
+        _fail(error, f"in batch {number}")
 
 
 def _fail(error: Exception, where: str) -> NoReturn:
@@ -77,39 +76,37 @@ def _fail(error: Exception, where: str) -> NoReturn:
     raise error
 
 
-class _MapFetcher:
-    def __init__(self, dataset: Dataset, collate: Collate, batched: bool):
-        self.dataset, self.collate, self.batched = dataset, collate, batched
+def _read_rows(dataset: Dataset, collate: Collate, batched: bool, number: int, index: Index) -> Batch:
+    samples = _samples(dataset, number, index) if batched else _sample(dataset, number, index)
+    try:
+        return collate(samples)
+    except Exception as error:
+        what = f"rows {list(index)}" if batched else f"row {index!r}"
+        _fail(error, f"while {what} of batch {number} were put together")
 
-    def __call__(self, number: int, index: Index) -> Batch:
-        samples = self._samples(number, index) if self.batched else self._one(number, index)
-        try:
-            return self.collate(samples)
-        except Exception as error:
-            what = f"rows {list(index)}" if self.batched else f"row {index!r}"
-            _fail(error, f"while {what} of batch {number} were put together")
 
-    def _one(self, number: int, index: Index) -> Sample:
-        try:
-            return self.dataset[index]
-        except Exception as error:
-            _fail(error, f"by dataset[{index!r}], sample {number}")
+def _sample(dataset: Dataset, number: int, index: Index) -> Sample:
+    try:
+        return dataset[index]
+    except Exception as error:
+        _fail(error, f"by dataset[{index!r}], sample {number}")
 
-    def _samples(self, number: int, rows: Iterable[Index]) -> list[Sample]:
-        getitems = getattr(self.dataset, "__getitems__", None)
-        if getitems:
-            try:
-                return getitems(rows)
-            except Exception as error:
-                _fail(error, f"by dataset.__getitems__({rows!r}), batch {number}")
-        samples: list[Sample] = []
-        row = None
+
+def _samples(dataset: Dataset, number: int, rows: Iterable[Index]) -> list[Sample]:
+    getitems = getattr(dataset, "__getitems__", None)
+    if getitems:
         try:
-            for row in rows:
-                samples.append(self.dataset[row])
+            return getitems(rows)
         except Exception as error:
-            _fail(error, f"by dataset[{row!r}], sample {len(samples)} of batch {number}")
-        return samples
+            _fail(error, f"by dataset.__getitems__({rows!r}), batch {number}")
+    samples: list[Sample] = []
+    row = None
+    try:
+        for row in rows:
+            samples.append(dataset[row])
+    except Exception as error:
+        _fail(error, f"by dataset[{row!r}], sample {len(samples)} of batch {number}")
+    return samples
 
 
 class _IterableFetcher:
@@ -131,8 +128,7 @@ class _IterableFetcher:
             if sample is END:
                 break
             samples.append(sample)
-        # The index sampler of an iterable is infinite and yields no short batch, so drop_last is applied
-        # here.
+        # An iterable's index sampler is infinite and yields no short batch to drop.
         if not samples or (self.drop_last and self.batched and len(samples) < len(index)):
             return END
         try:

@@ -130,13 +130,10 @@ def _reader(iterable: object, rows: object) -> Reader:
 
 
 class _Channel:
-    """State shared by the thread and the loop. It refers to neither iterator nor data, so the thread keeps
-    none alive.
-    """
+    """State shared by the thread and the loop, which keeps neither iterator nor data alive."""
 
     def __init__(self, size: int):
-        # SimpleQueue, because `end` may run in a finalizer in the middle of a `put`, which Queue does not
-        # allow.
+        # SimpleQueue, because Queue does not allow `end` to run in a finalizer in the middle of a `put`.
         self.ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.room = threading.Semaphore(size)
         self.ended = False

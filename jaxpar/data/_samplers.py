@@ -1,5 +1,4 @@
-"""Samplers: the order of the rows, identical to torch's, drawn at the same moments, also if an epoch is left
-early.
+"""Samplers: the order of the rows, identical to torch's, drawn at the same moments.
 
 Sources: torch/utils/data/sampler.py; for the weighted one ATen/native/Distributions.cpp and
 ATen/native/cpu/MultinomialKernel.cpp.
@@ -62,8 +61,8 @@ class RandomSampler(GeneratorSampler):
     Args:
       data_source: a data set; its length counts.
       replacement: whether a row may come twice.
-      num_samples: how many rows in an epoch; as many as there are if left out. More without replacement come
-        from several permutations.
+      num_samples: how many rows in an epoch; as many as there are if left out. More may come from several
+        permutations.
       generator: the `jaxpar.random.Generator` to draw from.
       seed: instead of a generator, for torch's default one: `seed=0` gives torch's order after
         `torch.manual_seed(0)`. A `Generator` may be shared with others. If left out, the seed is random.
@@ -210,9 +209,8 @@ _REFUSED = "invalid multinomial distribution "
 class WeightedRandomSampler(GeneratorSampler):
     """Draw rows by weight, the same as `torch.utils.data.WeightedRandomSampler`.
 
-    With replacement a uniform number is looked up in the summed weights. Without, or for one row, the weights
-    are divided by exponential numbers, computed with the C library's logarithm, and the largest quotients
-    win.
+    With replacement a uniform number is looked up in the summed weights. Without, or for one row, the largest
+    quotients of weights and exponential numbers win, computed with the C library's logarithm.
 
     Args:
       weights: [n] numbers, which need not add up to one.

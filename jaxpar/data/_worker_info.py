@@ -66,8 +66,7 @@ def get_worker_info() -> WorkerInfo | None:
     >>> print(data.get_worker_info())
     None
     """
-    # A thread started by a worker thread gets None; in a worker process all threads get the worker's, as in
-    # torch.
+    # A thread started by a worker thread gets None; all threads of a worker process get its info.
     return getattr(_of_thread, "info", _of_process)
 
 

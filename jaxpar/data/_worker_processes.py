@@ -102,8 +102,7 @@ class _Worker:
         task = pickle.dumps((epoch, number, index))
         future: Future[Any] = Future()
         with self.lock:
-            # The lock orders this with the end of _read: either _read fails this future, or the death is
-            # visible here.
+            # The lock orders this with the end of _read: it fails this future, or the death is visible here.
             self.asked.append((future, number, index))
             if self.death is not None:
                 self._say()

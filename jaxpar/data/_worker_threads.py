@@ -1,7 +1,6 @@
 """Worker threads. Each has its own queue, so that every run assigns the same batches to the same worker.
 
-They are the default: reading files, decoding images and NumPy's large operations release the interpreter
-lock.
+They are the default: reading files, decoding images and NumPy's large operations release the lock.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ class Threads:
     broken = False
 
     def __init__(self, job: Job, infos: list[WorkerInfo]):
-        # SimpleQueue, because _stop may run in a finalizer in the middle of a `put`, which Queue does not
-        # allow.
+        # SimpleQueue, because Queue does not allow _stop to run in a finalizer in the middle of a `put`.
         self._queues: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in infos]
         stopped = threading.Event()
         # The finalizer must not reference self, so it gets the queues alone.

@@ -95,8 +95,7 @@ def adam(
         )
 
     def scalars(state, now):
-        # eps is one of the scalars because it may be a float64 array, which would widen float32 leaves unless
-        # it is cast to their type.
+        # eps may be a float64 array, which would widen float32 leaves unless it is cast as the scalars are.
         size = now.rate / hyper.bias_correction(now.beta1, now.step)
         return (size, jnp.sqrt(hyper.bias_correction(now.beta2, now.step)), eps), {}
 
@@ -161,8 +160,7 @@ def nadam(
             0.5 * now.beta1 * (1 - hyper.expm1(t * (momentum_decay * math.log(0.96))))
             for t in (hyper.as_float(now.step), hyper.as_float(now.step) + 1)
         )
-        # The type must not depend on beta1's: a scan's carry and a donated buffer need the same type every
-        # step.
+        # The type must not depend on beta1's, for a scan's carry and a donated buffer keep theirs.
         product = (state.mu_product * mu).astype(state.mu_product.dtype)
         current, coming = now.rate * (1 - mu) / (1 - product), now.rate * mu_next / (1 - product * mu_next)
         return (current, coming, hyper.bias_correction(now.beta2, now.step), eps), {"mu_product": product}
@@ -274,12 +272,10 @@ def _two_moments(
             # torch's amsgrad compares the raw moments and corrects the largest afterwards.
             largest = [jnp.maximum(extra[0], v)] if amsgrad else []
             moved = move(method_scalars, g, m, [v, *largest][-1])
-            # torch scales p by 1 - lr * weight_decay first. optax adds updates to p, so here the decay is a
-            # term of the update.
+            # torch scales p by 1 - lr * weight_decay; optax adds updates to p, so the decay is a term of it.
             return (moved if hyper.is_zero(decay) else moved - shrink * extra[-1]), m, v, *largest
 
-        # lr * weight_decay is multiplied at full width and cast afterwards, as torch multiplies Python
-        # floats.
+        # lr * weight_decay is multiplied at full width, as torch multiplies Python floats, and cast.
         common = (now.beta1, now.beta2, now.rate * decay)
         old_moments = [getattr(state, field) for field in fields]
         # params may be None without decay, and the rule must not read an array that it does not need.
@@ -325,8 +321,7 @@ def adamax(
         def rule(s, g, m, u):
             size, b1, b2, eps = s
             m = m + (1 - b1) * (g - m)
-            # eps is added to the new magnitude, as in torch. Added to the maximum, it would accumulate over
-            # the steps.
+            # eps is added to the new magnitude; added to the maximum, it would accumulate over the steps.
             u = jnp.maximum(b2 * u, jnp.abs(g) + eps)
             return -size * (m / u), m, u
 

@@ -34,8 +34,7 @@ def asgd(
     *,
     maximize: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """Averaged SGD as torch does it; must be the last stage of a chain, since it averages the updated
-    parameters.
+    """Averaged SGD as torch does it; must be the last stage of a chain, for it averages the result.
 
     Args:
       weight_decay, maximize: as for `sgd`; so are the errors.

@@ -73,8 +73,7 @@ def get_total_norm(tensors: PyTree, norm_type: float = 2.0, error_if_nonfinite: 
     5.0
     """
     norm_type, wide = float(norm_type), _wide(tensors)
-    # A norm of norms, as in torch: one norm of the concatenated gradients would copy them all and round
-    # differently.
+    # As in torch: a norm of the concatenated gradients would copy them all and round differently.
     norms = [jnp.linalg.norm(jnp.ravel(g).astype(wide), norm_type) for g in jax.tree.leaves(tensors)]
     total = jnp.linalg.norm(jnp.stack(norms), norm_type) if norms else jnp.zeros((), wide)
     if not error_if_nonfinite:

@@ -34,8 +34,8 @@ class ParamGroup(MutableMapping[str, Any]):
     numbers for them, and those of `optax.inject_hyperparams`. Values are Python floats: reading returns the
     number exactly as it was set, even where its array is float32. torch's schedulers add keys of their own.
 
-    Raises: HyperparameterError (a KeyError): a key that cannot be set. TypeError, ValueError: a value that is
-      not a finite number.
+    Raises: HyperparameterError (a KeyError): a key that cannot be set. TypeError, ValueError: not a finite
+    number.
 
     >>> from flax import nnx
     >>> from jaxpar import optim

@@ -78,8 +78,8 @@ def lbfgs(
 
     Args:
       lr: a number, an array or a schedule.
-      max_iter, max_eval: the most iterations and evaluations in one update; max_eval is 5/4 max_iter if left
-        out.
+      max_iter, max_eval: the most iterations and evaluations in one update; by default max_eval is 5/4
+        max_iter.
       tolerance_grad: an update ends when no element of the gradient is larger,
       tolerance_change: or when neither a parameter nor the loss changes by more.
       history_size: how many pairs of changes are kept; each is two vectors of n numbers.

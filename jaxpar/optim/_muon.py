@@ -66,8 +66,7 @@ def muon(
     Raises: ValueError: with torch's message, for values that torch refuses; at `init`, a parameter that is
       not a matrix. TypeError: a complex parameter.
 
-    torch counterpart: `torch.optim.Muon`. `optax.contrib.muon` iterates in the parameter's type. Source:
-    torch/optim/_muon.py.
+    torch counterpart: `torch.optim.Muon`. `optax.contrib.muon` iterates in the parameter's type.
     """
     hyper.check_numbers(lr=lr, momentum=momentum, weight_decay=weight_decay)
     for name, value in (("Learning rate", lr), ("momentum", momentum), ("weight decay", weight_decay)):
@@ -135,8 +134,7 @@ def orthogonal(
 
 
 def _rounded(x: jax.Array) -> jax.Array:
-    """Round to bfloat16 values by way of float32, as torch does. XLA may elide a pair of casts, but never
-    `reduce_precision`."""
+    """Round to bfloat16 values as torch does. XLA may elide a pair of casts, but not `reduce_precision`."""
     return jax.lax.reduce_precision(x.astype(jnp.float32), exponent_bits=8, mantissa_bits=7)
 
 

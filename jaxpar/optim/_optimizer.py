@@ -26,8 +26,7 @@ class Optimizer(nnx.Optimizer):
         number, alone, in `optax.chain` or in `param_groups`, or of `optax.inject_hyperparams`.
       wrt: what is trained.
 
-    The rate is an array of the optimizer's state: setting it compiles nothing, and it is saved with the
-    state.
+    The rate is an array of the optimizer's state: setting it compiles nothing, and it is saved with it.
 
     torch counterpart: `torch.optim.Optimizer`; there the group is a dict of all hyperparameters.
     """
@@ -54,8 +53,7 @@ class Optimizer(nnx.Optimizer):
     def lr(self) -> float:
         """The learning rate of all groups; a traced array inside `jax.jit`.
 
-        Raises: HyperparameterError: it is not in the state. ValueError, when read: the groups have different
-        ones.
+        Raises: HyperparameterError: it is not in the state. ValueError, when read: the groups differ.
         """
         rates = [group["lr"] for group in self.param_groups]
         # Traced rates cannot be compared on the host.

@@ -30,8 +30,7 @@ def param_groups(
       optimizer: `optim.sgd`, `optim.adam`, ...: called once for each group.
       groups: dicts with the key "params" and the group's own options. "params" is a path ("encoder/layers/0";
         every leaf at or under it), a function of a leaf's path, a list of these, or `...` for the leaves of
-        no other group. `"frozen": True` instead of options leaves the group's parameters as they are (torch:
-        `requires_grad = False`).
+        no other group. `"frozen": True` instead of options freezes them (torch: `requires_grad = False`).
       defaults: the options of all groups, unless a group overrides them.
 
     Raises: ValueError: `optimizer` is `lbfgs`; at `init`, a leaf in two groups or in none, a group without a

@@ -30,8 +30,7 @@ class HyperparametersState(NamedTuple):
 def settable(*names: str) -> Callable[[Callable[P, Tx]], Callable[P, Tx]]:
     """Decorate an optimizer's constructor: numbers passed for `names` become float arrays of its state.
 
-    Arrays and schedules are unchanged, and so is a momentum of zero, which omits the buffer. "beta1" is the
-    first of `betas`.
+    Arrays, schedules, and a momentum of zero (no buffer) are unchanged. "beta1" is the first of `betas`.
     """
 
     def decorate(make: Callable[P, Tx]) -> Callable[P, Tx]:
@@ -44,8 +43,7 @@ def settable(*names: str) -> Callable[[Callable[P, Tx]], Callable[P, Tx]]:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
             values = {name: _get(bound.arguments, name) for name in names}
-            # A rate of zero can be raised later, as a warm-up does. A momentum of zero cannot: it has no
-            # buffer.
+            # A rate of zero can be raised later, as a warm-up does; a momentum of zero has no buffer.
             numbers = {
                 name: float(value)
                 for name, value in values.items()

@@ -47,8 +47,7 @@ class RandomCrop(Draws):
 
     Args:
       size: height and width, or one number for both.
-      padding: a border that the image gets first: a number; left and right, top and bottom; or left, top,
-        right, bottom.
+      padding: a border added first: a number; left and right, top and bottom; or left, top, right, bottom.
       pad_if_needed: whether a smaller image is padded by the deficit, on both sides.
       fill: the border's value, or one for each channel.
       padding_mode: "constant", or what NumPy's pad calls "edge", "reflect" and "symmetric".

@@ -12,8 +12,7 @@ from ._image import Image, array
 class RandomHorizontalFlip(Draws):
     """Mirror an image horizontally with probability `p`, or raise ValueError if that is outside of [0, 1].
 
-    torch counterpart: `torchvision.transforms.RandomHorizontalFlip`, with the same draws; `seed` is as for
-    `RandomCrop`.
+    torch counterpart: `torchvision.transforms.RandomHorizontalFlip`, same draws; `seed` as for `RandomCrop`.
 
     >>> import numpy as np
     >>> from jaxpar.data import transforms

@@ -122,6 +122,5 @@ def _weights(old: int, new: int) -> tuple[np.ndarray, np.ndarray]:
     pixels = first[:, None] + np.arange((last - first).max())
     distance = np.abs((pixels - center[:, None] + 0.5) * (1.0 / reach))
     weights = np.where(pixels < last[:, None], np.maximum(1.0 - distance, 0.0), 0.0)
-    # `accumulate` adds from left to right like PIL's loop; `sum` adds in a different order and may round
-    # differently.
+    # `accumulate` adds from left to right like PIL's loop; `sum` has an order of its own.
     return first, weights / np.add.accumulate(weights, axis=1)[:, -1:]

@@ -99,8 +99,7 @@ def one_cycle_lr(
 
     Raises: ValueError: with torch's message, for values that torch refuses.
 
-    torch counterpart: `torch.optim.lr_scheduler.OneCycleLR`. `optax.cosine_onecycle_schedule` has other
-    phases.
+    torch counterpart: `torch.optim.lr_scheduler.OneCycleLR`. `optax.cosine_onecycle_schedule` differs.
 
     >>> from jaxpar.optim import lr_scheduler
     >>> schedule = lr_scheduler.one_cycle_lr(1.0, total_steps=11, pct_start=0.5)

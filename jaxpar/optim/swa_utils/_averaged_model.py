@@ -27,8 +27,7 @@ class AveragedModel(nnx.Module):
     Args:
       model: an NNX module, also in DataParallel or DistributedDataParallel. It is copied.
       device: the `jax.Device` for the average; the module's if omitted.
-      avg_fn: `avg_fn(averaged, current, num_averaged)`, the new average of one array; the mean of equal
-        weights if left out.
+      avg_fn: `avg_fn(averaged, current, num_averaged)`, the new average of one array; by default the mean.
       multi_avg_fn: instead of `avg_fn`; takes lists of all arrays of a type, returns the list of averages.
       use_buffers: whether buffers (Variables that are neither `nnx.Param`s nor random streams) are averaged,
         too; otherwise they are copied at each update.
@@ -40,8 +39,7 @@ class AveragedModel(nnx.Module):
 
     Raises: AssertionError: both functions are given. ValueError, from `update_parameters`: different arrays.
 
-    torch counterpart: `torch.optim.swa_utils.AveragedModel`, which pairs arrays up to the end of the shorter
-    list.
+    torch counterpart: `torch.optim.swa_utils.AveragedModel`, which pairs arrays by order alone.
     """
 
     def __init__(

@@ -233,9 +233,7 @@ class CosineAnnealingLR(LRScheduler):
 
 
 class CosineAnnealingWarmRestarts(LRScheduler):
-    """Write the rates of `cosine_annealing_warm_restarts` into an optimizer, as torch's scheduler of the same
-    name.
-    """
+    """Write the rates of `cosine_annealing_warm_restarts` as torch's class of this name."""
 
     def __init__(
         self, optimizer: nnx.Optimizer, T_0: int, T_mult: int = 1, eta_min: float = 0.0, last_epoch: int = -1

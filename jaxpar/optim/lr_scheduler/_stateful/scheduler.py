@@ -58,9 +58,7 @@ class LRScheduler:
         self._initial_step()
 
     def step(self, epoch: int | None = None) -> None:
-        """Write the next rate, after the optimizer's step; with `epoch` (deprecated) that epoch's, in closed
-        form.
-        """
+        """Write the next rate, after the optimizer's step; with `epoch` (deprecated) that epoch's."""
         # torch detects this by wrapping optimizer.step; nnx's optimizer counts its steps.
         if self._step_count == 1 and int(self.optimizer.step[...]) == 0:
             warnings.warn(
