@@ -19,8 +19,14 @@ from ._dataset import is_stream
 from ._distributed_sampler import DistributedSampler
 from ._epoch import Epoch, Position, ReadAhead, Workers, reused
 from ._fetch import END, Dataset, look_up
-from ._generators import generator_from_text, generator_to_text, source
-from ._samplers import BatchSampler, RandomSampler, SequentialSampler
+from ._samplers import (
+    BatchSampler,
+    RandomSampler,
+    SequentialSampler,
+    generator_from_text,
+    generator_to_text,
+    source,
+)
 from ._worker_info import Job
 from ._worker_threads import Threads
 

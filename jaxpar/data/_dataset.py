@@ -17,7 +17,7 @@ import numpy as np
 from ..errors import CountError
 from ..random import Generator
 from ._collate import is_array_like, is_numeric
-from ._generators import source
+from ._samplers import source
 
 T = TypeVar("T", covariant=True)
 

@@ -16,7 +16,7 @@ _ORDER_DEPENDS_ON = ("num_replicas", "shuffle", "seed", "drop_last")
 
 
 class DistributedSampler:
-    """Iterate over a rank's rows, those of `torch.utils.data.DistributedSampler` (docs/semantics.md 2.4).
+    """Iterate over a rank's rows as `torch.utils.data.DistributedSampler` (docs/semantics.md section 2.4).
 
     Args:
       dataset: the data set; its length counts.

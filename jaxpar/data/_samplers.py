@@ -6,6 +6,7 @@ ATen/native/cpu/MultinomialKernel.cpp.
 
 from __future__ import annotations
 
+import base64
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence, Sized
@@ -14,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from ..random import Generator
-from ._generators import generator_from_text, generator_to_text, source
 
 
 class SequentialSampler:
@@ -299,3 +299,34 @@ def exponential(n: int, g: Generator) -> np.ndarray:
     """Return [n] exponential numbers: `torch.empty(n, dtype=torch.float64).exponential_(generator=g)`."""
     # math.log1p is the C library's; NumPy may use a vectorised one that differs in the last bit.
     return np.array([-math.log1p(-u) for u in g.rand(n, dtype=np.float64).tolist()])
+
+
+def source(generator: Generator | None, seed: int | Generator | None, function: str) -> Generator:
+    """Return `generator`, or the one for `seed` (torch's default one), or a randomly seeded one."""
+    if generator is not None:
+        if not isinstance(generator, Generator):
+            raise TypeError(
+                f"{function}: generator must be a jaxpar.random.Generator, not {type(generator).__name__}. "
+                "For a torch generator g: jaxpar.random.Generator(0).set_state(g.get_state().numpy())."
+            )
+        if seed is not None:
+            raise ValueError(f"{function}: give either generator or seed (torch's default one), not both.")
+        return generator
+    if seed is None:
+        generator = Generator()
+        generator.seed()
+        return generator
+    try:
+        return seed if isinstance(seed, Generator) else Generator(seed)
+    except RuntimeError as error:
+        raise TypeError(
+            f"{function}: seed must be an int or a jaxpar.random.Generator, not {seed!r}."
+        ) from error
+
+
+def generator_to_text(generator: Generator) -> str:
+    return base64.b64encode(generator.get_state().tobytes()).decode()
+
+
+def generator_from_text(generator: Generator, text: str) -> None:
+    generator.set_state(np.frombuffer(base64.b64decode(text), np.uint8))

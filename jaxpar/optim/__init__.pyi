@@ -12,10 +12,10 @@ from ._asgd import asgd as asgd
 from ._clip import clip_grad_norm as clip_grad_norm
 from ._clip import clip_grad_value as clip_grad_value
 from ._clip import get_total_norm as get_total_norm
+from ._groups import Optimizer as Optimizer
 from ._groups import ParamGroup as ParamGroup
 from ._lbfgs import lbfgs as lbfgs
 from ._muon import muon as muon
-from ._optimizer import Optimizer as Optimizer
 from ._param_groups import param_groups as param_groups
 from ._rmsprop import rmsprop as rmsprop
 from ._rprop import rprop as rprop

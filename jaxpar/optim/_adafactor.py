@@ -12,8 +12,7 @@ import optax
 from .._typing import PyTree
 from . import _hyperparameters as hyper
 from ._hyperparameters import Scalar, ScalarOrSchedule
-from ._leafwise import chain, gradient_stages
-from ._paths import KeyPath, leaf_path
+from ._leafwise import KeyPath, chain, gradient_stages, leaf_path
 from ._settable import settable
 
 Axes: TypeAlias = "int | tuple[int, ...]"
@@ -41,7 +40,7 @@ def adafactor(
     maximize: bool = False,
     dims: Callable[[str, jax.Array], tuple[Axes, Axes]] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Adafactor as `torch.optim.Adafactor`.
+    """Adafactor as `torch.optim.Adafactor`, with torch's errors.
 
     Args:
       lr: the largest relative step: a number, an array or a schedule.
@@ -52,8 +51,6 @@ def adafactor(
       weight_decay: decoupled, times the rate. maximize: ascend.
       dims: `dims(path, leaf)` gives the axes of rows and of columns, in any order, each a number or a tuple;
         (-2, -1) without it. For a Flax kernel [H, W, I, O], [O, I, H, W] in torch, these are (0, 1).
-
-    Raises: ValueError: with torch's message, for values that torch refuses.
 
     >>> from jaxpar import optim
     >>> tx = optim.adafactor(lr=1e-2, d=1.0)

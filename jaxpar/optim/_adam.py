@@ -68,7 +68,7 @@ def adam(
     maximize: bool = False,
     decoupled_weight_decay: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """Adam as `torch.optim.Adam`, with float32 noise no larger than torch's.
+    """Adam as `torch.optim.Adam`, with torch's errors, and float32 noise no larger than torch's.
 
     Args:
       lr: a number, an array or a schedule; so may `betas[0]` be.
@@ -78,8 +78,6 @@ def adam(
       amsgrad: divide by the largest second moment so far, before correction.
       maximize: ascend.
       decoupled_weight_decay: AdamW: shrink the parameter by lr * weight_decay instead.
-
-    Raises: ValueError: with torch's message, for values that torch refuses.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar import optim

@@ -6,7 +6,7 @@ State fields of the stages written here have torch's names (`exp_avg`, `step`, .
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -100,3 +100,13 @@ def chain(
         return init(params)
 
     return optax.chain(*before, optax.GradientTransformation(checked, update))
+
+
+KeyPath: TypeAlias = tuple[Any, ...]
+
+
+def leaf_path(path: KeyPath) -> str:
+    """Join the keys by slashes, without the `value` of a Flax variable."""
+    if path and isinstance(path[-1], jax.tree_util.GetAttrKey) and path[-1].name == "value":
+        path = path[:-1]
+    return jax.tree_util.keystr(path, simple=True, separator="/")

@@ -18,8 +18,7 @@ import optax
 from .._typing import PyTree
 from . import _hyperparameters as hyper
 from ._hyperparameters import Scalar, ScalarOrSchedule
-from ._leafwise import chain, leafwise, lerp, zeros
-from ._paths import KeyPath, leaf_path
+from ._leafwise import KeyPath, chain, leaf_path, leafwise, lerp, zeros
 from ._settable import settable
 from ._sgd import MomentumState
 

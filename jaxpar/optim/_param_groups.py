@@ -13,7 +13,7 @@ import optax
 from .._typing import PyTree
 from ._hyperparameters import ScalarOrSchedule
 from ._lbfgs import lbfgs
-from ._paths import leaf_path
+from ._leafwise import leaf_path
 from ._settable import settable
 
 Selection: TypeAlias = "str | Callable[[str], bool] | EllipsisType | Sequence[str | Callable[[str], bool]]"

@@ -31,15 +31,13 @@ def rprop(
     *,
     maximize: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """Resilient backpropagation as `torch.optim.Rprop`.
+    """Resilient backpropagation as `torch.optim.Rprop`, with torch's errors.
 
     Args:
       lr: the initial step size; later values have no effect, as in torch.
       etas: factors by which a step size shrinks when the gradient's sign changes, and grows when it does not.
       step_sizes: the smallest and the largest step size.
       maximize: ascend.
-
-    Raises: ValueError: with torch's message, for values that torch refuses.
 
     >>> from jaxpar import optim
     >>> tx = optim.rprop(lr=1e-2, etas=(0.5, 1.2))

@@ -30,7 +30,7 @@ def sgd(
     *,
     maximize: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """Stochastic gradient descent as torch does it.
+    """Stochastic gradient descent as `torch.optim.SGD`, with torch's errors; `optax.sgd` has no dampening.
 
     Args:
       lr, momentum: a number, an array or a schedule.
@@ -38,10 +38,6 @@ def sgd(
       weight_decay: added to the gradient, times the parameter.
       nesterov: step along gradient + momentum * buffer.
       maximize: ascend.
-
-    Raises: ValueError: with torch's message, for values that torch refuses.
-
-    torch counterpart: `torch.optim.SGD`. `optax.sgd` has no dampening. Source: torch/optim/sgd.py.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar import optim

@@ -20,8 +20,7 @@ from ._adagrad import AdagradState
 from ._adam import AdamaxState, AdamState, NAdamState, RAdamState
 from ._asgd import ASGDState
 from ._lbfgs import LBFGSState
-from ._leafwise import RateState
-from ._paths import leaf_path
+from ._leafwise import RateState, leaf_path
 from ._rprop import RpropState
 from ._sgd import MomentumState
 

@@ -28,7 +28,7 @@ def cyclic_lr(
     base_momentum: float = 0.8,
     max_momentum: float = 0.9,
 ) -> Schedule:
-    """Cycle between base_lr and max_lr: up in `step_size_up` steps, down in `step_size_down`.
+    """Cycle between base_lr and max_lr as torch.optim.lr_scheduler.CyclicLR, with an optional momentum.
 
     Args:
       mode: the amplitude: constant, halved in each cycle, or multiplied by gamma**t.
@@ -37,8 +37,6 @@ def cyclic_lr(
       cycle_momentum: whether the result has `momentum`, which is `max_momentum` where the rate is lowest.
 
     Raises: ValueError: an unknown mode.
-
-    torch counterpart: `torch.optim.lr_scheduler.CyclicLR`, which writes the momentum into the optimizer.
 
     >>> from jaxpar.optim import lr_scheduler
     >>> schedule = lr_scheduler.cyclic_lr(0.1, 1.0, step_size_up=10)
@@ -95,9 +93,7 @@ def one_cycle_lr(
       cycle_momentum: as for `cyclic_lr`.
       three_phase: fall to the initial rate as fast as it rose, and only then to the last.
 
-    After the last step, where torch raises, the rate stays: a compiled program cannot raise.
-
-    Raises: ValueError: with torch's message, for values that torch refuses.
+    After the last step, where torch raises, the rate stays. Other errors are torch's.
 
     torch counterpart: `torch.optim.lr_scheduler.OneCycleLR`. `optax.cosine_onecycle_schedule` differs.
 

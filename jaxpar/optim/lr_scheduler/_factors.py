@@ -52,11 +52,9 @@ def exponential_lr(lr: Scalar, gamma: float) -> Schedule:
 
 
 def constant_lr(lr: Scalar, factor: float = 1 / 3, total_iters: int = 5) -> Schedule:
-    """Return lr * factor before step `total_iters`, and lr from there on.
+    """Return lr * factor until step `total_iters`, then lr, as torch.optim.lr_scheduler.ConstantLR.
 
     Raises: ValueError: a factor above 1 or below 0.
-
-    torch counterpart: `torch.optim.lr_scheduler.ConstantLR`.
 
     >>> from jaxpar.optim import lr_scheduler
     >>> schedule = lr_scheduler.constant_lr(1.0, factor=0.5, total_iters=2)
@@ -73,11 +71,9 @@ def constant_lr(lr: Scalar, factor: float = 1 / 3, total_iters: int = 5) -> Sche
 def linear_lr(
     lr: Scalar, start_factor: float = 1 / 3, end_factor: float = 1.0, total_iters: int = 5
 ) -> Schedule:
-    """Change linearly from lr * start_factor to lr * end_factor.
+    """Change linearly between lr times the two factors, as torch.optim.lr_scheduler.LinearLR.
 
     Raises: ValueError: factors outside of (0, 1] and [0, 1].
-
-    torch counterpart: `torch.optim.lr_scheduler.LinearLR`.
 
     >>> from jaxpar.optim import lr_scheduler
     >>> schedule = lr_scheduler.linear_lr(1.0, start_factor=0.5, total_iters=2)
