@@ -270,7 +270,7 @@ def _two_moments(
             # torch's amsgrad compares the raw moments and corrects the largest afterwards.
             largest = [jnp.maximum(extra[0], v)] if amsgrad else []
             moved = move(method_scalars, g, m, [v, *largest][-1])
-            # torch scales p by 1 - lr * weight_decay; optax adds updates to p, so the decay is a term of it.
+            # torch scales p by 1 - lr * weight_decay; optax adds updates to p, so they contain the decay.
             return (moved if hyper.is_zero(decay) else moved - shrink * extra[-1]), m, v, *largest
 
         # lr * weight_decay is multiplied at full width, as torch multiplies Python floats, and cast.

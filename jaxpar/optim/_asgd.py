@@ -34,7 +34,7 @@ def asgd(
     *,
     maximize: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """Averaged SGD as torch does it; must be the last stage of a chain, for it averages the result.
+    """Averaged SGD as torch does it, which averages the new parameters: the last stage of a chain.
 
     Args:
       weight_decay, maximize: as for `sgd`; so are the errors.

@@ -35,8 +35,7 @@ class ParamGroup(MutableMapping[str, Any]):
     numbers for them, and those of `optax.inject_hyperparams`. Values are Python floats: reading returns the
     number exactly as it was set, even where its array is float32. torch's schedulers add keys of their own.
 
-    Raises: HyperparameterError (a KeyError): a key that cannot be set. TypeError, ValueError: not a finite
-    number.
+    Raises: HyperparameterError (a KeyError): a key that cannot be set. TypeError, ValueError: not finite.
 
     >>> from flax import nnx
     >>> from jaxpar import optim
@@ -213,7 +212,7 @@ class Optimizer(nnx.Optimizer):
         number, alone, in `optax.chain` or in `param_groups`, or of `optax.inject_hyperparams`.
       wrt: what is trained.
 
-    The rate is an array of the optimizer's state: setting it compiles nothing, and it is saved with it.
+    The rate is an array of the optimizer's state: setting it compiles nothing, and it is saved there.
 
     torch counterpart: `torch.optim.Optimizer`; there the group is a dict of all hyperparameters.
     """

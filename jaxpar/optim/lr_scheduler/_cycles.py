@@ -31,6 +31,7 @@ def cyclic_lr(
     """Cycle between base_lr and max_lr as torch.optim.lr_scheduler.CyclicLR, with an optional momentum.
 
     Args:
+      step_size_up, step_size_down: the steps from base_lr to max_lr, and back.
       mode: the amplitude: constant, halved in each cycle, or multiplied by gamma**t.
       scale_fn: the amplitude instead, as a function of an array: the cycle (from 1) or, if `scale_mode` is
         "iterations", the step.
