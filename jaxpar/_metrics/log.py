@@ -111,7 +111,8 @@ class MetricsLog:
                 "reading a device's counter would wait for the device."
             )
         for name, value in values.items():
-            _check_name(name)
+            if not name or not name.isprintable():
+                raise MetricError(f"MetricsLog.log: {name!r} cannot be the name of a column.")
             check_scalar(value, name, "MetricsLog.log")
         # A step back usually means a restored checkpoint, whose later rows are stale.
         if self._last is not None and step < self._last:
@@ -203,11 +204,6 @@ def _reader(directory: Path) -> Callable[[], Iterator[Row]]:
 
 def _before(rows: Callable[[], Iterator[Row]], end: int) -> Callable[[], Iterator[Row]]:
     return lambda: ((step, values) for step, values in rows() if step < end)
-
-
-def _check_name(name: str) -> None:
-    if not name or not name.isprintable():
-        raise MetricError(f"MetricsLog.log: {name!r} cannot be the name of a column.")
 
 
 def _write(waiting: Waiting, files: list[File], board: BoardWriter | None, wait: bool = True) -> None:

@@ -126,7 +126,9 @@ def _common(dtypes: set[np.dtype]) -> np.dtype:
 def _numbers(batch: Sequence[Sample], dtype: np.dtype | None = None) -> np.ndarray:
     """Return torch.tensor's array of a list of numbers. NumPy would parse text and accept None as NaN."""
     for i, x in enumerate(batch):
-        if not (isinstance(x, (int, float, complex)) or _is_scalar(x)):
+        if not isinstance(x, (int, float, complex)) and not (
+            is_array_like(x) and np.ndim(x) == 0 and is_numeric(np.asarray(x).dtype)
+        ):
             raise TypeError(
                 f"default_collate: sample 0 is a number and sample {i} a {type(x).__name__}: {x!r:.40}. "
                 "Fill in what is missing, or leave the row out."
@@ -137,10 +139,6 @@ def _numbers(batch: Sequence[Sample], dtype: np.dtype | None = None) -> np.ndarr
     if dtype.kind == "i" and not all(-(2**63) <= x < 2**63 for x in batch):
         raise ValueError("Overflow when unpacking long long")
     return np.array(batch, dtype)
-
-
-def _is_scalar(x: Any) -> bool:
-    return is_array_like(x) and np.ndim(x) == 0 and is_numeric(np.asarray(x).dtype)
 
 
 def _dtype_of(number: Any) -> np.dtype:

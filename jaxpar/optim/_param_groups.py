@@ -67,7 +67,10 @@ def param_groups(
 
     def init(params):
         # A misspelt path would otherwise leave its leaves to the group of `...` without notice.
-        _check_used(selections, set(jax.tree.leaves(labels(params))))
+        used = set(jax.tree.leaves(labels(params)))
+        for i, selection in enumerate(selections):
+            if i not in used and selection is not ...:
+                raise ValueError(f"param_groups: no leaf is in group {i} (params={selection!r}).")
         return tx.init(params)
 
     return optax.GradientTransformationExtraArgs(init, tx.update)
@@ -113,9 +116,3 @@ def _selects(selection: Selection, path: str) -> bool:
     if callable(selection):
         return bool(selection(path))
     return any(_selects(part, path) for part in selection)
-
-
-def _check_used(selections: Sequence[Selection], used: set[int]) -> None:
-    for i, selection in enumerate(selections):
-        if i not in used and selection is not ...:
-            raise ValueError(f"param_groups: no leaf is in group {i} (params={selection!r}).")

@@ -138,10 +138,10 @@ class AveragedModel(nnx.Module):
         variables, other = _variables(self.module), _variables(model)
         _check_same(variables, other)
         averaged = [x.get_value() for x in variables]
-        current = [
-            _on_devices_of(x.get_value(), average_value)
-            for x, average_value in zip(other, averaged, strict=True)
-        ]
+        current = [x.get_value() for x in other]
+        for i, (x, mean) in enumerate(zip(current, averaged, strict=True)):
+            if x.sharding != mean.sharding:
+                current[i] = jax.device_put(x, mean.sharding)
         kinds = tuple(isinstance(x, nnx.Param) for x in variables)
         average = _averager(self.avg_fn, self.multi_avg_fn, self.use_buffers, kinds)
         new, count = average(averaged, current, self.n_averaged.get_value())
@@ -199,7 +199,3 @@ def _check_same(averaged: list[nnx.Variable], other: list[nnx.Variable]) -> None
             f"AveragedModel.update_parameters: the average has {what}. Give it the module that it was made "
             "from."
         )
-
-
-def _on_devices_of(x: jax.Array, average: jax.Array) -> jax.Array:
-    return x if x.sharding == average.sharding else jax.device_put(x, average.sharding)

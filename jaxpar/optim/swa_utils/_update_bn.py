@@ -25,7 +25,7 @@ def update_bn(loader: Iterable[Any], model: nnx.Module, device: jax.Device | Non
     This covers the BatchNorm layers of Flax, whose variance has the divisor n and not torch's n - 1, and of
     `jaxpar.nn`. A module without such layers is not run.
     """
-    norms = [node for _, node in nnx.iter_graph(model, graph=True) if _is_batch_norm(node) and _tracks(node)]
+    norms = [node for _, node in nnx.iter_graph(model, graph=True) if _is_batch_norm(node)]
     if not norms:
         return
     with _restored_modes(model), _every_batch_alike(norms):
@@ -51,11 +51,8 @@ def _forward(model: Any, x: Any) -> None:
 
 def _is_batch_norm(node: Any) -> bool:
     # By name, because this package must not import `jaxpar.nn`; covers Flax's, ours and subclasses.
-    return isinstance(node, nnx.Module) and any("BatchNorm" in kind.__name__ for kind in type(node).__mro__)
-
-
-def _tracks(norm: Any) -> bool:
-    return isinstance(norm.mean, nnx.Variable)
+    named = isinstance(node, nnx.Module) and any("BatchNorm" in kind.__name__ for kind in type(node).__mro__)
+    return named and isinstance(node.mean, nnx.Variable)
 
 
 def _averages_itself(norm: Any) -> bool:

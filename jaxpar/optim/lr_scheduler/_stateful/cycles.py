@@ -170,17 +170,15 @@ class OneCycleLR(LRScheduler):
 
 def _phases(total: int, pct_start: float, three_phase: bool) -> list[dict[str, Any]]:
     """Return each phase's end, and the keys of the group's numbers between which it anneals."""
-    first = float(pct_start * total) - 1
-    up = _phase(first, "initial_lr", "max_lr", "max_momentum", "base_momentum")
-    if not three_phase:
-        return [up, _phase(total - 1, "max_lr", "min_lr", "base_momentum", "max_momentum")]
-    down = _phase(float(2 * pct_start * total) - 2, "max_lr", "initial_lr", "base_momentum", "max_momentum")
-    return [up, down, _phase(total - 1, "initial_lr", "min_lr", "max_momentum", "max_momentum")]
-
-
-def _phase(end_step: float, *names: str) -> dict[str, Any]:
-    keys = ("start_lr", "end_lr", "start_momentum", "end_momentum")
-    return {"end_step": end_step, **dict(zip(keys, names, strict=True))}
+    keys = ("end_step", "start_lr", "end_lr", "start_momentum", "end_momentum")
+    phases = [(float(pct_start * total) - 1, "initial_lr", "max_lr", "max_momentum", "base_momentum")]
+    if three_phase:
+        middle = float(2 * pct_start * total) - 2
+        phases.append((middle, "max_lr", "initial_lr", "base_momentum", "max_momentum"))
+        phases.append((total - 1, "initial_lr", "min_lr", "max_momentum", "max_momentum"))
+    else:
+        phases.append((total - 1, "max_lr", "min_lr", "base_momentum", "max_momentum"))
+    return [dict(zip(keys, phase, strict=True)) for phase in phases]
 
 
 def _uses_beta1(optimizer: nnx.Optimizer) -> bool:
