@@ -31,13 +31,11 @@ def is_stream(dataset: object) -> bool:
 
 
 class Dataset(Generic[T]):
-    """A data set indexed by row. A subclass defines `__getitem__(i)` and `__len__`.
+    """`torch.utils.data.Dataset`: rows by index. A subclass defines `__getitem__(i)` and `__len__`.
 
     With `__getitems__(rows)`, a `DataLoader` reads all rows of a batch at once. `a + b` is a `ConcatDataset`.
 
     Raises: NotImplementedError: the subclass has no `__getitem__`.
-
-    torch counterpart: `torch.utils.data.Dataset`.
 
     >>> from jaxpar import data
     >>> class Squares(data.Dataset):
@@ -57,12 +55,10 @@ class Dataset(Generic[T]):
 
 
 class IterableDataset(Dataset[T]):
-    """A data set that is iterated over. A subclass defines `__iter__`, and optionally `__len__`.
+    """`torch.utils.data.IterableDataset`. A subclass defines `__iter__`, and optionally `__len__`.
 
     Worker threads share it, and one of them reads it. Each worker process iterates over a copy of its own:
     `get_worker_info` identifies its share. `a + b` is a `ChainDataset`.
-
-    torch counterpart: `torch.utils.data.IterableDataset`.
 
     >>> from jaxpar import data
     >>> class Count(data.IterableDataset):

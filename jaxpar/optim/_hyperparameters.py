@@ -40,7 +40,7 @@ def check_nonnegative(**values: ScalarOrSchedule) -> None:
             raise ValueError(f"Invalid {SPELLED.get(name, name + ' value')}: {value}")
 
 
-def check_least(name: str, value: ScalarOrSchedule, least: float = 0) -> None:
+def check_least(name: str, value: object, least: float = 0) -> None:
     if is_number(value) and not value >= least:
         raise ValueError(f"{name} should be >= {least} but is: {value}")
 

@@ -134,7 +134,7 @@ def state_to_torch(
     names: Sequence[str] | None = None,
     tensor: Callable[[np.ndarray], Any] = np.asarray,
 ) -> dict[str, Any]:
-    """Return a state as torch's `state_dict`, for `optimizer.load_state_dict`.
+    """Return a state as torch's `optimizer.state_dict()`, for `optimizer.load_state_dict`.
 
     Args:
       state: of an optimizer of this package; of an `nnx.Optimizer`, `nnx.as_pure(optimizer.opt_state)`.
@@ -143,8 +143,6 @@ def state_to_torch(
       tensor: makes a tensor of a numpy array, which it may keep: `torch.from_numpy`.
 
     Raises: ValueError: a leaf has no counterpart in `like`, or a parameter of `like` got no state.
-
-    torch counterpart: `optimizer.state_dict`.
     """
     ids = {name: i for i, name in _ids_and_names(like, names)}
     stages = _stages(state, "state_to_torch")

@@ -10,12 +10,10 @@ from ._image import Image, array
 
 
 class Normalize:
-    """Return (img - mean) / std in the image's own precision; both have a number for each channel.
+    """`torchvision.transforms.Normalize` for channels last: (img - mean) / std, in the image's precision.
 
     Raises: TypeError: the image is not of a floating type; `ToArray` comes first. ValueError: a wrong number
       of channels; a standard deviation of 0.
-
-    torch counterpart: `torchvision.transforms.Normalize`; channels are the last axis.
 
     >>> import numpy as np
     >>> from jaxpar.data import transforms

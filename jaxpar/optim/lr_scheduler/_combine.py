@@ -15,15 +15,13 @@ from ._schedule import Rate, Schedule
 
 
 def sequential_lr(schedulers: Sequence[Rate], milestones: Sequence[int]) -> Schedule:
-    """Apply `schedulers[i]` from `milestones[i - 1]` on, counting its own steps from there.
+    """Apply `schedulers[i]` from `milestones[i - 1]` on, as torch.optim.lr_scheduler.SequentialLR.
 
-    Each schedule has its own base rate; in torch all have the optimizer's. As in torch, `multiplicative_lr`
-    continues from the rate at its milestone; the others start from their own first rate.
+    Each counts its own steps and has its own base rate; in torch all have the optimizer's. As in torch,
+    `multiplicative_lr` continues from the rate at its milestone; the others start from their own first rate.
 
     Raises: ValueError: the milestones are not one fewer than the schedules, or one of these is a
       `reduce_lr_on_plateau`. TypeError: anything else that is not a function of the step.
-
-    torch counterpart: `torch.optim.lr_scheduler.SequentialLR`.
 
     >>> from jaxpar.optim import lr_scheduler
     >>> schedule = lr_scheduler.sequential_lr([lambda t: 0.1, lambda t: 0.01], milestones=[5])
@@ -61,15 +59,13 @@ def sequential_lr(schedulers: Sequence[Rate], milestones: Sequence[int]) -> Sche
 
 
 def chained_scheduler(schedulers: Sequence[Schedule]) -> Schedule:
-    """Apply all schedules to one rate, in order, at every step.
+    """Apply all schedules to one rate, in order, as torch.optim.lr_scheduler.ChainedScheduler.
 
     If all schedules only multiply, the result is the product of their factors. Otherwise the compiled program
     repeats torch's recursion in a loop of t rounds, and a schedule that sets the rate, such as `lambda_lr`,
     undoes the effect of earlier ones, as in torch.
 
     Raises: ValueError: no schedules, or different base rates. TypeError: a schedule not made by this package.
-
-    torch counterpart: `torch.optim.lr_scheduler.ChainedScheduler`.
 
     >>> from jaxpar.optim import lr_scheduler
     >>> parts = [lr_scheduler.exponential_lr(1.0, 0.5), lr_scheduler.constant_lr(1.0, 0.1)]

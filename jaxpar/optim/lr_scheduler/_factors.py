@@ -27,9 +27,7 @@ def step_lr(lr: Scalar, step_size: int, gamma: float = 0.1) -> Schedule:
 
 
 def multi_step_lr(lr: Scalar, milestones: Iterable[int], gamma: float = 0.1) -> Schedule:
-    """Return the schedule lr * gamma**k after k milestones; a repeated milestone counts twice.
-
-    torch counterpart: `torch.optim.lr_scheduler.MultiStepLR`.
+    """Return lr * gamma**k after k milestones, repeated ones too, as torch.optim.lr_scheduler.MultiStepLR.
 
     >>> from jaxpar.optim import lr_scheduler
     >>> schedule = lr_scheduler.multi_step_lr(0.1, milestones=[30, 80])

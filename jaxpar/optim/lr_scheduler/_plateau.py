@@ -32,7 +32,7 @@ def reduce_lr_on_plateau(
     min_lr: float = 0,
     eps: float = 1e-8,
 ) -> optax.GradientTransformationExtraArgs:
-    """Scale updates by state.lr / lr; `value=` of each `update` call is torch's `scheduler.step(value)`.
+    """Scale updates by state.lr / lr; `update(value=...)` is torch's `ReduceLROnPlateau.step(...)`.
 
     Put it after an optimizer with the same constant `lr` in `optax.chain`. As in torch, a value takes effect
     with the next update. Every update is an epoch; to look at the metric less often, apply it by itself:
@@ -49,8 +49,6 @@ def reduce_lr_on_plateau(
 
     Raises: ValueError: with torch's message, for values that torch refuses. TypeError: `update` without
     `value`.
-
-    torch counterpart: `torch.optim.lr_scheduler.ReduceLROnPlateau`.
 
     >>> import optax
     >>> from jaxpar import optim

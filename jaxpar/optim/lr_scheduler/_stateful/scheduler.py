@@ -17,7 +17,7 @@ EPOCH_IS_DEPRECATED = (
 
 
 class LRScheduler:
-    """Write the next epoch's (or batch's) rate into an optimizer whenever `step()` is called.
+    """Write the next rate at every `step()`; the base class, as `torch.optim.lr_scheduler.LRScheduler`.
 
     Args:
       optimizer: a `jaxpar.optim.Optimizer`, or an `nnx.Optimizer`, whose rate is in its state: made by
@@ -31,8 +31,6 @@ class LRScheduler:
 
     Raises: HyperparameterError: the optimizer's state holds no rate. TypeError: not an optimizer. KeyError:
       no "initial_lr" although `last_epoch` is set.
-
-    torch counterpart: `torch.optim.lr_scheduler.LRScheduler`.
 
     >>> from flax import nnx
     >>> from jaxpar import optim
