@@ -36,7 +36,8 @@ def check_cycle(mode: str, scale_fn: object) -> None:
 def check_one_cycle(pct_start: float, anneal_strategy: str) -> None:
     if pct_start < 0 or pct_start > 1 or not isinstance(pct_start, float):
         raise ValueError(f"Expected float between 0 and 1 pct_start, but got {pct_start}")
-    check_anneal(anneal_strategy)
+    if anneal_strategy not in ("cos", "linear"):
+        raise ValueError(f"anneal_strategy must be one of 'cos' or 'linear', instead got {anneal_strategy}")
 
 
 def check_plateau(factor: float, mode: str, threshold_mode: str) -> None:
@@ -46,11 +47,6 @@ def check_plateau(factor: float, mode: str, threshold_mode: str) -> None:
         raise ValueError(f"mode {mode} is unknown!")
     if threshold_mode not in ("rel", "abs"):
         raise ValueError(f"threshold mode {threshold_mode} is unknown!")
-
-
-def check_anneal(anneal_strategy: str) -> None:
-    if anneal_strategy not in ("cos", "linear"):
-        raise ValueError(f"anneal_strategy must be one of 'cos' or 'linear', instead got {anneal_strategy}")
 
 
 def check_not_empty(name: str, schedulers: Sequence[object]) -> None:

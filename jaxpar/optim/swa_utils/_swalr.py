@@ -10,7 +10,6 @@ from flax import nnx
 
 from .._groups import check_optimizer, for_each_group
 from ..lr_scheduler import LRScheduler
-from ..lr_scheduler._checks import check_anneal
 
 
 class SWALR(LRScheduler):
@@ -29,7 +28,10 @@ class SWALR(LRScheduler):
         anneal_strategy: Literal["cos", "linear"] = "cos",
         last_epoch: int = -1,
     ):
-        check_anneal(anneal_strategy)
+        if anneal_strategy not in ("cos", "linear"):
+            raise ValueError(
+                f"anneal_strategy must be one of 'cos' or 'linear', instead got {anneal_strategy}"
+            )
         if not isinstance(anneal_epochs, int) or anneal_epochs < 0:
             raise ValueError(f"anneal_epochs must be equal or greater than 0, got {anneal_epochs}")
         self.optimizer = check_optimizer(optimizer)
