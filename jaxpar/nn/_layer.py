@@ -40,10 +40,11 @@ class TypedLayer(Layer):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class FunctionLayer(Layer):
-    """A layer without parameters: a dataclass of the options with which it calls `function`."""
+    """A layer without parameters: a dataclass of the options with which it calls `_function`."""
 
-    function: ClassVar[Callable[..., Any]]
+    # Private, since tabulate runs every public function of a class as a method.
+    _function: ClassVar[Callable[..., Any]]
 
     def __call__(self, x: jax.Array) -> Any:
         options = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return type(self).function(x, **options)
+        return type(self)._function(x, **options)

@@ -22,7 +22,7 @@ class LocalResponseNorm(FunctionLayer):
     torch counterpart: `torch.nn.LocalResponseNorm`, channels last. Source: torch/nn/modules/normalization.py.
     """
 
-    function = staticmethod(local_response_norm)
+    _function = staticmethod(local_response_norm)
     size: int
     alpha: float = 1e-4
     beta: float = 0.75

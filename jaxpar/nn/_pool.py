@@ -33,7 +33,7 @@ class MaxPool(FunctionLayer):
     torch counterpart: `torch.nn.MaxPool1d/2d/3d`.
     """
 
-    function = staticmethod(functional.max_pool)
+    _function = staticmethod(functional.max_pool)
     kernel_size: Ints
     stride: Ints | None = None
     padding: Ints = 0
@@ -92,7 +92,7 @@ class AvgPool(FunctionLayer):
     torch counterpart: `torch.nn.AvgPool1d/2d/3d`.
     """
 
-    function = staticmethod(functional.avg_pool)
+    _function = staticmethod(functional.avg_pool)
     kernel_size: Ints
     stride: Ints | None = None
     padding: Ints = 0
@@ -116,7 +116,7 @@ class LPPool(FunctionLayer):
     torch counterpart: `torch.nn.LPPool1d/2d/3d`.
     """
 
-    function = staticmethod(functional.lp_pool)
+    _function = staticmethod(functional.lp_pool)
     norm_type: float
     kernel_size: Ints
     stride: Ints | None = None
@@ -142,7 +142,7 @@ class AdaptiveAvgPool(FunctionLayer):
     torch counterpart: `torch.nn.AdaptiveAvgPool1d/2d/3d`.
     """
 
-    function = staticmethod(functional.adaptive_avg_pool)
+    _function = staticmethod(functional.adaptive_avg_pool)
     output_size: Sizes
 
     def __post_init__(self) -> None:
@@ -160,7 +160,7 @@ class AdaptiveMaxPool(FunctionLayer):
     torch counterpart: `torch.nn.AdaptiveMaxPool1d/2d/3d`.
     """
 
-    function = staticmethod(functional.adaptive_max_pool)
+    _function = staticmethod(functional.adaptive_max_pool)
     output_size: Sizes
     return_indices: bool = False
 

@@ -28,7 +28,7 @@ class Upsample(FunctionLayer):
     torch counterpart: `torch.nn.Upsample`, with the checks of `torch.nn.functional.interpolate`.
     """
 
-    function = staticmethod(functional.interpolate)
+    _function = staticmethod(functional.interpolate)
     size: int | Sequence[int] | None = None
     scale_factor: float | Sequence[float] | None = None
     mode: str = "nearest"
@@ -52,7 +52,7 @@ class PixelShuffle(FunctionLayer):
     torch counterpart: `torch.nn.PixelShuffle`.
     """
 
-    function = staticmethod(functional.pixel_shuffle)
+    _function = staticmethod(functional.pixel_shuffle)
     upscale_factor: int
 
     def __post_init__(self) -> None:
@@ -66,7 +66,7 @@ class PixelUnshuffle(FunctionLayer):
     torch counterpart: `torch.nn.PixelUnshuffle`.
     """
 
-    function = staticmethod(functional.pixel_unshuffle)
+    _function = staticmethod(functional.pixel_unshuffle)
     downscale_factor: int
 
     def __post_init__(self) -> None:
@@ -80,7 +80,7 @@ class ChannelShuffle(FunctionLayer):
     torch counterpart: `torch.nn.ChannelShuffle`.
     """
 
-    function = staticmethod(functional.channel_shuffle)
+    _function = staticmethod(functional.channel_shuffle)
     groups: int
 
     def __post_init__(self) -> None:
@@ -99,7 +99,7 @@ class Unfold(FunctionLayer):
     torch counterpart: `torch.nn.Unfold`.
     """
 
-    function = staticmethod(functional.unfold)
+    _function = staticmethod(functional.unfold)
     kernel_size: Ints
     dilation: Ints = 1
     padding: Ints = 0
@@ -123,7 +123,7 @@ class Fold(FunctionLayer):
     torch counterpart: `torch.nn.Fold`.
     """
 
-    function = staticmethod(functional.fold)
+    _function = staticmethod(functional.fold)
     output_size: Ints
     kernel_size: Ints
     dilation: Ints = 1
