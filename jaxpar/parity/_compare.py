@@ -94,13 +94,11 @@ def compare(
       torch_module: the reference. Runs on the CPU, in torch's own DataParallel for `replicas` > 1.
       flax_module: an nnx.Module or a linen.Module.
       inputs: the arguments of one call, in torch's layout: a single argument, a tuple or list of positional
-        arguments, or a dict of keyword arguments, possibly nested. None, numbers, bools and strings are
-        passed unchanged. Or a function of the step number, for different inputs at every step.
+        arguments, or a dict of keyword arguments, possibly nested. Or a function of the step number.
       torch_inputs, flax_inputs: replace `inputs` where the two sides take different arguments; each in its
         own layout.
       outputs: the outputs to compare, by name (`["logits"]`, or `{"[0]": "['logits']"}` from torch's to
-        Flax's names), each including everything nested under it. Defaults to all outputs; the comparison's
-        notes list those that are left out.
+        Flax's names), each including everything nested under it. Defaults to all outputs.
       targets: arguments of the losses after the outputs, or a function of the step number.
       loss: a pair (torch's, JAX's), both called with (outputs, *targets). Defaults to a fixed random
         projection of the outputs, which depends on every element.
@@ -109,14 +107,13 @@ def compare(
       replicas: the number of replicas; both sides split the batch as DataParallel does.
       level: "semantic", "numeric", "trajectory" or "as it runs".
       dtype: the dtype under test at the levels numeric and trajectory.
-      resync: for trajectories: start every step from the reference's state. Otherwise both sides run freely,
-        and a curve with an envelope reports how far they drift.
+      resync: for trajectories: start every step from the reference's state; otherwise both sides run freely.
       training: the mode of both models; defaults to the torch module's.
       layout: "same", "channels_last" (moves axis 1 of arrays with three or more axes to the end for
         Flax), a pair of these for inputs and outputs, or a `parity.Layout`.
       mapping: Flax paths for torch names, see `parity.match`. Only needed where the names disagree.
       ignore_torch, ignore_flax: names, including everything nested under them, to leave out: torch tensors
-        that the Flax model lacks, and leaves that keep their values. The comparison's notes list them.
+        that the Flax model lacks, and leaves that keep their values.
       weights: "torch" copies torch's weights to Flax; "own" keeps both models' weights and compares them.
       variables: a Linen module's variables, for weights="own" or `ignore_flax`.
       torch_kwargs, flax_kwargs: additional keyword arguments of every call, which may be any objects; for
@@ -130,7 +127,7 @@ def compare(
       NotDeterministicError: a model returns two different results for the same batch.
       MaskError: a dropout that does not use torch's masks.
       ValueError: arguments contradict each other, or `outputs` contains an unknown name.
-      Stopped: on Ctrl-C; a KeyboardInterrupt that carries the completed steps.
+      Stopped: on Ctrl-C.
 
     No torch counterpart. docs/comparison.md derives the bounds.
 
@@ -150,9 +147,7 @@ def compare(
 def assert_parity(*args: Any, **kwargs: Any) -> Comparison:
     """Call `compare` and raise unless the models are the same; returns the comparison. For tests.
 
-    Raises:
-      ParityError: the models differ. The message has the table, the first divergent layer and the likely
-        cause.
+    Raises: ParityError, as require_same.
 
     >>> import numpy as np, torch
     >>> from flax import nnx

@@ -69,11 +69,7 @@ class Comparison(ComparisonData):
 
     @classmethod
     def from_json(cls, text: str) -> Comparison:
-        """Return the comparison that `save_json` wrote.
-
-        Raises:
-          ValueError: the text is not such a document; the message names the offending element.
-        """
+        """Return the comparison that `save_json` wrote, or raise a ValueError that names the wrong element."""
         return document.loads(text, cls)
 
     def save_json(self, path: Path) -> None:
@@ -85,11 +81,7 @@ class Comparison(ComparisonData):
         _write(path, junit.dumps(self))
 
     def save_html(self, path: Path) -> None:
-        """Write the report as one self-contained HTML file, which needs no network.
-
-        Raises:
-          ImportError: jinja2 is not installed.
-        """
+        """Write the report as one HTML file, which needs no network; raises ImportError without jinja2."""
         _write(path, html.dumps(self))
 
 

@@ -60,9 +60,6 @@ def record(
       path: the `.safetensors` file to write, next to a `.json` file of the same name.
       torch_module, flax_module, inputs, arguments: as for `compare`, at the levels semantic and numeric.
 
-    Returns:
-      The comparison.
-
     Raises:
       ParityError: the models differ; nothing is written.
       ValueError: the levels trajectory and "as it runs", which have no fixed values.

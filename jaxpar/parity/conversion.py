@@ -54,11 +54,7 @@ class Conversion:
     label: str = "Conversion"
 
     def to_flax(self, tensors: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """Convert a torch state_dict of tensors or arrays.
-
-        Raises:
-          MatchError: the weights are not the model's.
-        """
+        """Convert a torch state_dict of tensors or arrays. Raises: MatchError: they are not the model's."""
         tree, torch_weights = self._tree(), source_of(tensors)
         links = complete_links(
             tree, torch_weights, self.mapping, self.ignore_torch, self.ignore_flax, self.label
@@ -66,11 +62,7 @@ class Conversion:
         return {tree.files[path]: leaf for path, leaf in converted(links, torch_weights).items()}
 
     def to_torch(self, arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """Convert Flax's arrays back to a state_dict of arrays.
-
-        Raises:
-          MatchError: the arrays are not the model's.
-        """
+        """Convert Flax's arrays back to a state_dict of arrays. Raises: MatchError, as to_flax."""
         tree = self._tree()
         torch_source = implied_source(tree, self.mapping, self.ignore_flax)
         links = complete_links(

@@ -28,10 +28,6 @@ def noise(gradient64: Mapping[str, Any], gradient32: Mapping[str, Any] | None = 
     Noise is a gradient with rms(g32 - g64) > 0.1·rms(g64), or that is exactly 0 everywhere; without a float32
     run, one with max|g64| <= 2^-44 of the model's largest gradient.
 
-    Noise does not excuse arbitrary gradients: `judge` compares the error with the model's largest gradient
-    instead of the tensor's own, and skips the parameter's updates and weights unless both sides' gradients
-    are bit-identical.
-
     >>> import numpy as np
     >>> from jaxpar.parity.measuring import noise
     >>> noise({"kernel": np.ones(3), "bias": np.zeros(3)})
