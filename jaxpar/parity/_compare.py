@@ -94,7 +94,8 @@ def compare(
       torch_module: the reference. Runs on the CPU, in torch's own DataParallel for `replicas` > 1.
       flax_module: an nnx.Module or a linen.Module.
       inputs: the arguments of one call, in torch's layout: a single argument, a tuple or list of positional
-        arguments, or a dict of keyword arguments, possibly nested. Or a function of the step number.
+        arguments, or a dict of keyword arguments, possibly nested; or a function of the step number. None,
+        numbers, bools and strings are passed unchanged.
       torch_inputs, flax_inputs: replace `inputs` where the two sides take different arguments; each in its
         own layout.
       outputs: the outputs to compare, by name (`["logits"]`, or `{"[0]": "['logits']"}` from torch's to

@@ -69,7 +69,7 @@ class Comparison(ComparisonData):
 
     @classmethod
     def from_json(cls, text: str) -> Comparison:
-        """Return the comparison that `save_json` wrote, or raise a ValueError that names the wrong element."""
+        """Return the comparison that `save_json` wrote; a ValueError names the offending element."""
         return document.loads(text, cls)
 
     def save_json(self, path: Path) -> None:
