@@ -80,7 +80,6 @@ JAXPAR_ATTENTION = Rule(
 
 ROWS = {
     "jaxpar.nn.MultiheadAttention": JAXPAR_ATTENTION,
-    "nnx.MultiHeadAttention": attention,
-    "linen.MultiHeadAttention": attention,
+    **dict.fromkeys(("nnx.MultiHeadAttention", "linen.MultiHeadAttention"), attention),
     "linen.MultiHeadDotProductAttention": attention,
 }

@@ -8,7 +8,7 @@ from .rule import Layer, Part, Rule, Shapes, kernel, same
 
 
 def convolution(layer: Layer, shapes: Shapes | None) -> Rule:
-    """Return the rule of a convolution: (O, I/groups, *k) to (*k, I/groups, O)."""
+    """(O, I/groups, *k) to (*k, I/groups, O)."""
     n = _axes(layer)
     return Rule(f"Conv{n}d", (kernel(), same("bias")), "last", also=(f"LazyConv{n}d",))
 
@@ -39,10 +39,6 @@ def _axes(layer: Layer) -> int:
 
 
 ROWS = {
-    "nnx.Conv": convolution,
-    "linen.Conv": convolution,
-    "nnx.ConvTranspose": transposed,
-    "linen.ConvTranspose": transposed,
-    "jaxpar.nn.Conv": convolution,
-    "jaxpar.nn.ConvTranspose": transposed,
+    **dict.fromkeys(("nnx.Conv", "linen.Conv", "jaxpar.nn.Conv"), convolution),
+    **dict.fromkeys(("nnx.ConvTranspose", "linen.ConvTranspose", "jaxpar.nn.ConvTranspose"), transposed),
 }

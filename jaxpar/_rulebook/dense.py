@@ -34,7 +34,6 @@ BILINEAR = Rule(
         same("bias"),
     ),
 )
-DROPOUT = Rule("Dropout")
 
 
 def general(layer: Layer, shapes: Shapes | None) -> Rule | None:
@@ -69,19 +68,12 @@ def _tuple(value: Any) -> Shape:
 
 
 ROWS = {
-    "nnx.Linear": LINEAR,
-    "linen.Dense": LINEAR,
-    "nnx.LinearGeneral": general,
-    "linen.DenseGeneral": general,
-    "nnx.Embed": EMBEDDING,
-    "linen.Embed": EMBEDDING,
-    "jaxpar.nn.Embedding": EMBEDDING,
-    "jaxpar.nn.EmbeddingBag": EMBEDDING,
+    **dict.fromkeys(("nnx.Linear", "linen.Dense"), LINEAR),
+    **dict.fromkeys(("nnx.LinearGeneral", "linen.DenseGeneral"), general),
+    **dict.fromkeys(("nnx.Embed", "linen.Embed", "jaxpar.nn.Embedding", "jaxpar.nn.EmbeddingBag"), EMBEDDING),
+    **dict.fromkeys(("nnx.PReLU", "linen.PReLU"), PRELU),
+    **dict.fromkeys(("nnx.Dropout", "linen.Dropout"), Rule("Dropout")),
     "jaxpar.nn.TiedLinear": TIED,
     "jaxpar.nn.PReLU": PRELU_BY_CHANNEL,
     "jaxpar.nn.Bilinear": BILINEAR,
-    "nnx.PReLU": PRELU,
-    "linen.PReLU": PRELU,
-    "nnx.Dropout": DROPOUT,
-    "linen.Dropout": DROPOUT,
 }

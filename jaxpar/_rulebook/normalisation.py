@@ -31,27 +31,19 @@ RMS_NORM = Rule("RMSNorm", AFFINE[:1])
 
 
 def tracked(layer: Layer, shapes: Shapes | None) -> Rule:
-    """Return the rule of jaxpar.nn.InstanceNorm, with running statistics if any; torch's batch count is 0."""
+    """jaxpar.nn.InstanceNorm, with running statistics if any; torch's batch count is 0."""
     if layer.mean is None:
         return INSTANCE_NORM
     return dataclasses.replace(INSTANCE_NORM, parts=AFFINE + RUNNING, surplus=BATCH_NORM.surplus)
 
 
 ROWS = {
-    "nnx.BatchNorm": BATCH_NORM,
-    "linen.BatchNorm": BATCH_NORM,
+    **dict.fromkeys(("nnx.BatchNorm", "linen.BatchNorm"), BATCH_NORM),
     "jaxpar.nn.BatchNorm": COUNTING_BATCH_NORM,
-    "nnx.LayerNorm": LAYER_NORM,
-    "linen.LayerNorm": LAYER_NORM,
-    "nnx.GroupNorm": GROUP_NORM,
-    "linen.GroupNorm": GROUP_NORM,
-    "nnx.InstanceNorm": INSTANCE_NORM,
-    "linen.InstanceNorm": INSTANCE_NORM,
-    "nnx.RMSNorm": RMS_NORM,
-    "linen.RMSNorm": RMS_NORM,
-    "jaxpar.nn.LayerNorm": LAYER_NORM,
-    "jaxpar.nn.GroupNorm": GROUP_NORM,
+    **dict.fromkeys(("nnx.LayerNorm", "linen.LayerNorm", "jaxpar.nn.LayerNorm"), LAYER_NORM),
+    **dict.fromkeys(("nnx.GroupNorm", "linen.GroupNorm", "jaxpar.nn.GroupNorm"), GROUP_NORM),
+    **dict.fromkeys(("nnx.RMSNorm", "linen.RMSNorm", "jaxpar.nn.RMSNorm"), RMS_NORM),
+    **dict.fromkeys(("nnx.InstanceNorm", "linen.InstanceNorm"), INSTANCE_NORM),
     "jaxpar.nn.InstanceNorm": tracked,
-    "jaxpar.nn.RMSNorm": RMS_NORM,
     "jaxpar.nn.LocalResponseNorm": Rule("LocalResponseNorm", (), "last"),
 }

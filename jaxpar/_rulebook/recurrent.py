@@ -79,8 +79,6 @@ def _bias_without_hn() -> Part:
 
 
 def _gru_biases() -> Part:
-    """Convert the biases of Linen's GRUCell: the sums for r and z, both biases for n."""
-
     def forth(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, ...]:
         (ar, az, an), (br, bz, bn) = np.split(a, 3), np.split(b, 3)
         return ar + br, az + bz, an, bn
@@ -153,16 +151,10 @@ def _jaxpar_stack(kind: str) -> Callable[[Layer, Shapes | None], Rule]:
 ROWS = {
     "nnx.OptimizedLSTMCell": LSTM,
     "nnx.LSTMCell": lstm_by_gates("if_"),
-    "linen.OptimizedLSTMCell": lstm_by_gates("if"),
-    "linen.LSTMCell": lstm_by_gates("if"),
+    **dict.fromkeys(("linen.OptimizedLSTMCell", "linen.LSTMCell"), lstm_by_gates("if")),
     "nnx.GRUCell": GRU,
     "linen.GRUCell": LINEN_GRU,
-    "nnx.SimpleCell": simple,
-    "linen.SimpleCell": simple,
-    "jaxpar.nn.LSTMCell": _jaxpar_cell("LSTMCell"),
-    "jaxpar.nn.GRUCell": _jaxpar_cell("GRUCell"),
-    "jaxpar.nn.RNNCell": _jaxpar_cell("RNNCell"),
-    "jaxpar.nn.LSTM": _jaxpar_stack("LSTM"),
-    "jaxpar.nn.GRU": _jaxpar_stack("GRU"),
-    "jaxpar.nn.RNN": _jaxpar_stack("RNN"),
+    **dict.fromkeys(("nnx.SimpleCell", "linen.SimpleCell"), simple),
+    **{f"jaxpar.nn.{kind}Cell": _jaxpar_cell(f"{kind}Cell") for kind in ("LSTM", "GRU", "RNN")},
+    **{f"jaxpar.nn.{kind}": _jaxpar_stack(kind) for kind in ("LSTM", "GRU", "RNN")},
 }

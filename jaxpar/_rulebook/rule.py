@@ -8,8 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-Layer: TypeAlias = Any
-"""A layer of flax.nnx, flax.linen or jaxpar.nn. Any, because the rulebook imports no framework."""
+Layer: TypeAlias = Any  # of flax.nnx, flax.linen or jaxpar.nn; the rulebook imports no framework
 Shape = tuple[int, ...]
 Arrays = tuple[np.ndarray, ...]
 Conversion = Callable[..., Arrays]
@@ -85,11 +84,9 @@ class Rule:
         return tuple(part for part in self.parts if available.issuperset(part.torch))
 
     def parts_of_flax(self, shapes: Shapes) -> tuple[Part, ...]:
-        """Return the parts whose leaves are all in `shapes` and whose `when` accepts the shapes."""
         return tuple(part for part in self.parts if shapes.keys() >= set(part.flax) and part.when(shapes))
 
     def to_flax(self, tensors: Mapping[str, np.ndarray], gradient: bool = False) -> dict[str, np.ndarray]:
-        """Convert torch arrays to Flax leaves, both by their names inside the layer."""
         converted: dict[str, np.ndarray] = {}
         for part in self.parts_of_torch(tensors):
             arrays = part.forth((tensors[name] for name in part.torch), gradient)
@@ -107,7 +104,7 @@ class Rule:
         return {name: array.shape for name, array in self.to_torch(_empty(shapes)).items()}
 
     def inside(self, path: str) -> Rule:
-        """Return the rule of a layer that has this one as its attribute `path`."""
+        """Of a layer that has this one as its attribute `path`."""
         return self._with(lambda part: {"flax": tuple(f"{path}.{leaf}" for leaf in part.flax)})
 
     def at_depth(self, depth: int, reverse: bool = False) -> Rule:

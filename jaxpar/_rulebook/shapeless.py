@@ -10,22 +10,9 @@ def _by_axes(name: str) -> Rule:
     return Rule(kinds[0], (), "last", also=kinds[1:])
 
 
-ROWS = {
-    f"jaxpar.nn.{name}": _by_axes(name)
-    for name in (
-        "MaxPool",
-        "MaxUnpool",
-        "AvgPool",
-        "LPPool",
-        "AdaptiveAvgPool",
-        "AdaptiveMaxPool",
-        "ConstantPad",
-        "ZeroPad",
-        "ReflectionPad",
-        "ReplicationPad",
-        "CircularPad",
-    )
-}
+POOLS = ("MaxPool", "MaxUnpool", "AvgPool", "LPPool", "AdaptiveAvgPool", "AdaptiveMaxPool")
+PADS = ("ConstantPad", "ZeroPad", "ReflectionPad", "ReplicationPad", "CircularPad")
+ROWS = {f"jaxpar.nn.{name}": _by_axes(name) for name in POOLS + PADS}
 ROWS |= {
     f"jaxpar.nn.{name}": Rule(name, (), "last")
     for name in ("Upsample", "PixelShuffle", "PixelUnshuffle", "ChannelShuffle", "Unfold", "Fold")

@@ -29,7 +29,7 @@ from ._model_inputs import Inputs, Outputs
 from ._model_pair import ModelPair
 from ._request import Arrays, Request
 from ._sides.flax_side import FlaxSide
-from ._sides.outputs import Returned
+from ._sides.outputs import Outputs as ModelOutputs
 from ._sides.step_data import Layout, Loss, Observation, Optimizer
 from ._sides.torch_kinks import counted
 from ._stochastic_arithmetic import judge_lost_digits
@@ -266,7 +266,7 @@ def _check_determinism(
     findings.notes += _forms(returned, flax_side.returned)
 
 
-def _forms(torch_returned: Returned, flax_returned: Returned) -> list[str]:
+def _forms(torch_returned: ModelOutputs, flax_returned: ModelOutputs) -> list[str]:
     notes = []
     paths = torch_returned.sole, flax_returned.sole
     if None not in paths and paths[0] != paths[1]:

@@ -7,18 +7,16 @@ pickle may only construct tensors.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...errors import FileError
 from . import safetensors_file, torch_file
 from .path import checked_path, written
 
-READERS = {
+READERS: dict[str, Callable[[str], Any]] = {
     ".safetensors": safetensors_file.read,
-    ".pt": torch_file.read,
-    ".pth": torch_file.read,
-    ".bin": torch_file.read,
+    **dict.fromkeys((".pt", ".pth", ".bin"), torch_file.read),
 }
 
 

@@ -12,7 +12,6 @@ from ...errors import FileError
 
 
 def checked_path(name: str) -> str:
-    """Return the path of a regular, non-empty file; FileError for anything else."""
     try:
         status = os.stat(name)
     except (OSError, ValueError) as error:

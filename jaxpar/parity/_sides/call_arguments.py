@@ -13,8 +13,7 @@ import numpy as np
 from .._tensors import array_of, is_tensor
 from .outputs import NUMBERS
 
-AsArray = Callable[[Any, str], Any]
-"""Converts an argument to an array; the second parameter is the argument's label for errors."""
+AsArray = Callable[[Any, str], Any]  # of an argument and its label for errors
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class ArraySlot:
 
 @dataclass(frozen=True, eq=False)
 class PassedObject:
-    """An object that is passed unchanged. 1, 1.0 and True compare as different objects."""
+    """1, 1.0 and True compare as different objects."""
 
     value: Any
 
@@ -44,11 +43,9 @@ class PassedObject:
 
 @dataclass(frozen=True)
 class Container:
-    """A tuple, named tuple, list or dict; `keys` is used for dicts only."""
-
     kind: type
     children: tuple[Form, ...]
-    keys: tuple[Any, ...] = ()
+    keys: tuple[Any, ...] = ()  # of a dict
 
 
 Form = ArraySlot | PassedObject | Container
@@ -146,7 +143,7 @@ def to_array(x: Any, name: str) -> np.ndarray:
 
 
 def is_array(x: Any) -> bool:
-    """Return whether `x` is passed as an array; JAX's random keys are not."""
+    """JAX's random keys are not."""
     if is_tensor(x):
         return True
     dtype = getattr(x, "dtype", None)
@@ -183,7 +180,7 @@ class _Reader:
 
 
 def _label(name: str) -> str:
-    """Return an array's name as errors show it: inputs[0], inputs['mask']."""
+    """As errors show it: inputs[0], inputs['mask']."""
     root, bracket, suffix = name.partition("[")
     return f"inputs[{root if root.isdigit() else repr(root)}]{bracket}{suffix}"
 
@@ -268,6 +265,4 @@ def _from_json(data: Any) -> Any:
 
 @dataclass(frozen=True)
 class Missing:
-    """Stands in for an object of this type that a record does not hold."""
-
     kind: str

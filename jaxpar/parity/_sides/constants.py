@@ -16,8 +16,7 @@ import numpy as np
 
 from .._tensors import widened
 
-OURS = ("jaxpar", "jax", "jaxlib", "flax", "optax", "torch")
-"""Packages whose files are skipped when a constant is named after the user's line of code."""
+OURS = ("jaxpar", "jax", "jaxlib", "flax", "optax", "torch")  # not the user's lines
 
 
 @dataclasses.dataclass

@@ -77,7 +77,7 @@ def _can_be_watched(node: Any) -> bool:
 class _Silent(nnx.Pytree):
     """Keeps subclasses from triggering `__init_subclass__` hooks of user classes, such as model registries.
 
-    It has the instance layout of NNX modules: Python only allows assigning a `__class__` of equal layout.
+    It has NNX modules' instance layout, as Python demands of an assigned `__class__`.
     """
 
     def __init_subclass__(cls) -> None:
@@ -128,7 +128,6 @@ def _watched_stream(stream_class: Any) -> type[nnx.RngStream]:
 
 
 def _subclass(layer_class: Any, members: dict[str, Any]) -> Any:
-    """Return a subclass whose instance layout matches, so that instances can be switched to the subclass."""
     names = {name: getattr(layer_class, name) for name in ("__module__", "__qualname__", "__doc__")}
     subclasses = (
         type(layer_class)(layer_class.__name__, (silent, layer_class), {**members, **names})

@@ -23,10 +23,8 @@ from ...errors import MaskError
 from .._weights.tree import FlaxModule
 from .flax_calls import Handler
 
-SAME_CHANCE = 1e-2
-"""Tolerance of factor times probability from 1, because torch rounds the factor to its compute type."""
-MASKED = "_masked_by_torch"
-"""Marks a patched attention function, so that layers that call a nested layer of their class patch once."""
+SAME_CHANCE = 1e-2  # of factor times probability from 1: torch rounds the factor to its compute type
+MASKED = "_masked_by_torch"  # for layers that call a nested layer of their class, to patch once
 
 
 class Injection:
@@ -118,7 +116,6 @@ class Injection:
 
 
 def is_active_dropout(layer: FlaxModule, kwargs: Mapping[str, Any], args: tuple = ()) -> bool:
-    """Return whether a call draws a mask: a Dropout of flax or jaxpar.nn, not deterministic, rate > 0."""
     if not type(layer).__name__.startswith("Dropout"):
         return False
     # Linen's takes the flag by position as well.

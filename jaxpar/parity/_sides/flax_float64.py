@@ -38,18 +38,11 @@ from .constants import OURS, Constants
 R = TypeVar("R")
 Atom = Var | Literal
 
-WIDE = {
-    np.dtype(np.float32): np.dtype(np.float64),
-    np.dtype(np.float16): np.dtype(np.float64),
-    np.dtype(jnp.bfloat16): np.dtype(np.float64),
-    np.dtype(np.complex64): np.dtype(np.complex128),
-}
-BITS = ("bitcast_convert_type", "reduce_precision")
-"""Operations on the bits of a type, which run in the type that they were written for."""
-OPAQUE = ("pallas_call", "ffi_call", "call_hi_primitive")
-"""Operations whose bodies cannot be rewritten; they run in their original types."""
-DIGITS = 6
-"""A float32 constant with at most this many decimal digits is taken as a literal in the source code."""
+WIDE = {np.dtype(narrow): np.dtype(np.float64) for narrow in (np.float32, np.float16, jnp.bfloat16)}
+WIDE[np.dtype(np.complex64)] = np.dtype(np.complex128)
+BITS = ("bitcast_convert_type", "reduce_precision")  # run in the type they were written for
+OPAQUE = ("pallas_call", "ffi_call", "call_hi_primitive")  # their bodies cannot be rewritten
+DIGITS = 6  # decimal digits, up to which a float32 constant is a literal in the source code
 
 
 def in_float64(function: Callable[..., R], constants: Constants | None = None) -> Callable[..., R]:
@@ -111,7 +104,6 @@ class _Passage:
 
 
 def _narrowed(args: Sequence[Any], params: dict) -> list[Any]:
-    """Return float64 arrays as float32 where a 32-bit reinterpretation is requested."""
     size = np.dtype(params.get("new_dtype", np.int64)).itemsize
     return [jnp.asarray(x, jnp.float32) if size == 4 and _dtype(x) == np.float64 else x for x in args]
 
@@ -124,7 +116,7 @@ def _wide_tracer(x: Any) -> Any:
 
 
 class _Widening:
-    """Rewrites a program: each variable of a narrow type becomes a wide one, nested programs included."""
+    """Each variable of a narrow type becomes a wide one, nested programs included."""
 
     def __init__(self, constants: Constants) -> None:
         self.constants = constants

@@ -16,12 +16,10 @@ from .step_data import Task
 
 IN_TRAINING = ("train", "training", "is_training")
 IN_EVALUATION = ("deterministic", "use_running_average")
-"""Names of flags that are true in training, and names of flags that are true in evaluation."""
 
 DROPOUT = "rngs['dropout']"  # Name in `Call.arrays` of the dropout key that a Linen module takes
 
-RNGS, MUTABLE, METHOD, CAPTURE = "rngs", "mutable", "method", "capture_intermediates"
-"""Arguments of `linen.Module.apply` rather than of the module's own method."""
+RNGS, MUTABLE, METHOD, CAPTURE = "rngs", "mutable", "method", "capture_intermediates"  # of Linen's apply
 
 
 def in_mode(module: FlaxModule, call: Call, task: Task) -> Call:
@@ -33,7 +31,6 @@ def in_mode(module: FlaxModule, call: Call, task: Task) -> Call:
 
 
 def flags(module: FlaxModule, call: Call, training: bool) -> dict[str, bool]:
-    """Return the mode's flags that the module accepts and the call does not set."""
     try:
         return _missing(module, call.args, call.kwargs, training)
     except (TypeError, ValueError, AttributeError):
@@ -53,7 +50,7 @@ def of_init(module: FlaxModule, kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without(module: FlaxModule, kwargs: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """Drop names of `apply`'s arguments for a Linen module; an NNX module may use these names itself."""
+    """An NNX module may use these names of `apply`'s arguments itself."""
     if not isinstance(module, linen.Module):
         return dict(kwargs)
     return {name: x for name, x in kwargs.items() if name not in names}

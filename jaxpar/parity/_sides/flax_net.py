@@ -79,7 +79,6 @@ class FlaxNet(abc.ABC):
         """Return the leaves of a tree like `extra_state` by path, except random keys and constants."""
 
     def named_constants(self) -> Arrays:
-        """Return plain arrays in `extra_state`, which are not state of the model, by path."""
         return {}
 
     @abc.abstractmethod
@@ -88,7 +87,6 @@ class FlaxNet(abc.ABC):
 
 
 def flax_net(module: FlaxModule, variables: Variables | None, task: Task, dtype: str | None) -> FlaxNet:
-    """None as the element type keeps the model's own."""
     in_dtype = None if dtype is None else jnp.dtype(dtype)
     if isinstance(module, nnx.Module):
         return _NNXNet(module, task, in_dtype)
@@ -124,7 +122,7 @@ class _NNXNet(FlaxNet):
         self.definition, self.parameters, self.extra_state = nnx.split(module, nnx.Param, ..., graph=True)
 
     def _set_dtype(self, module: nnx.Module, dtype: np.dtype) -> None:
-        """Set `dtype` on layers with an explicit one, which takes precedence over the weights' type."""
+        """An explicit dtype takes precedence over the weights' type."""
         for path, layer in nnx.iter_modules(module, graph=True):
             computed = isinstance(getattr(type(layer), "dtype", None), property)
             fixed = None if computed else getattr(layer, "dtype", None)
@@ -259,7 +257,8 @@ class _LinenNet(FlaxNet):
         # Nothing is mutable in evaluation, so that Flax raises if the module writes to a collection.
         mutable = _mutable(kwargs.pop("mutable", False), list(extra_state) if self.task.training else [])
         try:
-            outputs, changed = self._apply(parameters, extra_state, handler, call.args, kwargs, mutable)
+            variables = {"params": parameters, **extra_state}
+            outputs, changed = self._apply(variables, handler, call.args, {**kwargs, "mutable": mutable})
         except InvalidRngError as error:
             raise MaskError(
                 "parity.compare: the Linen module draws random numbers from a stream that it was not given, "
@@ -268,19 +267,10 @@ class _LinenNet(FlaxNet):
             ) from error
         return outputs, {name: _known(tree, changed.get(name, tree)) for name, tree in extra_state.items()}
 
-    def _apply(
-        self,
-        parameters: PyTree,
-        extra_state: PyTree,
-        handler: Handler,
-        args: tuple,
-        kwargs: dict[str, Any],
-        mutable: Any,
-    ) -> Trees:
-        variables = {"params": parameters, **extra_state}
+    def _apply(self, variables: PyTree, handler: Handler, args: tuple, kwargs: dict[str, Any]) -> Trees:
         if self.net is self.module:
             with self._watching(self.module, handler):
-                return self.net.apply(variables, *args, mutable=mutable, **kwargs)
+                return self.net.apply(variables, *args, **kwargs)
         if "method" in kwargs:
             raise ValueError(
                 "parity.compare: flax_kwargs has method=..., and in DataParallel a module is called by its "
@@ -288,7 +278,7 @@ class _LinenNet(FlaxNet):
             )
         # The wrapper holds the module as a submodule, one level deeper.
         nested = {name: {"module": tree} for name, tree in variables.items() if tree}
-        outputs, changed = self.net.apply(nested, *args, mutable=mutable, **kwargs)
+        outputs, changed = self.net.apply(nested, *args, **kwargs)
         return outputs, {name: tree["module"] for name, tree in changed.items() if "module" in tree}
 
     def draws(self, extra_state: PyTree, call: Call) -> bool:

@@ -18,7 +18,7 @@ from .call_arguments import Call
 from .constants import Constants
 from .flax_float64 import in_float64
 from .flax_net import Arrays, cast, flax_net
-from .outputs import Returned, outputs_of
+from .outputs import Outputs, outputs_of
 from .step_data import OWN, Batch, Named, Observation, Task, factors, in_type_of, noting_layout, real_parts
 
 R = TypeVar("R")
@@ -42,7 +42,7 @@ class FlaxSide:
     ):
         self.factors, self.ignored = factors, frozenset(ignored)
         # Filled in while the step is traced, and shared by all copies that use the same compiled step.
-        self.returned = Returned()
+        self.returned = Outputs({})
         self.task, self.dtype = task, dtype
         self.net = flax_net(module, variables, task, None if dtype == OWN else dtype)
         self.constants = (constants or Constants()) if dtype == "float64" else None
@@ -56,13 +56,10 @@ class FlaxSide:
         self._start()
 
     def _take(self, constants: Constants) -> None:
-        """Pass the ignored leaves through `constants` if their values are exact in float32."""
         net = self.net
         named = {**net.named_parameters(net.parameters), **net.named_extra_state(net.extra_state)}
-        constant_leaves = {
-            path: named[path] for path in self.ignored if path in named
-        } | net.named_constants()
-        arrays = {path: np.asarray(x) for path, x in constant_leaves.items()}
+        leaves = {path: named[path] for path in self.ignored if path in named} | net.named_constants()
+        arrays = {path: np.asarray(x) for path, x in leaves.items()}
         narrow = {path: x.astype(np.float32) for path, x in arrays.items() if x.dtype == np.float64}
         values = {path: constants(x, path) for path, x in narrow.items() if np.array_equal(x, arrays[path])}
         net.parameters, net.extra_state = net.filled(net.parameters, net.extra_state, values)
@@ -80,7 +77,7 @@ class FlaxSide:
         return side
 
     def unoptimised(self) -> FlaxSide:
-        """Return a copy whose step is compiled without fusion: no multiply-add, no reordered sums."""
+        """Compile the step without fusion: no multiply-add, no reordered sums."""
         side = copy.copy(self)
         # XLA for TPUs rejects this option.
         options = {} if jax.default_backend() == "tpu" else {"xla_backend_optimization_level": 0}

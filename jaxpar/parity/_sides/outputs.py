@@ -16,25 +16,16 @@ import jax
 from ...errors import LeafError
 
 IsArray = Callable[[Any], bool]
-NUMBERS = (type(None), bool, int, float, complex, str, bytes)
-"""Types of plain Python values, which are not compared."""
+NUMBERS = (type(None), bool, int, float, complex, str, bytes)  # are not compared
 DEEP = 4  # Depth to which an unknown object's attributes are searched for arrays
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Outputs:
     """A model's output arrays by name; `left_out` are the names that were not chosen."""
 
     arrays: dict[str, Any]
     sole: str | None = None  # path of a single array, "" for a bare one
-    left_out: tuple[str, ...] = ()
-
-
-@dataclasses.dataclass
-class Returned:
-    """Describes the last outputs without holding their arrays; the attributes are `Outputs`'s."""
-
-    sole: str | None = None
     left_out: tuple[str, ...] = ()
 
 

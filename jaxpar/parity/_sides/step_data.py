@@ -22,9 +22,7 @@ OWN = "own"  # Used in place of an element type: every array keeps its own type
 
 Named = dict[str, np.ndarray]  # Arrays by name: a leaf's path, or a path in the outputs
 
-Loss = tuple[Callable[..., Any], Callable[..., Any]]
-"""(torch loss, JAX loss), both called with (outputs, *targets)."""
-
+Loss = tuple[Callable[..., Any], Callable[..., Any]]  # torch's and JAX's, of (outputs, *targets)
 Optimizer = tuple[Callable[..., Any], Any]  # (parameters -> torch optimizer, optax transformation)
 
 
@@ -85,7 +83,7 @@ class Layout:
 
     @classmethod
     def parse(cls, layout: str | tuple[str, str] | Layout) -> Layout:
-        """Return the layout "same" or "channels_last", a pair of these (inputs, outputs), or a Layout."""
+        """Accepts "same", "channels_last", a pair of these (inputs, outputs), or a Layout."""
         if isinstance(layout, Layout):
             return layout
         pair = (layout, layout) if isinstance(layout, str) else tuple(layout)
@@ -98,8 +96,7 @@ class Layout:
         return cls(NAMES[inputs][0], *NAMES[outputs])
 
 
-IMAGES = 4
-"""Number of axes of images. Arrays with fewer may be sequences, whose channels are last in torch too."""
+IMAGES = 4  # axes of an image; fewer may be a sequence's, whose channels are last in torch too
 
 
 @contextmanager
@@ -126,10 +123,8 @@ class Task:
     replicas: int = 1
     layout: Layout = field(default_factory=Layout)
     seed: int = 0
-    outputs: Mapping[str, str] | None = None
-    """Flax's names of the compared outputs by torch's names; None compares all."""
-    channels_first: bool = False
-    """Whether the Flax model's inputs are in torch's layout, so that dropout masks need no permutation."""
+    outputs: Mapping[str, str] | None = None  # Flax's names by torch's; None compares all
+    channels_first: bool = False  # of the Flax model's inputs: dropout masks need no permutation
 
 
 @dataclass(frozen=True)
@@ -151,18 +146,16 @@ class Observation:
     """The arrays of one step, in Flax's layout; `state` and `weights` are the values after the step."""
 
     outputs: Named
-    loss: Named
-    """Empty for the default projection, which is a function of the compared outputs."""
+    loss: Named  # empty for the default projection, which is a function of the compared outputs
     input_gradients: Named
     gradients: Named
     state: Named
     weights: Named
-    masks: tuple[np.ndarray, ...] = ()
-    """Dropout factors (0 or 1/(1-p)) in the order of the calls, in torch's layout."""
+    masks: tuple[np.ndarray, ...] = ()  # dropout factors in the order of the calls, in torch's layout
 
 
 def real_parts(outputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return floating outputs, and both parts of complex ones: the tensors or arrays to project."""
+    """Return floating outputs, and both parts of complex ones."""
     parts: dict[str, Any] = {}
     for name, x in outputs.items():
         if "complex" in str(x.dtype):

@@ -14,13 +14,7 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-ELEMENTWISE = {
-    functional.dropout,
-    functional.dropout1d,
-    functional.dropout2d,
-    functional.dropout3d,
-    torch.dropout,
-}
+ELEMENTWISE = {torch.dropout, *(getattr(functional, f"dropout{axes}") for axes in ("", "1d", "2d", "3d"))}
 BERNOULLI = {torch.bernoulli, torch.Tensor.bernoulli, torch.Tensor.bernoulli_}
 NORMAL = {torch.randn_like}
 
@@ -100,7 +94,7 @@ class Capture(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
-        """Compute attention by the kernel's documented definition, in which the mask is accessible."""
+        """The kernel's documented definition, in which the mask is accessible."""
         if not dropout_p:
             return function(
                 query, key, value, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
@@ -114,11 +108,8 @@ class Capture(TorchFunctionMode):
         if is_causal:
             attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         if attn_mask is not None:
-            scores = (
-                scores.masked_fill(~attn_mask, -torch.inf)
-                if attn_mask.dtype == torch.bool
-                else scores + attn_mask
-            )
+            boolean = attn_mask.dtype == torch.bool
+            scores = scores.masked_fill(~attn_mask, -torch.inf) if boolean else scores + attn_mask
         return self._dropout(functional.dropout, scores.softmax(-1), dropout_p) @ value
 
 

@@ -21,15 +21,10 @@ from ..._typing import PyTree
 from .._tensors import array_of
 from .constants import Constants
 
-WIDE = {
-    torch.float32: torch.float64,
-    torch.float16: torch.float64,
-    torch.bfloat16: torch.float64,
-    torch.complex64: torch.complex128,
-}
+WIDE = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64)
+WIDE[torch.complex64] = torch.complex128
 BITS = {torch.ops.aten.view.dtype}  # Operations on the bits of a type
-DEFAULT = {"rand", "randn", "normal", "zeros", "ones", "empty", "eye", "linspace", "logspace"}
-"""Operations that create tensors of torch's default type."""
+IN_DEFAULT_TYPE = {"rand", "randn", "normal", "zeros", "ones", "empty", "eye", "linspace", "logspace"}
 EXACT: dict[Any, Callable] = {
     torch.ops.aten.hardsigmoid_backward.default: lambda dy, x: torch.where(x.abs() < 3, dy / 6, 0.0)
 }
@@ -151,7 +146,6 @@ class _Operations(TorchDispatchMode):
         return _again(operation, args, kwargs, result)
 
     def _widened(self, operation: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """Widen arguments and requested types, except tensors that the operation writes to."""
         infos = operation._schema.arguments
         written = [info.alias_info is not None and info.alias_info.is_write for info in infos]
         names = {info.name for info, is_written in zip(infos, written, strict=True) if is_written}
@@ -178,14 +172,12 @@ def _in_default_type(operation: Any, args: tuple, kwargs: dict) -> bool:
     name = operation._schema.name.removeprefix("aten::")
     if name in ("arange", "full"):
         return any(isinstance(x, float) for x in (*args, *kwargs.values()))
-    return name in DEFAULT
+    return name in IN_DEFAULT_TYPE
 
 
 def _again(operation: Any, args: tuple, kwargs: dict, result: PyTree) -> PyTree:
-    if (
-        any(argument.name == "dtype" for argument in operation._schema.arguments)
-        and kwargs.get("dtype") is None
-    ):
+    accepts_dtype = any(argument.name == "dtype" for argument in operation._schema.arguments)
+    if accepts_dtype and kwargs.get("dtype") is None:
         return operation(*args, **{**kwargs, "dtype": torch.float64})
     try:
         again = operation(*jax.tree.map(_real, args), **jax.tree.map(_real, kwargs))
@@ -195,7 +187,6 @@ def _again(operation: Any, args: tuple, kwargs: dict, result: PyTree) -> PyTree:
 
 
 def _real(x: Any) -> Any:
-    """Convert integer tensors to float64, for operations that convert them to floating ones."""
     is_integer = isinstance(x, torch.Tensor) and not x.is_floating_point() and not x.is_complex()
     return x.to(torch.float64) if is_integer else x
 

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from ..measuring import kinks
 from .torch_side import to_numpy
 
-POINTS: dict[str, tuple[float, ...]] = {
+POINTS: dict[str, tuple[float, ...]] = {  # of the kinks, for default settings
     **dict.fromkeys(["relu", "relu_", "leaky_relu", "leaky_relu_", "prelu", "abs"], (0.0,)),
     "relu6": (0.0, 6.0),
     "hardtanh": (-1.0, 1.0),
@@ -20,7 +20,6 @@ POINTS: dict[str, tuple[float, ...]] = {
     "softshrink": (-0.5, 0.5),
     "hardshrink": (-0.5, 0.5),
 }
-"""The positions of a function's kinks, for its default settings."""
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from ..._typing import PyTree
 from .._tensors import array_of, is_tensor, tensor_of
 from .._weights import Links
 from .constants import Constants
-from .outputs import Returned, named, outputs_of
+from .outputs import Outputs, named, outputs_of
 from .step_data import OWN, Batch, Named, Observation, Task, factors, in_type_of, real_parts
 from .torch_dropout import Capture
 from .torch_float64 import Rounding, Within, in_float64, widen
@@ -49,7 +49,7 @@ class TorchSide:
         self.rounding: int | None = None
         self.device = torch.device("cpu")
         self.steps = 0
-        self.returned = Returned()
+        self.returned = Outputs({})
         self.optimizer = task.optimizer[0](list(self.module.parameters())) if task.optimizer else None
 
     def step(
@@ -88,7 +88,7 @@ class TorchSide:
         # Both sides use torch's names, so here each name maps to itself.
         chosen = None if self.task.outputs is None else {name: name for name in self.task.outputs}
         compared = outputs_of("the torch module", outputs, is_tensor, chosen)
-        self.returned = Returned(compared.sole, compared.left_out)
+        self.returned = Outputs({}, compared.sole, compared.left_out)
         return compared.arrays
 
     def weights(self) -> Named:

@@ -1,7 +1,7 @@
 """Copy host arrays in any axis order at about memory bandwidth, and place them on devices.
 
-NumPy copies a transposed matrix column by column, so that every element is a cache miss. `aligned_copy`
-copies each tile twice: along the rows into a small buffer with padded rows, and from there in the new order.
+Column by column, as NumPy copies a transposed matrix, every element is a cache miss. `aligned_copy` copies
+each tile twice: along the rows into a small buffer with padded rows, and from there in the new order.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import jax
 import numpy as np
 
 ALIGNMENT = 64  # On CPUs, JAX uses a buffer at a multiple of this many bytes without copying it
-TILE = 128, 256
-"""Rows and columns of a tile, chosen so that the tile and its copy fit into the second-level cache."""
+TILE = 128, 256  # rows and columns: a tile and its copy fit into the second-level cache
 PADDING = 16
 SMALL = 1 << 14  # Size in bytes below which tiling costs more than it saves
 
@@ -25,7 +24,6 @@ R = TypeVar("R")
 
 
 def placed_like(arrays: Mapping[str, np.ndarray], old: Mapping[str, Any]) -> dict[str, jax.Array]:
-    """Copy host arrays to the devices of the `old` arrays, with their shardings."""
     # Copies, because on CPUs JAX would share memory with torch, whose optimizer would change JAX's array.
     copies = on_all_cores(aligned_copy, arrays.values())
     placed = {

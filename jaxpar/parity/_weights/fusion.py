@@ -29,8 +29,7 @@ from .unstacked import unstacked
 class PairingView:
     """Two models as `pairing` sees them, with fusions and stacks resolved.
 
-    `tree`, `source` and `entries` are the arguments for `pair`. `torch` moves torch's arrays to the paired
-    ones, `flax` the paired leaves to the Flax model's.
+    `torch` moves torch's arrays to the paired ones, `flax` the paired leaves to the Flax model's.
     """
 
     def __init__(self, tree: Tree, source: WeightSource, mapping: Entries):
@@ -194,7 +193,6 @@ class PairingView:
         )
 
     def _ties(self, tensors: Mapping[str, object]) -> Iterator[tuple[str, ...]]:
-        """Yield groups of names that are one tensor, or equal pieces of one."""
         # Pieces are equal if the same rearrangement applies to the same tensors, whatever their names: a
         # table that is tied to the output layer and sharded in both places has tied shards.
         first = {name: group[0] for group in self.original.tied for name in group}
@@ -280,7 +278,7 @@ def _without(raw: str, suffix: str) -> str:
 
 
 def piece_names(path: str, suffix: str, count: int) -> tuple[str, ...]:
-    """Return the names of a torch array's pieces: `qkv[0].weight` for `qkv.weight`."""
+    """`qkv[0].weight` for `qkv.weight`."""
     # The last part stays `weight`, so that a piece is laid out as a weight. Without `suffix`, the path is the
     # array's own, such as MultiheadAttention's `in_proj_weight`, which becomes `in_proj[0].weight`.
     if not suffix:
@@ -291,7 +289,7 @@ def piece_names(path: str, suffix: str, count: int) -> tuple[str, ...]:
 
 
 def whole_name(paths: Sequence[str], suffix: str) -> str:
-    """Return the name of several torch arrays or layers as one: `mlp.gate+up.weight`."""
+    """`mlp.gate+up.weight`."""
     if not suffix and len({last(path) for path in paths}) == 1 and all(map(owner, paths)):
         suffix, paths = last(paths[0]), [owner(path) for path in paths]
     return join(owner(paths[0]), "+".join(last(path) for path in paths), suffix)

@@ -38,7 +38,6 @@ class Guesses:
         self.groups = groups(self._pairing, *leftovers, calls)
 
     def turns(self, chosen: Iterable[LayerGroup] | None = None) -> list[Turn]:
-        """Return guesses for single arrays that remain unpaired when the groups' layers are paired."""
         return turns(self._paired(entries(self.groups if chosen is None else chosen, self._pairing)[0]))
 
     def mapping(
@@ -47,7 +46,6 @@ class Guesses:
         notes: tuple[str, ...] = (),
         choices: Sequence[int] | None = None,
     ) -> Mapping:
-        """Return the mapping of the chosen groups (all by default), with a choice for each of the turns."""
         guessed, reasons = entries(self.groups if chosen is None else chosen, self._pairing)
         turned: dict[str, Target] = {}
         view = self._view

@@ -17,10 +17,7 @@ from .unstacked import unstacked
 def names(
     model: Tree, mapping: Entries, ignored: set[str], plain: Callable[[Outline, Plain, set[str]], Arrays]
 ) -> Arrays:
-    """Return torch's arrays, without values, for a mapping with fusions.
-
-    `plain` returns torch's arrays for an unstacked model, entries without fusions, and excluded paths.
-    """
+    """Return torch's arrays, without values; `plain` returns them for an unstacked model without fusions."""
     tree: Outline = model
     entries: dict[str, Target] = {}
     stacks = {key: target for key, target in mapping.items() if isinstance(target, Stacked)}

@@ -35,14 +35,8 @@ def normed(parts: Iterable[Part], torch_names: Mapping[str, str], tree: Outline,
 def scale_of(tree: Outline, path: str) -> str | None:
     """Return the path of a Linen WeightNorm's magnitude; the wrapper is a sibling or parent of the layer."""
     end = f"{last(path)}/kernel/scale"
-    return next(
-        (
-            leaf
-            for leaf in tree.leaves
-            if last(leaf) == end and owner(path) in (owner(leaf), owner(owner(leaf)))
-        ),
-        None,
-    )
+    leaves = (leaf for leaf in tree.leaves if last(leaf) == end)
+    return next((leaf for leaf in leaves if owner(path) in (owner(leaf), owner(owner(leaf)))), None)
 
 
 def _one_axis(magnitude: np.ndarray) -> tuple[np.ndarray]:

@@ -72,17 +72,14 @@ def links_of(
     flax_module: FlaxModule,
     torch_module: TorchWeights,
     *,
-    mapping: Entries | None = None,
-    ignore_torch: Iterable[str] = (),
-    ignore_flax: Iterable[str] = (),
     inputs: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
     variables: Variables | None = None,
-    function: str = "load_torch",
+    **options: Any,
 ) -> Links:
-    """`function` is the name that error messages begin with."""
+    """Return the links of two models, with `complete_links`'s options."""
     tree = tree_of(flax_module, inputs, kwargs, variables)
-    return complete_links(tree, source_of(torch_module), mapping, ignore_torch, ignore_flax, function)
+    return complete_links(tree, source_of(torch_module), **options)
 
 
 def converted(links: Links, source: WeightSource) -> Arrays:

@@ -200,9 +200,7 @@ def _sizes(
 
 
 Target = str | Flattened | Transposed | collections.abc.Sequence[str] | Split | Concatenated | Stacked
-"""A value of a mapping."""
-Entries = collections.abc.Mapping[Any, Target]
-"""Targets by torch names, or by tuples of torch names for `concatenated` and `stacked`."""
+Entries = collections.abc.Mapping[Any, Target]  # by torch names, or tuples for `concatenated` and `stacked`
 Plain = collections.abc.Mapping[str, Target]  # Entries without patterns and fusions, as `pairing` uses them
 
 

@@ -11,10 +11,8 @@ from .source import WeightSource
 from .tree import Outline
 
 WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"}
-PARAMETRIZED = re.compile(r"parametrizations\.(\w+)\.original([01])$")
-"""Names that torch's weight_norm creates; no other parametrization in torch has an original1."""
-COMPILED = re.compile(r"(^|(?<=\.))_orig_mod(\.|$)")
-"""The prefix that torch.compile adds to the compiled module's names."""
+PARAMETRIZED = re.compile(r"parametrizations\.(\w+)\.original([01])$")  # only of weight_norm
+COMPILED = re.compile(r"(^|(?<=\.))_orig_mod(\.|$)")  # by torch.compile
 
 
 class Names:
@@ -52,7 +50,7 @@ class Names:
         return self._weight_norm(torch_like(join(self._targets[key], inside(name, key) or ""))), True
 
     def leading_to(self, path: str) -> list[str]:
-        """Return the bare names and paths that translate to a Flax path, exactly equal ones first."""
+        """The bare names and paths that translate to a Flax path, exactly equal ones first."""
         name = self.tree.names[path]
         leading = self._leading.get(torch_like(name), [])
         # The mapping is explicit, while a torch module may have the same name by coincidence.
@@ -113,7 +111,6 @@ def _without_wrappers(name: str, kinds: Mapping[str, tuple[str, ...]]) -> str:
 
 
 def _strip(name: str, levels: int) -> str:
-    """Remove `levels` times `module.`, and torch.compile's prefix before, between and after them."""
     name = COMPILED.sub("", name)
     for _ in range(levels):
         name = COMPILED.sub("", name.removeprefix("module."))

@@ -1,11 +1,9 @@
 """Pair torch tensors with Flax leaves by name; the result is `Links`.
 
-Layers are paired first, parents before children: where a torch path and a Flax path are equal (or mapped),
-the parts of the layer's rule claim torch names and Flax leaves. The remaining arrays belong to the user's own
-modules; they are paired by their full names and converted unchanged.
-
-Shapes never determine a pair; they are only checked afterwards. A model has many layers of equal shape, and
-two of them swapped would load without an error.
+Layers are paired first, parents before children: the parts of a layer's rule claim torch names and Flax
+leaves. The remaining arrays, of the user's own modules, are paired by their full names and converted
+unchanged. Shapes never determine a pair: a model has many layers of equal shape, and two of them swapped
+would load without an error.
 """
 
 from __future__ import annotations
@@ -38,11 +36,10 @@ class Link:
 
 @dataclasses.dataclass(frozen=True)
 class Links:
-    """The paired layers of two models, and the conversion of their arrays.
+    """The paired layers of two models, and the conversion of their arrays, by state_dict name or leaf path.
 
-    Arrays are passed by name: torch's as in `state_dict()`, Flax's by leaf path ("blocks.0.fc.kernel",
-    Linen's without the collection). Missing arrays are skipped, so gradients of the parameters alone, or the
-    tensors of one layer, can be converted too.
+    Missing arrays are skipped, so gradients of the parameters alone, or the tensors of one layer, can be
+    converted too.
     """
 
     layers: tuple[Link, ...]  # in the Flax model's order; containers before their children
@@ -131,12 +128,11 @@ class Pairing:
         return [leaf for leaf in self.tree.leaves if leaf not in self.leaves | self.ignored]
 
     def link(self, path: str, bare: str, rule: Rule | None, *parts: Part) -> None:
-        """Add parts to a layer's link. The first torch path for a Flax layer is the layer's partner."""
+        """The first torch path for a Flax layer is the layer's partner."""
         link = self.layers.get(path) or Link(self.names.raw.get(bare, bare), path, rule)
         self.layers[path] = dataclasses.replace(link, rule=rule, parts=(*link.parts, *parts))
 
     def claim(self, path: str, bare: str, rule: Rule | None, part: Part) -> None:
-        """Claim a part with full names, unless its shapes do not fit or its leaves are claimed already."""
         fault = misfit(part, self.source, self.tree)
         if fault:
             self.faults.append(fault)
@@ -149,7 +145,6 @@ class Pairing:
         self.leaves |= set(part.flax)
 
     def _claim_again(self, part: Part) -> None:
-        """Record a second part for a claimed leaf, a fault unless the tensors are tied in torch."""
         earlier = [p for link in self.layers.values() for p in link.parts if set(p.flax) & set(part.flax)]
         if not earlier:
             return  # the first claim did not fit and is reported already
@@ -253,9 +248,8 @@ def _in_torchs_layout(
     if kinds is None or set(kinds) & set(rule.kinds):
         return part
     if any("." in name and not name.startswith("parametrizations.") for name in part.torch):
-        return (
-            None  # belongs to a nested module that is paired separately: out_proj in a user-defined attention
-        )
+        # It belongs to a nested module that is paired separately: out_proj in a user-defined attention.
+        return None
     if part.plain:
         return part
     if part.torch in (("weight",), ("bias",)) and rule.torch == "Linear":
@@ -276,7 +270,7 @@ def _in_torchs_layout(
 
 
 def _with_full_names(part: Part, torch_names: Mapping[str, str], path: str, pairing: Pairing) -> Part | None:
-    """Return the part with full names; None if the leaves do not exist or are ignored."""
+    """None if the leaves do not exist or are ignored."""
     tree = pairing.tree
     # A leaf with "/" is the scale of Linen's WeightNorm; it belongs to the wrapper and has its full path.
     leaves = tuple(tree.first(leaf if "/" in leaf else join(path, leaf)) for leaf in part.flax)

@@ -25,7 +25,7 @@ def inside(path: str, prefix: str) -> str | None:
 
 
 def prefixes(name: str) -> list[str]:
-    """Return all prefixes of a path: for "a.b.c" they are "", "a", "a.b" and "a.b.c"."""
+    """Of "a.b.c": "", "a", "a.b" and "a.b.c"."""
     parts = name.split(".") if name else []
     return [".".join(parts[:n]) for n in range(len(parts) + 1)]
 

@@ -15,7 +15,7 @@ Key = str | tuple[str, ...]
 def expanded(
     mapping: Entries, torch: Iterable[str] | None, flax: Iterable[str]
 ) -> Iterator[tuple[Key, Target]]:
-    """Yield the entries with every `*` replaced; with `torch` None, targets are matched with Flax's paths."""
+    """With `torch` None, targets are matched with Flax's paths."""
     # Entries without a pattern come first and take precedence.
     written = {key for key in mapping if "*" not in str(key)}
     yield from ((key, target) for key, target in mapping.items() if key in written)

@@ -37,8 +37,5 @@ def _is(layer: Any, width: int, matrix: Any, random: Any) -> bool:
         expected, got = x @ matrix + (bias if isinstance(bias, torch.Tensor) else 0), layer(x)
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, NotImplementedError):
         return False
-    return (
-        isinstance(got, torch.Tensor)
-        and got.shape == expected.shape
-        and torch.allclose(got, expected, 1e-9, 1e-9)
-    )
+    same_shape = isinstance(got, torch.Tensor) and got.shape == expected.shape
+    return same_shape and torch.allclose(got, expected, 1e-9, 1e-9)

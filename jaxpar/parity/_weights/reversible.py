@@ -125,8 +125,6 @@ class Inverted:
 
 @dataclasses.dataclass(frozen=True)
 class Move:
-    """Names on torch's side, names on Flax's side, and the rearrangement from the former to the latter."""
-
     torch: tuple[str, ...]
     flax: tuple[str, ...]
     rearrangement: Rearrangement
@@ -148,7 +146,6 @@ class Moves:
     stages: tuple[Sequence[Move | Part], ...]
 
     def forward(self, arrays: Mapping[str, np.ndarray], gradient: bool = False) -> Arrays:
-        """Replace torch's arrays by Flax's, in place of each move's first array; keep all other arrays."""
         return self._run(arrays, False, lambda convert, inputs: convert(inputs, gradient))
 
     def backward(self, arrays: Mapping[str, np.ndarray], gradient: bool = False) -> Arrays:
@@ -188,7 +185,7 @@ def _shapes_only(convert: Callable[..., Several], inputs: Sequence[np.ndarray]) 
 
 
 def empty(shape: Shape, dtype: Any = np.bool_) -> np.ndarray:
-    """Return an array with a shape and a type that occupies the memory of one element."""
+    """An array that occupies the memory of one element."""
     return np.broadcast_to(np.zeros((), dtype), shape)
 
 
@@ -202,7 +199,6 @@ def preceded(part: Part, rearrangement: Rearrangement) -> Part:
 
 
 def joined(parts: Sequence[Part], torch: Sequence[Move], flax: Sequence[Move]) -> Part:
-    """Combine parts with the moves before and after them to one part between the models' own arrays."""
     moves = Moves((torch, parts, flax))
     from_torch = {name for move in torch for name in move.flax}
     to_flax = {leaf for move in flax for leaf in move.torch}

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 
 TorchWeights: TypeAlias = "torch.nn.Module | Mapping[str, Any] | str | os.PathLike[str]"
-"""A module, a state_dict of tensors or arrays, or a path."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -18,8 +18,7 @@ PACKED = re.compile(r"(^|\.)(in_proj_weight|[qkv]_proj_weight)$")  # Names of to
 Signature = frozenset[tuple[str, Shape]]
 
 
-Calls = tuple[Mapping[str, int], Mapping[str, int]]
-"""The position of each layer's first call, by torch's bare paths and by Flax's paths."""
+Calls = tuple[Mapping[str, int], Mapping[str, int]]  # order of first calls by torch's and Flax's paths
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,13 +91,12 @@ def _paired(flax_paths: list[str], torch_paths: list[str]) -> Iterator[tuple[str
         yield *pair, f"number {i} of {len(flax_paths)}"
 
 
-ROLES = {
+ROLES = {  # of an attention's projections, with their common names
     "query": "query q q_proj q_lin to_q wq query_proj linear_q q_linear",
     "key": "key k k_proj k_lin to_k wk key_proj linear_k k_linear",
     "value": "value v v_proj v_lin to_v wv value_proj linear_v v_linear",
     "out": "out o o_proj out_proj out_lin to_out wo output_proj linear_out out_linear",
 }
-"""Common names of an attention's four projections."""
 ROLE = {name: role for role, names in ROLES.items() for name in names.split()}
 
 

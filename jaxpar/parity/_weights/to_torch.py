@@ -82,7 +82,7 @@ def to_torch(
 
 
 def state_dict(links: Links, leaves: Mapping[str, np.ndarray], source: WeightSource) -> dict[str, np.ndarray]:
-    """Return copies in torch's layout, in the order of `source`; tied tensors share one array."""
+    """Tied tensors share one array."""
     converted = {**links.to_torch(leaves), **links.surplus}
     order = [name for name in source.tensors if name in converted]
     first = {name: min((name, *links.tied.get(name, ())), key=order.index) for name in order}
@@ -99,7 +99,7 @@ def implied_source(tree: Tree, mapping: Entries | None, ignored: Iterable[str]) 
 
 
 def _torch_arrays(tree: Outline, mapping: Plain, ignored: set[str]) -> Arrays:
-    """Return torch's arrays, without values: of mapped leaves, then of layers, then of all other leaves."""
+    """Without values: of mapped leaves, then of layers, then of all other leaves."""
     arrays: Arrays = {}
     leaves = {path: empty(leaf.shape, leaf.dtype) for path, leaf in tree.leaves.items()}
     leaves |= {alias: leaves[path] for alias, path in tree.aliases.items()}

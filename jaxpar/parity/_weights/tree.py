@@ -29,7 +29,6 @@ Variables: TypeAlias = Mapping[str, Any]  # A Linen module's variables: trees of
 
 PASSING_VARIABLES = (nnx.RngState, nnx.Cache, nnx.Intermediate, nnx.Perturbation)
 PASSING_COLLECTIONS = ("cache", "intermediates", "perturbations", "losses")
-"""Variables and collections without weights, which have no counterpart in a state_dict."""
 
 
 def tree_of(
@@ -150,7 +149,7 @@ def _in_state(path: str) -> list[tuple[bool, int, str]]:
 
 
 def _walk(node: Any, path: str, name: str, above: tuple[Any, ...]) -> Iterator[tuple[str, str, Any]]:
-    """Yield (path, torch-like name, node) for all modules and Variables, parents first."""
+    """Yield (path, torch-like name, node), parents first."""
     # Not `nnx.iter_graph`, which visits a shared node only once, while every path has a name in torch.
     if isinstance(node, nnx.Variable):
         if not isinstance(node, PASSING_VARIABLES) and hasattr(node.get_raw_value(), "shape"):
@@ -181,7 +180,7 @@ def _children(node: Any) -> list[tuple[str, Any]]:
 
 
 class LinenTree(Tree):
-    """A Linen module. Without `variables`, the leaves are shapes until `write` is called."""
+    """Without `variables`, the leaves are shapes until `write` is called."""
 
     def __init__(
         self, module: linen.Module, inputs: tuple, kwargs: dict[str, Any], variables: Variables | None
