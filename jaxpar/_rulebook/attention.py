@@ -68,7 +68,7 @@ def _differ(shapes: Shapes) -> bool:
     return len({shapes[leaf][0] for leaf in KERNELS}) > 1
 
 
-JAXPAR_ATTENTION = Rule(
+JAXPAR_ATTENTION = Rule(  # torch's tensors, with transposed matrices
     "MultiheadAttention",
     (
         *(kernel(name, name) for name in ("in_proj_weight", *(f"{letter}_proj_weight" for letter in "qkv"))),
@@ -76,7 +76,6 @@ JAXPAR_ATTENTION = Rule(
         *(same(name) for name in ("in_proj_bias", "out_proj.bias", "bias_k", "bias_v")),
     ),
 )
-"""The rule of jaxpar.nn's layer, which has torch's tensors with transposed matrices."""
 
 ROWS = {
     "jaxpar.nn.MultiheadAttention": JAXPAR_ATTENTION,

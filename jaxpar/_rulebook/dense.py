@@ -10,30 +10,7 @@ from .rule import Layer, Part, Rule, Shape, Shapes, kernel, same
 LINEAR = Rule("Linear", (kernel(), same("bias")), also=("NonDynamicallyQuantizableLinear", "LazyLinear"))
 TIED = Rule("Linear", (same("weight", "embedding"), same("bias")))
 EMBEDDING = Rule("Embedding", (same("weight", "embedding"),), also=("EmbeddingBag",))
-PRELU = Rule(
-    "PReLU",
-    (
-        Part(
-            ("weight",),
-            ("negative_slope",),
-            lambda w: (w.reshape(()),),  # raises if torch has one slope per channel
-            lambda s: (s.reshape(1),),
-        ),
-    ),
-)
 PRELU_BY_CHANNEL = Rule("PReLU", (same("weight", "negative_slope"),), "last")
-BILINEAR = Rule(
-    "Bilinear",
-    (
-        Part(
-            ("weight",),
-            ("kernel",),
-            lambda w: (w.transpose(1, 2, 0),),  # (O, I, J) to (I, J, O)
-            lambda k: (k.transpose(2, 0, 1),),
-        ),
-        same("bias"),
-    ),
-)
 
 
 def general(layer: Layer, shapes: Shapes | None) -> Rule | None:
@@ -67,6 +44,11 @@ def _tuple(value: Any) -> Shape:
     return (value,) if isinstance(value, int) else tuple(value)
 
 
+# Raises for a torch layer with one slope per channel.
+PRELU = Rule("PReLU", (cut_bias("weight", "negative_slope", ()),))
+# (O, I, J) to (I, J, O)
+_TURN = Part(("weight",), ("kernel",), lambda w: (w.transpose(1, 2, 0),), lambda k: (k.transpose(2, 0, 1),))
+BILINEAR = Rule("Bilinear", (_TURN, same("bias")))
 ROWS = {
     **dict.fromkeys(("nnx.Linear", "linen.Dense"), LINEAR),
     **dict.fromkeys(("nnx.LinearGeneral", "linen.DenseGeneral"), general),

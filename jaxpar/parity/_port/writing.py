@@ -99,11 +99,8 @@ class Writer:
 
     def _configs(self) -> list[str]:
         """They define `==` but no hash."""
-        configs = [
-            name
-            for name, line in self.needs.imports.items()
-            if line.startswith(f"from {runtime_names.LIBRARY}")
-        ]
+        library = f"from {runtime_names.LIBRARY}"
+        configs = [name for name, line in self.needs.imports.items() if line.startswith(library)]
         return [name for name in configs if len(configs) == 1 or name != runtime_names.CONFIG]
 
     def _missing(self) -> Iterator[tuple[Any, Any]]:
@@ -171,11 +168,8 @@ class Writer:
                 not_run(piece.source, piece.node, self.watched, skipped.append)
                 statements += [(piece.source, statement) for statement in skipped]
         refused = self.needs.refused
-        locations = [
-            source.place(statement)
-            for source, statement in statements
-            if (source.path, statement.lineno) not in refused
-        ]
+        unproven = [(source, x) for source, x in statements if (source.path, x.lineno) not in refused]
+        locations = [source.place(statement) for source, statement in unproven]
         if not locations:
             return ""
         listed = ", ".join(locations)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,11 +117,13 @@ class Call:
 
     def missing(self) -> list[tuple[str, str]]:
         """Return (argument name, type name) for each object that a record could not store."""
-        return [(name, kind) for name, form in self.form.each().items() for kind in _missing(form)]
+        leaves = [(name, leaf) for name, form in self.form.each().items() for leaf in _leaves(form)]
+        values = [(name, leaf.value) for name, leaf in leaves if isinstance(leaf, PassedObject)]
+        return [(name, value.kind) for name, value in values if isinstance(value, Missing)]
 
     def _pruned(self) -> Call:
-        in_use = {*_slot_names(self.form.args), *_slot_names(self.form.kwargs)}
-        return Call({name: x for name, x in self.arrays.items() if name in in_use}, self.form)
+        slots = {*_leaves(self.form.args), *_leaves(self.form.kwargs)}
+        return Call({name: x for name, x in self.arrays.items() if ArraySlot(name) in slots}, self.form)
 
     def tree_flatten(self) -> tuple[tuple, tuple]:
         return tuple(self.arrays.values()), (tuple(self.arrays), self.form)
@@ -207,16 +209,12 @@ def _map_objects(form: Any, function: Callable[[Any], Any]) -> Any:
     return PassedObject(function(form.value)) if isinstance(form, PassedObject) else form
 
 
-def _slot_names(form: Form) -> list[str]:
-    if isinstance(form, ArraySlot):
-        return [form.name]
-    return [name for child in getattr(form, "children", ()) for name in _slot_names(child)]
-
-
-def _missing(form: Form) -> list[str]:
-    if isinstance(form, PassedObject):
-        return [form.value.kind] if isinstance(form.value, Missing) else []
-    return [kind for child in getattr(form, "children", ()) for kind in _missing(child)]
+def _leaves(form: Form) -> Iterator[ArraySlot | PassedObject]:
+    if isinstance(form, Container):
+        for child in form.children:
+            yield from _leaves(child)
+    else:
+        yield form
 
 
 # ---------------------------------------------------------------------------------- forms in a record's .json

@@ -107,21 +107,23 @@ def _watched(layer_class: Any) -> type[nnx.Module]:
     return watched
 
 
+def _drawing(stream: nnx.RngStream, name: str) -> Callable[..., jax.Array] | None:
+    handler, paths = _current.get() or (None, {})
+    draw = getattr(handler, name, None)
+    return functools.partial(draw, paths[id(stream)]) if draw and id(stream) in paths else None
+
+
 @functools.cache
 def _watched_stream(stream_class: Any) -> type[nnx.RngStream]:
     def bernoulli(self: nnx.RngStream, p: Any = 0.5, shape: Any = None, **kwargs: Any) -> jax.Array:
-        handler, paths = _current.get() or (None, {})
-        draw = getattr(handler, "bernoulli", None)
-        if draw is None or id(self) not in paths:
+        draw = _drawing(self, "bernoulli")
+        if draw is None:
             return super(watched, self).bernoulli(p, shape, **kwargs)
-        return draw(paths[id(self)], p, jnp.shape(p) if shape is None else shape)
+        return draw(p, jnp.shape(p) if shape is None else shape)
 
     def normal(self: nnx.RngStream, shape: Any = (), dtype: Any = float, **kwargs: Any) -> jax.Array:
-        handler, paths = _current.get() or (None, {})
-        draw = getattr(handler, "normal", None)
-        if draw is None or id(self) not in paths:
-            return super(watched, self).normal(shape, dtype, **kwargs)
-        return draw(paths[id(self)], shape, dtype)
+        draw = _drawing(self, "normal")
+        return super(watched, self).normal(shape, dtype, **kwargs) if draw is None else draw(shape, dtype)
 
     watched = _subclass(stream_class, {"bernoulli": bernoulli, "normal": normal})
     return watched

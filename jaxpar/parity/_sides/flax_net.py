@@ -199,9 +199,8 @@ def _is_kind(leaf: Any, kind: type[nnx.Variable]) -> bool:
 
 
 def _has_streams(tree: PyTree) -> bool:
-    return any(
-        isinstance(x, nnx.Rngs) for x in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, nnx.Rngs))
-    )
+    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, nnx.Rngs))
+    return any(isinstance(x, nnx.Rngs) for x in leaves)
 
 
 def _other_key(key: jax.Array) -> jax.Array:

@@ -115,9 +115,8 @@ class FlaxSide:
         return self._shown(self.net.named_extra_state(self.extra_state))
 
     def load(self, weights: Named, state: Named) -> None:
-        self.parameters, self.extra_state = self.net.filled(
-            self.parameters, self.extra_state, {**weights, **state}
-        )
+        named = {**weights, **state}
+        self.parameters, self.extra_state = self.net.filled(self.parameters, self.extra_state, named)
 
     def _shown(self, named: Arrays) -> Named:
         return _numpy({path: x for path, x in named.items() if path not in self.ignored})

@@ -45,10 +45,8 @@ def _chosen(side: str, available: dict[str, Any], chosen: Mapping[str, str]) -> 
     arrays: dict[str, Any] = {}
     left_out = set(available)
     for name, common in chosen.items():
-        exact = next(
-            (candidate for candidate in (name, f"[{name!r}]", f"[{name}]") if _below(available, candidate)),
-            None,
-        )
+        candidates = (name, f"[{name!r}]", f"[{name}]")
+        exact = next((candidate for candidate in candidates if _below(available, candidate)), None)
         if exact is None:
             names = ", ".join(repr(path) for path in available) or "none"
             raise ValueError(
@@ -110,11 +108,8 @@ def _children(node: Any) -> list[tuple[Any, Any]] | None:
 
 
 def _key(path: tuple[Any, ...]) -> Any:
-    entry = path[0]
-    return next(
-        (getattr(entry, attribute) for attribute in ("key", "name", "idx") if hasattr(entry, attribute)),
-        str(entry),
-    )
+    keys = [getattr(path[0], name) for name in ("key", "name", "idx") if hasattr(path[0], name)]
+    return keys[0] if keys else str(path[0])
 
 
 def _hidden(value: Any, is_array: IsArray, depth: int, visited: set[int]) -> str | None:

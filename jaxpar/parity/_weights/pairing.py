@@ -77,9 +77,8 @@ class Links:
         # torch's state_dict lists a tied tensor under each of its names, and load_state_dict(strict=True)
         # raises for a missing one.
         for name in list(converted):
-            converted |= {
-                other: converted[name] for other in self.tied.get(name, ()) if other not in converted
-            }
+            for other in self.tied.get(name, ()):
+                converted.setdefault(other, converted[name])
         return converted
 
     def left_out(self) -> list[str]:

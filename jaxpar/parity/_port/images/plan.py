@@ -125,12 +125,8 @@ def _layers(flow: Flow, groups: Groups, by_a_line: set[int]) -> list[tuple[str, 
 
 def _inputs_and_outputs(flow: Flow, groups: Groups, nets: set[int]) -> list[tuple[str, set[int]]]:
     """Join inputs and outputs; return those that do not hold floats, which keep torch's axes."""
-    ends = {
-        number
-        for module, arguments, results in flow.calls
-        if id(module) in nets
-        for number in (*arguments, *results)
-    }
+    calls = [call for call in flow.calls if id(call.module) in nets]
+    ends = {number for call in calls for number in (*call.arguments, *call.results)}
     # The proof transposes arrays by the same criterion, `layout.is_image`.
     images = set(filter(flow.is_floating_point, ends))
     for image in images:

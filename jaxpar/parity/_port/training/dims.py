@@ -45,9 +45,8 @@ def dims_of(
     for expression, key in KEYS.items():
         cases: dict[Any, set[Axes]] = {}
         for (path, ndim), axes in axes_by_leaf.items():
-            cases.setdefault(key(path, ndim), set()).add(
-                default if _same(axes, default, ndim, ordered) else axes
-            )
+            written_axes = default if _same(axes, default, ndim, ordered) else axes
+            cases.setdefault(key(path, ndim), set()).add(written_axes)
         if all(len(axes_set) == 1 for axes_set in cases.values()):
             return _written(expression, {case: axes_set.pop() for case, axes_set in cases.items()}, default)
     raise PortError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -68,10 +68,8 @@ class Training(TrainingSides):
     @functools.cached_property
     def groups(self) -> list[optimizers.ParameterGroup]:
         names = {id(tensor): name for name, tensor in self.net.named_parameters()}
-        names_by_group = [
-            [names[id(x)] for x in group["params"] if x.requires_grad]
-            for group in self.optimizer.param_groups
-        ]
+        tensors = [group["params"] for group in self.optimizer.param_groups]
+        names_by_group = [[names[id(x)] for x in group if x.requires_grad] for group in tensors]
         return optimizers.groups_of(self.optimizer, names_by_group, self.links, self.paths)
 
     @property
@@ -171,18 +169,15 @@ def _names(
     origin: Origin, optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor]
 ) -> list[tuple[torch.Tensor, str]]:
     tensors = [x for group in optimizer.param_groups for x in group["params"]]
-    names_by_id = {
-        id(x): name for name, x in (origin.instance.named_parameters() if origin.instance is not None else ())
-    }
+    users_parameters = origin.instance.named_parameters() if origin.instance is not None else ()
+    names_by_id = {id(x): name for name, x in users_parameters}
     recorded_names = [name for group in optimizer.param_groups for name in group.get("param_names", ())]
     # From the most reliable evidence to the least: identity, recorded names, equal shapes in order.
     if all(id(x) in names_by_id for x in tensors):
         names = [names_by_id[id(x)] for x in tensors]
     elif len(recorded_names) == len(tensors) and set(recorded_names) <= parameters.keys():
         names = recorded_names
-    elif len(optimizer.param_groups) == 1 and [x.shape for x in tensors] == [
-        x.shape for x in parameters.values()
-    ]:
+    elif len(optimizer.param_groups) == 1 and _shapes(tensors) == _shapes(parameters.values()):
         names = list(parameters)
     else:
         raise PortError(
@@ -202,6 +197,10 @@ def _require_fresh(optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
             "jaxpar.parity.port: the optimizer or scheduler has taken steps. Give a fresh one; its state "
             "goes over with optim.state_from_torch and scheduler.load_state_dict."
         )
+
+
+def _shapes(tensors: Iterable[torch.Tensor]) -> list[torch.Size]:
+    return [x.shape for x in tensors]
 
 
 def _epochs(scheduler: Any) -> int:

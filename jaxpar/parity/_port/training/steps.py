@@ -150,9 +150,8 @@ def _rates(training: TrainingSides, source: str) -> list[Difference]:
         torch_steps.append(_of_groups(training.optimizer.param_groups))
         if _over(training.scheduler, t) | _over(scheduler, t):
             break
-    rates = [
-        _stacked(steps, torch_steps[0].keys() & flax_steps[0].keys()) for steps in (flax_steps, torch_steps)
-    ]
+    common = torch_steps[0].keys() & flax_steps[0].keys()
+    rates = [_stacked(steps, common) for steps in (flax_steps, torch_steps)]
     states = [_numbers(_state(scheduler_, groups)) for scheduler_ in (scheduler, training.scheduler)]
     pairs = rates, states
     return [difference for a, b in pairs for difference in measure(a, b, Kind.STATE, len(torch_steps))]
