@@ -38,7 +38,8 @@ from .constants import OURS, Constants
 R = TypeVar("R")
 Atom = Var | Literal
 
-WIDE = {np.dtype(narrow): np.dtype(np.float64) for narrow in (np.float32, np.float16, jnp.bfloat16)}
+FLOATS = (np.float32, np.float16, jnp.bfloat16)
+WIDE: dict[np.dtype, np.dtype] = {np.dtype(narrow): np.dtype(np.float64) for narrow in FLOATS}
 WIDE[np.dtype(np.complex64)] = np.dtype(np.complex128)
 BITS = ("bitcast_convert_type", "reduce_precision")  # run in the type they were written for
 OPAQUE = ("pallas_call", "ffi_call", "call_hi_primitive")  # their bodies cannot be rewritten

@@ -68,8 +68,10 @@ class Training(TrainingSides):
     @functools.cached_property
     def groups(self) -> list[optimizers.ParameterGroup]:
         names = {id(tensor): name for name, tensor in self.net.named_parameters()}
-        tensors = [group["params"] for group in self.optimizer.param_groups]
-        names_by_group = [[names[id(x)] for x in group if x.requires_grad] for group in tensors]
+        names_by_group = [
+            [names[id(x)] for x in group["params"] if x.requires_grad]
+            for group in self.optimizer.param_groups
+        ]
         return optimizers.groups_of(self.optimizer, names_by_group, self.links, self.paths)
 
     @property
