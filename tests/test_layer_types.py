@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 
 from jaxpar import nn
+from jaxpar._rulebook import ROWS, Rule
 
 LAYERS = [
     name for name in dir(nn) if isinstance(made := getattr(nn, name), type) and issubclass(made, nnx.Module)
@@ -15,19 +16,11 @@ LAYERS = [
 TYPES = {"dtype", "param_dtype", "rngs"}
 DRAW = {"AlphaDropout", "Dropout", "FeatureAlphaDropout", "FeatureDropout", "RReLU"}
 WITHOUT_PARAMETERS = {
-    *("AdaptiveAvgPool", "AdaptiveMaxPool", "AvgPool", "LPPool", "MaxPool", "MaxUnpool", "LocalResponseNorm"),
-    *(
-        "CircularPad",
-        "ConstantPad",
-        "ReflectionPad",
-        "ReplicationPad",
-        "ZeroPad",
-        "Upsample",
-        "Fold",
-        "Unfold",
-    ),
-    *("ChannelShuffle", "PixelShuffle", "PixelUnshuffle"),
-}
+    name.removeprefix("jaxpar.nn.")
+    for name, rule in ROWS.items()
+    if name.startswith("jaxpar.nn.") and isinstance(rule, Rule) and not rule.parts
+} - DRAW
+"""Layers of which the rulebook names no tensor."""
 REPEAT_OR_WRAP = {"TransformerDecoder", "TransformerEncoder", "WeightNorm", "SpectralNorm"}
 
 
