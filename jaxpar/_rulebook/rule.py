@@ -104,7 +104,7 @@ class Rule:
         return {name: array.shape for name, array in self.to_torch(_empty(shapes)).items()}
 
     def inside(self, path: str) -> Rule:
-        """Of a layer that has this one as its attribute `path`."""
+        """Return the rule of a layer that has this one as its attribute `path`."""
         return self._with(lambda part: {"flax": tuple(f"{path}.{leaf}" for leaf in part.flax)})
 
     def at_depth(self, depth: int, reverse: bool = False) -> Rule:
