@@ -78,11 +78,13 @@ class DeviceProperties:
     """A device's properties; None where the backend does not report one.
 
     Attributes:
-      name, platform: such as `NVIDIA H100` and `gpu`.
+      name: the kind of device, such as `NVIDIA H100`.
+      platform: `cpu`, `gpu` or `tpu`.
       index: the index in `devices()`, None if the device is not in that list.
       process_index: the process that owns the device.
       total_memory: bytes that JAX may use.
-      multi_processor_count, compute_capability: the number of cores, and NVIDIA's version, such as `9.0`.
+      multi_processor_count: the number of cores, as the backend counts them.
+      compute_capability: NVIDIA's version, such as `9.0`.
 
     >>> import jaxpar
     >>> properties = jaxpar.get_device_properties("cpu:0")
