@@ -138,10 +138,13 @@ def fake_engine(turns):
         calls.append("turn")
         return None if calls.count("turn") > turns else "a step"
 
-    def receive(last, buffers, parameters):
-        calls.append(f"receive {last}")
+    def receive(values, last, buffers, parameters):
+        calls.append(f"receive {values} {last}")
 
-    return SimpleNamespace(turn=turn, receive=receive, drop=lambda: calls.append("drop"), calls=calls)
+    arrays = SimpleNamespace(take=lambda: ("values", None))
+    return SimpleNamespace(
+        turn=turn, receive=receive, arrays=arrays, drop=lambda: calls.append("drop"), calls=calls
+    )
 
 
 def test_a_rank_goes_on_until_all_are_done():
@@ -150,7 +153,7 @@ def test_a_rank_goes_on_until_all_are_done():
     with Join(here, world(), True, True, False) as block:
         assert here.strategy is block._strategy
         block._strategy.rows, block._strategy.last, here.engine = rows(), 1, engine
-    assert engine.calls == ["drop", "turn", "turn", "turn", "receive 1"]
+    assert engine.calls == ["drop", "turn", "turn", "turn", "receive values 1"]
     assert here.strategy is here.usual
     assert here.engine is None
 

@@ -202,7 +202,9 @@ def test_every_public_name_has_an_entry(api):
 
 def test_a_constant_has_its_own_text(api):
     text = api.page("jaxpar.comm_hooks", {"comm_hooks": "# comm_hooks"})
-    assert ".. py:data:: jaxpar.comm_hooks.noop\n\n   Nothing is sent, so replicas part" in text
+    assert (
+        ".. py:data:: jaxpar.comm_hooks.noop\n\n   No reduction, to measure the cost of communication" in text
+    )
     assert "The guide: [comm_hooks](../comm_hooks.md)" in text
 
 
