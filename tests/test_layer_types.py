@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 
+import jax.numpy as jnp
 import pytest
 from flax import nnx
 
@@ -38,3 +40,13 @@ def test_who_takes_types(name):
         assert not taken
     else:
         assert taken == TYPES
+
+
+def test_a_subclass_may_have_fields_of_its_own():
+    @dataclasses.dataclass(eq=False, repr=False)
+    class NamedPool(nn.MaxPool):
+        label: str = "pool"
+
+    x = jnp.arange(12.0).reshape(1, 3, 4, 1)
+    assert NamedPool(2, label="first").label == "first"
+    assert (NamedPool(2)(x) == nn.MaxPool(2)(x)).all()

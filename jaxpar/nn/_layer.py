@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -46,5 +47,12 @@ class FunctionLayer(Layer):
     _function: ClassVar[Callable[..., Any]]
 
     def __call__(self, x: jax.Array) -> Any:
-        options = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return type(self)._function(x, **options)
+        function = type(self)._function
+        return function(x, **{name: getattr(self, name) for name in _options(function, type(self))})
+
+
+@functools.cache
+def _options(function: Callable[..., Any], layer: type) -> tuple[str, ...]:
+    # A subclass may have fields of its own, which mean nothing to the function.
+    accepted = inspect.signature(function).parameters
+    return tuple(field.name for field in dataclasses.fields(layer) if field.name in accepted)
