@@ -48,11 +48,11 @@ class FunctionLayer(Layer):
 
     def __call__(self, x: jax.Array) -> Any:
         function = type(self)._function
-        return function(x, **{name: getattr(self, name) for name in _options(function, type(self))})
+        # A subclass may have fields of its own, which mean nothing to the function.
+        names = (field.name for field in dataclasses.fields(self) if field.name in _accepted(function))
+        return function(x, **{name: getattr(self, name) for name in names})
 
 
 @functools.cache
-def _options(function: Callable[..., Any], layer: type) -> tuple[str, ...]:
-    # A subclass may have fields of its own, which mean nothing to the function.
-    accepted = inspect.signature(function).parameters
-    return tuple(field.name for field in dataclasses.fields(layer) if field.name in accepted)
+def _accepted(function: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
