@@ -18,7 +18,7 @@ def adadelta(
     *,
     maximize: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """Adadelta as `torch.optim.Adadelta`.
+    """Adadelta as `torch.optim.Adadelta` (torch/optim/adadelta.py).
 
     Args:
       lr, weight_decay, maximize: as for `sgd`; so are the errors.

@@ -40,7 +40,7 @@ def adafactor(
     maximize: bool = False,
     dims: Callable[[str, jax.Array], tuple[Axes, Axes]] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Adafactor as `torch.optim.Adafactor`, with torch's errors.
+    """Adafactor as `torch.optim.Adafactor` (torch/optim/_adafactor.py), with torch's errors.
 
     Args:
       lr: the largest relative step: a number, an array or a schedule.

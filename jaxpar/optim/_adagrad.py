@@ -29,7 +29,7 @@ def adagrad(
     *,
     maximize: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """Adagrad as `torch.optim.Adagrad`.
+    """Adagrad as `torch.optim.Adagrad` (torch/optim/adagrad.py).
 
     Args:
       lr, weight_decay, maximize: as for `sgd`; so are the errors.

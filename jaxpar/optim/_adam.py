@@ -68,7 +68,7 @@ def adam(
     maximize: bool = False,
     decoupled_weight_decay: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """Adam as `torch.optim.Adam`, with torch's errors, and float32 noise no larger than torch's.
+    """Adam as `torch.optim.Adam` (torch/optim/adam.py), with its errors and no more float32 noise.
 
     Args:
       lr: a number, an array or a schedule; so may `betas[0]` be.
@@ -117,7 +117,9 @@ def adamw(
     *,
     maximize: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """`adam` with decoupled weight decay, as `torch.optim.AdamW`; `optax.adamw` decays by 1e-4.
+    """`adam` with decoupled weight decay, as `torch.optim.AdamW` (torch/optim/adamw.py).
+
+    `optax.adamw` decays by 1e-4.
 
     >>> from jaxpar import optim
     >>> tx = optim.adamw(lr=1e-3, weight_decay=0.1)
@@ -182,7 +184,7 @@ def radam(
     *,
     maximize: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """Rectified Adam as `torch.optim.RAdam`.
+    """Rectified Adam as `torch.optim.RAdam` (torch/optim/radam.py).
 
     Args:
       lr, betas, weight_decay, decoupled_weight_decay, maximize: as for `adam`; so are the errors.
@@ -301,6 +303,7 @@ def adamax(
       eps: added to every magnitude.
 
     torch counterpart: `torch.optim.Adamax`; `optax.adamax` has a noisier correction.
+    Source: torch/optim/adamax.py.
 
     >>> from jaxpar import optim
     >>> tx = optim.adamax(lr=2e-3, betas=(0.9, 0.99))

@@ -66,6 +66,7 @@ def muon(
       not a matrix. TypeError: a complex parameter.
 
     torch counterpart: `torch.optim.Muon`. `optax.contrib.muon` iterates in the parameter's type.
+    Source: torch/optim/_muon.py.
     """
     hyper.check_numbers(lr=lr, momentum=momentum, weight_decay=weight_decay)
     for name, value in (("Learning rate", lr), ("momentum", momentum), ("weight decay", weight_decay)):

@@ -31,7 +31,7 @@ def rprop(
     *,
     maximize: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """Resilient backpropagation as `torch.optim.Rprop`, with torch's errors.
+    """Resilient backpropagation as `torch.optim.Rprop` (torch/optim/rprop.py), with torch's errors.
 
     Args:
       lr: the initial step size; later values have no effect, as in torch.
@@ -57,7 +57,8 @@ def rprop(
             shrink, grow, low, high = s
             # Each of XLA's CPU kernels writes one array. The expressions are ordered so that each result is
             # used as it is by the next: nothing is computed twice, and `size` and `prev` can overwrite
-            # their own memory.
+            # their own memory. `~(size < low)` always holds after the clip; it makes `prev` depend on `size`,
+            # so that XLA finishes `size`, which reads the old `prev`, first.
             agree = g * before
             unchanged = jnp.clip(size, low, high)
             changed = jnp.clip(size * jnp.where(agree > 0, grow, shrink), low, high)

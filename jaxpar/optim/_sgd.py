@@ -30,7 +30,9 @@ def sgd(
     *,
     maximize: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """Stochastic gradient descent as `torch.optim.SGD`, with torch's errors; `optax.sgd` has no dampening.
+    """Stochastic gradient descent as `torch.optim.SGD` (torch/optim/sgd.py), with its errors.
+
+    `optax.sgd` has no dampening.
 
     Args:
       lr, momentum: a number, an array or a schedule.
