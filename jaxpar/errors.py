@@ -125,7 +125,7 @@ class NestedError(JaxparError, RuntimeError):
 
 
 class WorkerError(JaxparError, RuntimeError):
-    """A worker process of a `DataLoader` has died.
+    """A worker of a `DataLoader` has died, or its data set has called `sys.exit`.
 
     Cause: the kernel ended it when memory was used up, or native code of the data set has crashed.
     Cure: the message names the worker, the signal and the batch; fewer workers, or `num_workers=0`.

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import jax
@@ -63,6 +64,63 @@ def bits(items):
                 leaf = jax.random.key_data(leaf)
             found[name + jax.tree_util.keystr(path)] = (str(leaf.dtype), np.asarray(leaf).tobytes())
     return found
+
+
+def test_an_existing_step_is_replaced_on_request(tmp_path):
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(3, counts=[1])
+        checkpointer.wait()
+        with pytest.raises(CheckpointError, match=r"step 3 exists in .*overwrite=True"):
+            checkpointer.save(3, counts=[2])
+        checkpointer.save(3, counts=[2], overwrite=True)
+        checkpointer.save(4, counts=[3], overwrite=True)  # nothing there to replace
+        checkpointer.wait()
+        assert checkpointer.restore(3, counts=[0]).trees == {"counts": [2]}
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "3", "4"]
+
+
+def test_dying_between_the_renames_of_an_overwrite_loses_nothing(tmp_path):
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(3, counts=[1])
+    (tmp_path / "3").rename(tmp_path / "3.old.tmp")
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(4, counts=[2])
+    assert Checkpointer(tmp_path).restore(3, counts=[0]).trees == {"counts": [1]}
+
+
+def test_threads_take_turns(tmp_path):
+    checkpointer = Checkpointer(tmp_path, max_to_keep=None)
+    steps = iter(range(24))
+    lock = threading.Lock()
+
+    def saves():
+        done = []
+        while True:
+            with lock:
+                number = next(steps, None)
+            if number is None:
+                return done
+            done.append(checkpointer.save(number, values={"x": np.full(1000, number)}))
+
+    with ThreadPoolExecutor(3) as pool:
+        saved = [future.result() for future in [pool.submit(saves) for _ in range(3)]]
+    checkpointer.close()
+    assert [value for done in saved for value in done] == [True] * 24
+    assert Checkpointer(tmp_path)._store.steps() == list(range(24))
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([".lock", *map(str, range(24))])
+
+
+QUIET = """
+import jaxpar, numpy as np
+with jaxpar.Checkpointer({folder!r}) as checkpointer:
+    checkpointer.save(0, tree={{"x": np.ones(3)}})
+"""
+
+
+def test_a_save_prints_nothing(tmp_path):
+    command = [sys.executable, "-c", QUIET.format(folder=str(tmp_path / "run"))]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
+    assert run.stdout + run.stderr == ""
 
 
 def test_a_resumed_run_has_the_same_bits(tmp_path):

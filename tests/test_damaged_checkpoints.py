@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
 import random
 import re
 import shutil
@@ -390,3 +391,50 @@ def test_the_benchmark_of_what_survives():
     assert re.findall(r"(\d+) of (\d+) (?:restored|named)", ended.stdout) == [(n, n) for n in "2663"]
     assert re.findall(r"step kept (\d+) of (\d+)", ended.stdout) == [(n, n) for n in "663"]
     assert ended.stdout.count("step 3 refused; 3 of 3 earlier steps right") == 2
+
+
+@pytest.mark.parametrize("how", ["rename", "copy"])
+def test_a_renamed_step_is_not_believed(how, run):
+    move = {"rename": shutil.move, "copy": shutil.copytree}[how]
+    move(run / "0", run / "9")
+    number, texts = restored(run)
+    assert number == 1
+    assert texts == [
+        "Checkpointer.restore: step 9 is damaged and is passed over: it holds step 0: the folder was renamed "
+        "or copied."
+    ]
+    with pytest.raises(CheckpointError, match="it holds step 0: the folder was renamed or copied"):
+        Checkpointer(run).restore(9, tree=BLANK)
+
+
+def sealed(run, text):
+    """Write a manifest with the right digest."""
+    seal = hashlib.sha256(text.encode()).hexdigest()
+    (run / "1" / "manifest").write_text(f"{seal}\n{text}")
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000 + "]" * 100_000, "[]", "{}", "null", '"', '{"format": 2}'])
+def test_a_sealed_manifest_that_makes_no_sense(text, run):
+    sealed(run, text)
+    with pytest.raises(
+        CheckpointError, match=r"step 1 .* is damaged: (its manifest makes no sense|it holds step None)"
+    ):
+        Checkpointer(run).restore(1, tree=BLANK)
+
+
+@pytest.mark.parametrize("file", ["/etc/hostname", "../0/manifest", "arrays/../../0/manifest"])
+def test_a_file_outside_of_the_step(file, run):
+    manifest = json.loads((run / "1" / "manifest").read_text().partition("\n")[2])
+    manifest["arrays"]["tree"]["['leaf 0']"]["file"] = file
+    sealed(run, json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="is outside of the step's folder"):
+        Checkpointer(run).restore(1, tree=BLANK)
+
+
+@pytest.mark.parametrize("name", ["manifest", "leaf"])
+def test_what_is_not_a_file_is_not_waited_for(name, run):
+    path = run / "1" / "manifest" if name == "manifest" else files(run)[0]
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(CheckpointError, match="is not a regular file"):
+        Checkpointer(run).restore(1, tree=BLANK)

@@ -228,6 +228,35 @@ def test_an_error_is_its_own_class_with_the_workers_traceback():
     assert [b.tolist() for b in epoch] == [[4, 5], [6, 7], [8, 9], [10, 11]]
 
 
+@pytest.mark.parametrize(
+    ("fault", "name"), [("leaves_quietly", "SystemExit(0)"), ("raises_ctrl_c", "KeyboardInterrupt()")]
+)
+@pytest.mark.parametrize("kind", [KIND, None])
+def test_what_would_end_the_training_is_an_error(fault, name, kind):
+    epoch = iter(
+        DataLoader(faults.Rows(3, getattr(faults, fault)), 2, num_workers=2, multiprocessing_context=kind)
+    )
+    next(epoch)
+    with pytest.raises(errors.WorkerError) as caught:
+        next(epoch)
+    assert f"worker 1: {name} was raised while it made batch 1, rows [2, 3]" in str(caught.value)
+    assert [b.tolist() for b in epoch] == [[4, 5], [6, 7], [8, 9], [10, 11]]
+
+
+@pytest.mark.parametrize("kind", [KIND, None])
+def test_worker_init_fn_that_leaves(kind):
+    with pytest.raises(errors.WorkerError, match=r"SystemExit\(0\) was raised") as caught:
+        list(
+            DataLoader(
+                faults.Rows(),
+                num_workers=1,
+                multiprocessing_context=kind,
+                worker_init_fn=faults.leaves_at_once,
+            )
+        )
+    assert caught.value.__notes__ == ["DataLoader: raised by worker_init_fn(0)."]
+
+
 def test_an_error_that_cannot_travel_is_said():
     with pytest.raises(RuntimeError, match=r"WithoutArguments: cat\.jpg:7") as caught:
         list(loader(faults.Rows(3, faults.own_error)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 import time
 
 import numpy as np
@@ -94,6 +95,18 @@ def interrupted():
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(0.1)
     return -1
+
+
+def leaves_quietly():
+    sys.exit(0)
+
+
+def raises_ctrl_c():
+    raise KeyboardInterrupt
+
+
+def leaves_at_once(worker):
+    sys.exit(0)
 
 
 def key_error():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from .._training.watchdog import reached
 from .._typing import PyTree
@@ -21,6 +23,22 @@ from .saver import Saver
 from .step import Damage, Metric, check_step
 from .store import Store
 from .warn import warn
+
+P, T = ParamSpec("P"), TypeVar("T")
+
+
+def _exclusive(
+    method: Callable[Concatenate[Checkpointer, P], T],
+) -> Callable[Concatenate[Checkpointer, P], T]:
+    """Let one thread at a time use a Checkpointer. A signal handler may save in the middle of a save."""
+
+    @functools.wraps(method)
+    def exclusive(self: Checkpointer, *args: P.args, **kwargs: P.kwargs) -> T:
+        with self._threads:
+            return method(self, *args, **kwargs)
+
+    return exclusive
+
 
 REQUEUE = 75
 """Exit code EX_TEMPFAIL, by which `jaxpar launch` and batch systems know that a job should be restarted."""
@@ -99,10 +117,12 @@ class Checkpointer:
         self._saver = Saver(self._store, on_save_error)
         self._best_store = BestStore(self.directory / BEST, keep_best)
         self._best = Saver(self._best_store, on_save_error)
+        self._threads = threading.RLock()
 
     # ------------------------------------------------------------------------------------------- saving
 
-    def save(self, step: int, /, *, force: bool = False, **items: PyTree) -> bool:
+    @_exclusive
+    def save(self, step: int, /, *, force: bool = False, overwrite: bool = False, **items: PyTree) -> bool:
         """Save the step if it is due.
 
         The items may change as soon as this returns; it waits until the previous save has finished. After any
@@ -112,6 +132,7 @@ class Checkpointer:
         Args:
           step: the step number.
           force: save regardless of `save_every`.
+          overwrite: replace a step with the same number, which stays on disk until the other is complete.
           items: NNX modules (also in `DataParallel` and the like), `nnx.Optimizer`, `nnx.Rngs`; pytrees;
             objects with `state_dict` and `load_state_dict`, or with `get_state` and `set_state`.
 
@@ -119,8 +140,9 @@ class Checkpointer:
           Whether the step was saved or is being written.
 
         Raises:
-          CheckpointError: the step exists; an item has no saveable state; a different process saves to the
-            directory; the disk is full or the previous save failed (warnings with `on_save_error="warn"`).
+          CheckpointError: the step exists, unless `overwrite`; an item has no saveable state; a different
+            process saves to the directory; the disk is full or the previous save failed (warnings with
+            `on_save_error="warn"`).
           SystemExit: with code 75, after a SIGTERM.
 
         >>> import tempfile, jaxpar
@@ -136,7 +158,7 @@ class Checkpointer:
         if not items:
             raise TypeError("Checkpointer.save: there is nothing to save; pass items by name: net=net.")
         # Before exiting, the ranks meet in any case, which reveals the ranks that do not save.
-        ranks, started = self._saver.begin(step, items, together=leaving)
+        ranks, started = self._saver.begin(step, items, together=leaving, overwrite=overwrite)
         if leaving or not self.asynchronous:
             started = self.wait() and started
         # The other ranks do not call `save`, so they would not exit on their own.
@@ -146,6 +168,7 @@ class Checkpointer:
             raise SystemExit(REQUEUE)
         return started
 
+    @_exclusive
     def save_best(
         self, step: int, metric: Any, /, *, mode: Literal["min", "max"] = "min", **items: PyTree
     ) -> bool:
@@ -181,12 +204,14 @@ class Checkpointer:
             started = self._best.wait()
         return started
 
+    @_exclusive
     def wait(self) -> bool:
         """Wait for the step being written; return whether it is on disk, or raise CheckpointError."""
         # A list, not `and`: both must be waited for even if the first one was not written.
         both = [self._saver.wait(), self._best.wait()]
         return all(both)
 
+    @_exclusive
     def close(self) -> None:
         """Wait for the last save and unlock the directory. Leaving a `with` block does this."""
         try:
@@ -221,6 +246,7 @@ class Checkpointer:
         """
         return max(self._store.steps(), default=None)
 
+    @_exclusive
     def latest_valid(self) -> int | None:
         """Return the newest step whose files all match their digests, or None.
 
@@ -242,6 +268,7 @@ class Checkpointer:
                 return step
         return None
 
+    @_exclusive
     def restore(self, step: int | None = None, /, *, strict_dtype: bool = True, **items: PyTree) -> Restored:
         """Restore a step's state into the items.
 
@@ -277,6 +304,7 @@ class Checkpointer:
         reached(restored.step)
         return restored
 
+    @_exclusive
     def restore_best(self, *, strict_dtype: bool = True, **items: PyTree) -> Restored:
         """Restore the best step whose digests verify into the items, as `restore`.
 
@@ -293,6 +321,7 @@ class Checkpointer:
         self._best.join()
         return restore(self._best_store, None, items, strict_dtype)
 
+    @_exclusive
     def best_step(self) -> int | None:
         """Return the best step on disk, or None. Early stopping, also after an interruption:
 

@@ -35,13 +35,19 @@ class Saver:
         """On ranks other than 0, the last saved step until its outcome is received."""
 
     def begin(
-        self, step: int, items: Mapping[str, PyTree], *, together: bool, metric: Metric | None = None
+        self,
+        step: int,
+        items: Mapping[str, PyTree],
+        *,
+        together: bool,
+        metric: Metric | None = None,
+        overwrite: bool = False,
     ) -> tuple[list[int], bool]:
         """Start writing a step; raises as `Checkpointer.save`.
 
         `together` makes ranks wait for each other even if they have nothing to exchange. With a `metric`, the
-        step is written only if that is among the best. Returns the ranks that take part, if they had to meet,
-        and whether the step is being written.
+        step is written only if that is among the best; `overwrite` replaces an existing step. Returns the
+        ranks that take part, if they had to meet, and whether the step is being written.
         """
         contents, failure = _snapshot_or_error(items)
         together = together or contents is None or bool(contents.per_rank)
@@ -60,7 +66,7 @@ class Saver:
                 accepted = self._store.accepts(metric)
                 if accepted:
                     arrays.update(on_host(contents.arrays))
-                    self._make_way(step, metric)
+                    self._make_way(step, overwrite or metric is not None)
                     disk_error = self._store.disk_error(step, arrays)
             return RankReport(step, contents.small, contents.digests, previous_error, disk_error, accepted)
 
@@ -115,7 +121,7 @@ class Saver:
         finally:
             self._outcomes.report(step, trouble)
 
-    def _make_way(self, step: int, metric: Metric | None) -> None:
+    def _make_way(self, step: int, overwrite: bool) -> None:
         if step not in self._store.steps():
             return
         try:
@@ -128,12 +134,12 @@ class Saver:
                 f"{aside.name}: {damage}."
             )
         else:
-            if metric is not None:
-                return  # this step was trained again after an interruption, and is better
-            raise CheckpointError(
-                f"Checkpointer.save: step {step} exists in {self._store.directory}. A step is never written "
-                "over: restore the newest one and go on from there, or use another directory."
-            )
+            # A better step with the same number was trained again after an interruption.
+            if not overwrite:
+                raise CheckpointError(
+                    f"Checkpointer.save: step {step} exists in {self._store.directory}. Go on from the "
+                    "newest step, use another directory, or replace this one: overwrite=True."
+                )
 
     def _complain(self, trouble: str | None) -> None:
         if trouble and self._on_save_error == "raise":

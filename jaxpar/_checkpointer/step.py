@@ -22,6 +22,7 @@ import hashlib
 import json
 import math
 import os
+import stat
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -125,14 +126,21 @@ def read_manifest(step: Path) -> Manifest:
         seal, _, text = bytes(_bytes(step, MANIFEST)).partition(b"\n")
         if seal != digest(text).encode():
             raise Damage(f"{MANIFEST} has other bytes than were written")
-        manifest: Manifest = json.loads(text)
-        format_number = manifest["format"]
+        try:
+            manifest: Manifest = json.loads(text)
+            format_number = manifest["format"]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            # The text matches its digest, so only a faulty writer can cause this.
+            raise Damage(f"its manifest makes no sense: {type(error).__name__}: {error}") from None
     if format_number != FORMAT:
         raise CheckpointError(
             f"Checkpointer: {step} has format {format_number}, and this version of jaxpar knows format "
             f"{FORMAT} only. The step is not damaged: restore it with the version that wrote it, or save "
             "to another directory."
         )
+    # Digests cover the contents of a folder, not its name.
+    if str(manifest.get("step")) != step.name:
+        raise Damage(f"it holds step {manifest.get('step')}: the folder was renamed or copied")
     return manifest
 
 
@@ -185,9 +193,14 @@ def flush(path: Path) -> None:
 
 def _bytes(step: Path, name: str, size: int | None = None) -> memoryview:
     """Read a file. Unless its length is `size`, nothing is read or allocated."""
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise Damage(f"{name} is outside of the step's folder")
     try:
         # Compared before reading: a sparse file of any size would otherwise be loaded first.
-        actual = (step / name).stat().st_size
+        status = (step / name).stat()
+        if not stat.S_ISREG(status.st_mode):  # reading a pipe would wait for ever
+            raise Damage(f"{name} is not a regular file")
+        actual = status.st_size
         if size is not None and actual != size:
             raise Damage(f"{name} has {actual} bytes instead of {size}")
         return np.fromfile(step / name, np.uint8).data

@@ -60,6 +60,10 @@ class Store:
                 f"Checkpointer.save: {self.directory} cannot be written to: {error.strerror}."
             ) from None
         # This process holds the lock, so these belong to a dead process, not to a concurrent writer.
+        for replaced in self._folders(rf"{NUMBER}\.old{re.escape(UNFINISHED)}"):
+            step = self.path(int(replaced.name.partition(".")[0]))
+            if not step.exists():  # the process died between the two renames of `write`
+                replaced.rename(step)
         for leftover in self._folders(rf"{NUMBER}(\.old)?{re.escape(UNFINISHED)}"):
             shutil.rmtree(leftover, ignore_errors=True)
 
@@ -95,7 +99,7 @@ class Store:
             self._write_step(unfinished, step, arrays, states, parts, metric)
             replaced = self.directory / f"{step}.old{UNFINISHED}"
             if self.path(step).exists():
-                self.path(step).rename(replaced)  # a best step that was trained again, and improved
+                self.path(step).rename(replaced)
             unfinished.rename(self.path(step))  # atomic on every file system with POSIX semantics
             # The rename must be durable before older steps are removed.
             flush(self.directory)

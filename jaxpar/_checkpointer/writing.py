@@ -87,12 +87,12 @@ def _file_of(step: Path, name: str, nbytes: int) -> str:
 
 def _write_tree(folder: Path, tree: Mapping[str, Mapping[str, np.ndarray]]) -> None:
     leaves = _Leaves()
-    handler = ocp.PyTreeCheckpointHandler(
-        use_ocdbt=False,
-        use_compression=False,
-        type_handler_registry=ocp.type_handlers.create_type_handler_registry((np.ndarray, leaves)),
-    )
-    with _quiet():
+    with _quiet():  # making the handler warns too, that the registry has no jax.Array
+        handler = ocp.PyTreeCheckpointHandler(
+            use_ocdbt=False,
+            use_compression=False,
+            type_handler_registry=ocp.type_handlers.create_type_handler_registry((np.ndarray, leaves)),
+        )
         handler.save(folder, args=ocp.args.PyTreeSave(tree))
     for error in leaves.errors:
         code = re.search(r"os_error_code='(\d+)'", str(error))

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import WorkerError
 from ..random import Generator
-from ._fetch import Fetch, fetcher
+from ._fetch import Fetch, Index, fetcher
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -117,3 +118,23 @@ def numpy_seed(base_seed: int, worker: int) -> np.ndarray:
     # torch's _generate_state copies the mixing of NumPy's SeedSequence, so these are the same four numbers.
     entropy = [worker, base_seed % 2**32, base_seed >> 32, 0]
     return np.random.SeedSequence(entropy).generate_state(4)
+
+
+def batch_text(number: int, index: Index) -> str:
+    """Return "batch 3, rows [6, 7]" for errors; the rows of an iterable data set have no numbers."""
+    rows = np.atleast_1d(index).tolist() if isinstance(index, (list, np.ndarray)) else [index]
+    return f"batch {number}" if rows[:1] == [None] else f"batch {number}, rows {rows}"
+
+
+def ordinary(error: BaseException, worker: int, number: int, index: Index) -> Exception:
+    """Return the error as one that can be raised in the loop; SystemExit there would end the training."""
+    if isinstance(error, Exception):
+        return error
+    stopped = WorkerError(
+        f"DataLoader worker {worker}: {error!r} was raised while it made {batch_text(number, index)}. Raised "
+        "in the loop it would end the training as if it were complete; raise an Exception instead."
+    )
+    stopped.__cause__ = error
+    for note in getattr(error, "__notes__", ()):
+        stopped.add_note(note)
+    return stopped

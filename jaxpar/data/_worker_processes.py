@@ -31,7 +31,7 @@ import numpy as np
 from .._devices.virtual import hide_accelerators
 from ..errors import WorkerError
 from ._fetch import Index
-from ._worker_info import Job, WorkerInfo, numpy_seed
+from ._worker_info import Job, WorkerInfo, batch_text, numpy_seed, ordinary
 from ._worker_messages import Raised, Received, pack, raised, receive
 
 Make = Callable[[int, int, Index], Any]
@@ -146,7 +146,7 @@ class _Worker:
 
     def _obituary(self) -> str:
         code = self.process.exitcode
-        doing = f" while it made {_what(*self.asked[0][1:])}" if self.started and self.asked else ""
+        doing = f" while it made {batch_text(*self.asked[0][1:])}" if self.started and self.asked else ""
         who = f"DataLoader worker {self.i} (pid {self.process.pid})"
         if code is not None and code < 0:
             name = signal.Signals(-code).name
@@ -172,11 +172,6 @@ def _fulfil(future: Future[Any], answer: Received) -> None:
         future.set_exception(content.restored())
     else:
         future.set_result(content)
-
-
-def _what(number: int, index: Index) -> str:
-    rows = np.atleast_1d(index).tolist() if isinstance(index, (list, np.ndarray)) else [index]
-    return f"batch {number}" if rows[:1] == [None] else f"batch {number}, rows {rows}"
 
 
 def _cure(name: str) -> str:
@@ -266,5 +261,5 @@ def _answer(connection: Connection, make: Make, i: int, epoch: int, number: int,
             error.add_note(f"DataLoader: raised while batch {number} was pickled in worker process {i}.")
             raise
     except BaseException as error:
-        answer = pack(raised(error, i))
+        answer = pack(raised(ordinary(error, i, number, index), i))
     answer.send(connection)

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from ._fetch import Fetch, Index
-from ._worker_info import Job, WorkerInfo
+from ._worker_info import Job, WorkerInfo, ordinary
 
 
 class Threads:
@@ -56,5 +56,5 @@ def _work(job: Job, info: WorkerInfo, tasks: queue.SimpleQueue[Any], stopped: th
                     raise failed
                 future.set_result(fetch(number, index))
             except BaseException as error:
-                future.set_exception(error)
+                future.set_exception(ordinary(error, info.id, number, index))
         del task, future, fetch  # or a batch would live until the next task comes

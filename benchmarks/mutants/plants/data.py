@@ -77,6 +77,7 @@ PLANTS = [
         ('for note in getattr(error, "__notes__", ()):', 'for note in ():', "tests/test_worker_messages.py -k errors"),
     ),
     *plants("jaxpar/data/_worker_info.py",
+        ('isinstance(error, Exception)', 'isinstance(error, BaseException)', "tests/test_worker_processes.py -k would_end"),
         ('seed = self.base_seed + worker', 'seed = self.base_seed', "tests/test_worker_processes.py -m slow -k threads_give"),
         ('entropy = [worker, base_seed % 2**32', 'entropy = [worker + 1, base_seed % 2**32', "tests/test_worker_processes.py -m slow -k numpy_seed"),
     ),
