@@ -158,3 +158,14 @@ def test_help_starts_nothing():
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("target", ["model.pt", "./model.pt", "linked.pt"])
+def test_the_source_is_not_written_over(target, tmp_path):
+    torch.save(model().state_dict(), tmp_path / "model.pt")
+    (tmp_path / "linked.pt").symlink_to(tmp_path / "model.pt")
+    before = (tmp_path / "model.pt").read_bytes()
+    ended = jaxpar("model.pt", target, cwd=tmp_path)
+    assert ended.returncode == 2
+    assert f"{target} is the source, and would be written over" in ended.stderr
+    assert (tmp_path / "model.pt").read_bytes() == before

@@ -301,6 +301,47 @@ class Net(nn.Module):
 """
 
 
+SOURCE = """
+from torch import nn
+
+
+class net(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 2)
+
+
+def make():
+    return net()
+"""
+DECORATING = """
+import functools
+
+from torch import nn
+
+
+def doubled(function):
+    @functools.wraps(function)
+    def inner(*args):
+        return 2 * function(*args)
+
+    return inner
+
+
+@doubled
+def shifted(x):
+    return x + 1
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return shifted(self.layer(x))
+"""
+
+
 def test_lines_are_those_that_a_reader_has_before_him(tmp_path):
     source = Source(str(_written(tmp_path / "counted.py", COUNTED)))
     scale, net = source.tree.body[4:]
@@ -341,6 +382,29 @@ def test_exit_codes(module, given, code, said, tmp_path):
     ended = command(f"{MODULES}:{module}", "--input", given, "--out", tmp_path / "port.py")
     assert ended.exit_code == code, ended.output
     assert said in ended.output
+
+
+@pytest.mark.parametrize("name", ["net", "make"])
+@pytest.mark.parametrize("link", [False, True])
+def test_the_source_is_not_written_over(name, link, tmp_path):
+    source = _written(tmp_path / f"source_{name}_{link}.py", SOURCE)
+    out = tmp_path / "linked.py" if link else source
+    if link:
+        out.symlink_to(source)
+    before = source.read_text()
+    ended = command(f"{source}:{name}", "--input", "2,4", "--out", out)
+    assert (ended.exit_code, source.read_text()) == (3, before)
+    assert f"is the source of {name} and would be written over" in ended.output
+
+
+def test_a_decorated_function_inside_of_another_is_written_whole(tmp_path, monkeypatch):
+    _written(tmp_path / "decorating.py", DECORATING)
+    monkeypatch.syspath_prepend(tmp_path)
+    import decorating
+
+    port = parity.port(decorating.Net, torch.randn(2, 4))
+    assert port.same, port.source
+    assert "    @functools.wraps(function)\n    def inner(*args):\n" in port.source
 
 
 @pytest.mark.parametrize(

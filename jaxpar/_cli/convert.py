@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
+
+import click
 
 from ..parity import Layout, read_weights, write_weights
 from ..parity.conversion import Conversion, call_of
@@ -15,6 +18,8 @@ OPTIONAL = ("inputs", "flax_inputs", "layout", "flax_kwargs", *MATCHING)
 
 
 def convert(source: str, target: str, *, key: str | None, spec: str | None, to: str | None) -> str:
+    if Path(source).resolve() == Path(target).resolve():
+        raise click.UsageError(f"{target} is the source, and would be written over; choose another file.")
     tensors: dict[str, Any] = read_weights(source, key=key)
     if spec is not None:
         # Without a spec names and layout stay, and only the format changes.

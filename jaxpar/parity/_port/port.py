@@ -7,6 +7,7 @@ import functools
 import importlib
 import inspect
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -150,12 +151,12 @@ def port(
       A Port. `port.same` is True if the proof succeeded.
 
     Raises:
-      PortError: the module cannot be built or called, or its source cannot be read.
+      PortError: the module cannot be built or called, or its source cannot be read; `out` is its source.
     """
     if record and out is None:
         raise PortError("jaxpar.parity.port: record=True keeps its files beside `out`; give out=.")
-    make, written, build, builder, layout = _read(module, inputs, kwargs, channels_last)
     path = Path(out) if out is not None else None
+    make, written, build, builder, layout = _read(module, inputs, kwargs, channels_last, path)
     # Formatted before the proof, which then imports the file that users get.
     text = formatted(written.text, str(path or "port.py"))
     flax, proofs, failure, file = None, [], "", None
@@ -195,11 +196,13 @@ def _unproven(failure: str, proofs: Sequence[Comparison]) -> str:
 
 
 def _read(
-    module: nn.Module | Make, inputs: Sequence[Any], kwargs: Any, channels_last: bool
+    module: nn.Module | Make, inputs: Sequence[Any], kwargs: Any, channels_last: bool, out: Path | None
 ) -> tuple[Make, Written, str, Build, Layout]:
     try:
         make = maker_of(module) if isinstance(module, nn.Module) else module
         net, calls = record_constructions(lambda: _seeded(make))
+        if out is not None:
+            _refuse_source(out, [make, *{type(child) for child in net.modules()}])
 
         def call(nets: Sequence[nn.Module]) -> None:
             with torch.no_grad():
@@ -234,6 +237,16 @@ def _read(
         raise PortError(
             f"jaxpar.parity.port: torch's module fails: {type(error).__name__}: {error}"
         ) from error
+
+
+def _refuse_source(out: Path, definitions: Sequence[Any]) -> None:
+    for definition in definitions:
+        file = getattr(sys.modules.get(getattr(definition, "__module__", "")), "__file__", None)
+        if file is not None and out.resolve() == Path(file).resolve():
+            raise PortError(
+                f"jaxpar.parity.port: out={str(out)!r} is the source of {definition.__qualname__} and would "
+                "be written over; choose another file."
+            )
 
 
 def _built(build: str, layers: str, file: Any) -> nnx.Module:

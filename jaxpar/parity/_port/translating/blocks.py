@@ -98,7 +98,7 @@ def _statements(ctx: Context, body: Sequence[ast.stmt], last: bool) -> str:
 
     If they are the `last` ones of a definition, the comment after them is written, too.
     """
-    written, at = "", start_of(body[0])
+    written, at = "", begin_of(body[0])
     for node in body:
         between = ctx.source.between(at, begin_of(node))
         if between.lstrip().startswith(";") and written == "":
