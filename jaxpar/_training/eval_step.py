@@ -27,9 +27,10 @@ from .call_arrays import CallArrays
 from .compiled_step import Program, ReplicaState, StepResult
 from .engine import Engine
 from .engine_state import EngineState
-from .linen_net import collections_of, is_linen, linen_net_of, wrapped
+from .linen_net import collections_of, is_linen, wrapped
 from .networks import as_one, check_alike, check_objects, local_placement
 from .precision import Precision, check_precision
+from .state_optimizer import held_by
 from .work import Whole, WholeBatch
 from .world import ALONE
 
@@ -103,11 +104,11 @@ def _of_linen(
 
     def evaluate(state: Any, *batch: PyTree, **kwargs: PyTree) -> PyTree:
         variables = collections_of(state) if hasattr(state, "params") else state
-        if not latest or not linen_net_of(latest[0]).fits(variables):
+        if not latest or not held_by(latest[0]).fits(variables):
             holder = wrapped(net, variables)
             latest[:] = [holder, eval_step(holder, function, precision=precision)]
         else:
-            linen_net_of(latest[0]).take(variables)
+            held_by(latest[0]).take(variables)
         return latest[1](*batch, **kwargs)
 
     return evaluate

@@ -6,47 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import linen, nnx
 
 from .._parallel.data_parallel import DataParallel
 from .._typing import PyTree, Static
 from .distributed_data_parallel import DistributedDataParallel
-
-PARAMS = "params"
-
-
-class _Fields:
-    """A tree of arrays as attributes of an NNX object, one Variable for each leaf, named by its path."""
-
-    def __init__(self, owner: Any, tree: PyTree, kind_of: Any):
-        pairs, self.form = jax.tree.flatten_with_path(tree)
-        self.names = tuple(map(_name, pairs))
-        for name, (_, leaf) in zip(self.names, pairs, strict=True):
-            setattr(owner, name, kind_of(name)(jnp.asarray(leaf)))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Fields) and (self.names, self.form) == (other.names, other.form)
-
-    def __hash__(self) -> int:
-        return hash((self.names, self.form))
-
-    def read(self, owner: Any) -> PyTree:
-        return jax.tree.unflatten(self.form, [getattr(owner, name)[...] for name in self.names])
-
-    def write(self, owner: Any, tree: PyTree) -> None:
-        for pair in jax.tree.leaves_with_path(tree):
-            name = _name(pair)
-            if name not in self.names:
-                raise ValueError(
-                    f"train_step: {name} is another leaf than the module's variables had at first; put what "
-                    "a forward makes into the loss function's aux instead."
-                )
-            getattr(owner, name)[...] = pair[1]
-
-
-def _name(pair: tuple[Any, Any]) -> str:
-    return jax.tree_util.keystr(pair[0], simple=True, separator=".")
+from .state_optimizer import PARAMS, StateOptimizer
+from .tree_fields import TreeFields
 
 
 class LinenNet(nnx.Module):
@@ -56,7 +22,7 @@ class LinenNet(nnx.Module):
         self.linen = Static(module)
         self.deeper = all(list(tree) == ["module"] for tree in variables.values())
         self.mutable = tuple(collection for collection in variables if collection != PARAMS)
-        self.fields = _Fields(self, dict(variables), _kind)
+        self.fields = TreeFields(self, dict(variables), _kind)
 
     @property
     def variables(self) -> dict[str, PyTree]:
@@ -64,7 +30,7 @@ class LinenNet(nnx.Module):
 
     def fits(self, variables: Mapping[str, PyTree]) -> bool:
         form: Any = jax.tree.structure(dict(variables))
-        return form == self.fields.form
+        return form == self.fields.form.value
 
     def take(self, variables: Mapping[str, PyTree]) -> None:
         self.fields.write(self, dict(variables))
@@ -85,34 +51,9 @@ class LinenNet(nnx.Module):
         return outputs
 
 
-def _kind(name: str) -> type[nnx.Variable]:
+def _kind(name: str, leaf: Any) -> type[nnx.Variable]:
+    del leaf
     return nnx.Param if name.partition(".")[0] == PARAMS else nnx.BatchStat
-
-
-class LinenOptimizer(nnx.Optimizer):
-    """A TrainState without its variables; an update is its `apply_gradients`."""
-
-    def __init__(self, state: Any, collections: tuple[str, ...]):
-        self.collections, self.wrt = collections, nnx.Param
-        bare_state = state.replace(**dict.fromkeys((PARAMS, *collections)))
-        self.fields = _Fields(self, bare_state, lambda name: nnx.OptState)
-
-    def state(self, net: Any) -> Any:
-        variables = linen_net_of(net).variables
-        return self.fields.read(self).replace(**variables)
-
-    def update(self, model: Any, grads: Any, **kwargs: Any) -> None:
-        net, state = linen_net_of(model), self.state(model)
-        of_name = {path[-1]: leaf[...] for path, leaf in nnx.to_flat_state(grads)}
-        pairs, form = jax.tree.flatten_with_path({PARAMS: state.params})
-        gradients = jax.tree.unflatten(form, [of_name[_name(pair)] for pair in pairs])[PARAMS]
-        after = state.apply_gradients(grads=gradients, **kwargs)
-        net.fields.write(net, {PARAMS: after.params})
-        self.fields.write(self, after.replace(**dict.fromkeys((PARAMS, *self.collections))))
-
-
-def linen_net_of(net: Any) -> LinenNet:
-    return net if isinstance(net, LinenNet) else net.module
 
 
 def is_linen(net: Any) -> bool:
@@ -131,7 +72,7 @@ def collections_of(state: Any) -> dict[str, PyTree]:
     }
 
 
-def from_linen(net: Any, state: Any) -> tuple[Any, LinenOptimizer]:
+def from_linen(net: Any, state: Any) -> tuple[Any, StateOptimizer]:
     """Return the module with its variables, wrapped as before, and its optimizer."""
     if not all(hasattr(state, name) for name in (PARAMS, "opt_state", "apply_gradients", "replace")):
         raise TypeError(
@@ -140,7 +81,7 @@ def from_linen(net: Any, state: Any) -> tuple[Any, LinenOptimizer]:
             "tx=tx), with a field for every other collection."
         )
     variables = collections_of(state)
-    return wrapped(net, variables), LinenOptimizer(state, tuple(variables)[1:])
+    return wrapped(net, variables), StateOptimizer(state, tuple(variables))
 
 
 def wrapped(net: Any, variables: Mapping[str, PyTree]) -> Any:

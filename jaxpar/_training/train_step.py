@@ -23,9 +23,9 @@ from .distributed_data_parallel import DistributedDataParallel
 from .divergence_guard import Fingerprint, fingerprint
 from .engine import Engine, Work
 from .engine_state import EngineState
-from .linen_net import LinenOptimizer
 from .nonfinite import NONE, Reports
 from .precision import Precision, check_precision
+from .state_optimizer import StateOptimizer
 from .step_state import counts, restore, saved
 from .throttle import Throttle
 from .training_arrays import TrainingArrays
@@ -194,7 +194,7 @@ class TrainStep:
         Raises AttributeError for an NNX module.
         """
         pairs = zip(self._nets, nets_of(networks.as_one(self.optimizer)), strict=True)
-        states = tuple(its.state(net) if isinstance(its, LinenOptimizer) else None for net, its in pairs)
+        states = tuple(its.state(net) if isinstance(its, StateOptimizer) else None for net, its in pairs)
         if None in states:
             raise AttributeError(
                 "TrainStep.state: an NNX module and its optimizer hold their own: step.net, step.optimizer."
