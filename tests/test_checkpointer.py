@@ -557,7 +557,10 @@ OTHERS = {
     ),
     "missing leaf": (SAVED | {"y": jnp.zeros(1)}, r"Only here: \['y'\]; only there: nothing"),
     "extra leaf": ({"n": 1, "key": SAVED["key"]}, r"Only here: nothing; only there: \['x'\]"),
-    "array for a number": (SAVED | {"n": jnp.zeros(1)}, r"\['n'\] is an array here and a number"),
+    "array for a number": (
+        SAVED | {"n": jnp.zeros(1)},
+        r"\['n'\] is an array of float\d\d\[1\] here and the int 1",
+    ),
     "another kind of key": (SAVED | {"key": jax.random.key(0, impl="rbg")}, r"key<rbg> here and key<fry>"),
 }
 

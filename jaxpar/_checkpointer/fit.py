@@ -16,15 +16,17 @@ import numpy as np
 from .._typing import PyTree
 from ..errors import CheckpointError
 from .item import ItemLeaf
-from .json_values import decode, is_key
+from .json_values import decode, dtype_of, is_key
 from .step import SavedArray, SavedValue
 from .warn import warn
 
 MAX_LISTED = 5
 """Leaves that an error lists."""
 
-Spec: TypeAlias = "tuple[tuple[int, ...], str] | None"
-"""Shape and dtype of an array; None for a value that is not an array."""
+Spec: TypeAlias = "tuple[tuple[int, ...], str] | bool | int | float | complex | None"
+"""Shape and dtype of an array; a Python number; None for any other value."""
+
+KINDS = {bool: np.bool_, int: np.integer, float: np.floating, complex: np.complexfloating}
 
 
 def fit(
@@ -44,13 +46,18 @@ def fit(
 
 
 def _check_same(name: str, live: Spec, saved: Spec, path: Path, strict: bool) -> None:
-    if live == saved:
+    if live == saved or not (isinstance(live, tuple) or isinstance(saved, tuple)):
         return
-    if live is None or saved is None:
-        live_kind, saved_kind = (
-            "a number, text or None" if spec is None else "an array" for spec in (live, saved)
+    if not isinstance(live, tuple) or not isinstance(saved, tuple):
+        # A TrainState's step is the number 0 until a compiled step has counted.
+        if isinstance(saved, tuple) and _counts_as(live, saved):
+            return
+        if isinstance(live, tuple) and _counts_as(saved, live) and _holds_exactly(live, saved):
+            return
+        raise CheckpointError(
+            f"{name} is {_kind(live)} here and {_kind(saved)} in {path}. Nothing was restored; build the "
+            "object as it was when the step was saved."
         )
-        raise CheckpointError(f"{name} is {live_kind} here and {saved_kind} in {path}.")
     if live[0] != saved[0]:
         raise CheckpointError(
             f"{name} has shape {live[0]} here and {saved[0]} in {path}. Nothing was restored; build the "
@@ -64,6 +71,26 @@ def _check_same(name: str, live: Spec, saved: Spec, path: Path, strict: bool) ->
             "strict_dtype=False."
         )
     warn(f"{text}; it is converted.")
+
+
+def _counts_as(number: Spec, array: tuple[tuple[int, ...], str]) -> bool:
+    """Whether a Python number and an array without axes are of one kind: bool, int, float or complex."""
+    kind = KINDS.get(type(number))
+    if kind is None or array[0] or array[1].startswith("key"):
+        return False
+    return bool(jnp.issubdtype(dtype_of(array[1]), kind))
+
+
+def _holds_exactly(array: tuple[tuple[int, ...], str], number: Spec) -> bool:
+    with np.errstate(over="ignore"):
+        converted = np.asarray(number).astype(dtype_of(array[1])).astype(np.asarray(number).dtype)
+        return bool(converted == number)
+
+
+def _kind(spec: Spec) -> str:
+    if isinstance(spec, tuple):
+        return f"an array of {spec[1]}{list(spec[0])}"
+    return "text or None" if spec is None else f"the {type(spec).__name__} {spec}"
 
 
 def _matched(item: str, live: Iterable[str], saved: Iterable[str], path: Path) -> dict[str, str]:
@@ -102,7 +129,7 @@ def _listed(names: list[str]) -> str:
 def _spec(value: PyTree) -> Spec:
     if isinstance(value, (jax.Array, np.ndarray, jax.ShapeDtypeStruct)):
         return tuple(value.shape), str(value.dtype)
-    return None
+    return value if type(value) in KINDS else None
 
 
 def saved_specs(arrays: Mapping[str, SavedArray], small: Mapping[str, SavedValue]) -> dict[str, Spec]:
@@ -114,6 +141,9 @@ def like(old: PyTree, new: PyTree) -> PyTree:
     if isinstance(old, np.ndarray):
         return np.asarray(new).astype(old.dtype, copy=False)
     if not isinstance(old, (jax.Array, jax.ShapeDtypeStruct)):
+        if type(old) in KINDS and isinstance(new, np.ndarray):
+            # As saved; with 32 bits JAX has no array that holds 64, and the number is exact.
+            return jnp.asarray(new) if jax.dtypes.canonicalize_dtype(new.dtype) == new.dtype else new.item()
         return new
     if not is_key(old):
         new = np.asarray(new).astype(old.dtype, copy=False)
