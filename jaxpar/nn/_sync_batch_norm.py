@@ -198,8 +198,18 @@ def _synchronised(layer: BatchNorm | nnx.BatchNorm, path: str, where: _Where) ->
     else:
         eps, momentum = layer.eps, layer.momentum
     new = SyncBatchNorm(layer.num_features, eps, momentum, dtype=layer.dtype, **where._asdict())
-    for name in ("scale", "bias", "mean", "var", "num_batches_tracked"):
-        variable = getattr(layer, name, new.num_batches_tracked)  # Flax's layer does not count batches
+    for name in ("scale", "bias", "mean", "var"):
+        variable = getattr(layer, name)
         setattr(new, name, nnx.data(None) if variable is None else variable)
+    new.num_batches_tracked = nnx.data(_count(layer))
     new.use_running_average = bool(layer.use_running_average)
     return new
+
+
+def _count(layer: BatchNorm | nnx.BatchNorm) -> nnx.BatchStat | None:
+    if isinstance(layer, BatchNorm):
+        return layer.num_batches_tracked
+    # Flax's layer does not count. Layers that nnx.vmap or nnx.scan stacks have axes in front, and so have
+    # their counts; where the channels are not last, no count could be stacked the same way.
+    *stacked, channels = layer.mean.shape
+    return nnx.BatchStat(jnp.zeros(stacked, jnp.int32)) if channels == layer.num_features else None

@@ -27,6 +27,8 @@ PLANTS = [
         ('1 - layer.momentum\n', 'layer.momentum\n', "tests/test_sync_batch_norm.py -m \"not long\" -k convert"),
         ('if id(node) in replacements:\n        return replacements[id(node)]\n', '', "tests/test_sync_batch_norm.py -m \"not long\" -k convert"),
         ('where = where._replace(axis_name=layer.axis_name or where.axis_name)', 'pass', "tests/test_sync_batch_norm.py -m \"not long\" -k convert"),
+        ('jnp.zeros(stacked, jnp.int32)', 'jnp.zeros((), jnp.int32)', "tests/test_stacked_sync_batch_norm.py -k stacked_axes"),
+        ('if channels == layer.num_features else None', 'if stacked is not None else None', "tests/test_stacked_sync_batch_norm.py -k channels_are_not_last"),
         ('and N in (None, len(process_group.numbers))', '', "tests/test_groups.py -k another_number"),
         ('new.use_running_average = bool(layer.use_running_average)', 'pass', "tests/test_sync_batch_norm.py -m \"not long\" -k convert"),
     ),
