@@ -38,6 +38,7 @@ from ._parallel.scatter import scatter_kwargs as scatter_kwargs
 from ._parallel.shards import Shards as Shards
 from ._parallel.replicate import replicate as replicate
 from ._parallel.replicate import Replicas as Replicas
+from ._parallel.replicated import replicated as replicated
 from ._parallel.parallel_apply import parallel_apply as parallel_apply
 from ._parallel.gather import gather as gather
 from ._parallel.each_device import each_device as each_device

@@ -22,6 +22,7 @@ from .parallel_apply import programs as shared_programs
 from .placement import Placement, place
 from .programs import Programs
 from .replicate import Replicas, replicate
+from .replicated import is_marked, unmarked
 from .scatter import scatter_kwargs
 
 
@@ -70,6 +71,7 @@ def forward(
     programs: Programs,
 ) -> PyTree:
     if not placement.devices:
+        args, kwargs = unmarked((args, kwargs))
         return module(*args, **kwargs)
     _refuse_nesting()
     args, kwargs, objects = set_aside(args, kwargs)
@@ -104,7 +106,7 @@ def _target(args: tuple, kwargs: dict[str, Any], placement: Placement) -> Any:
     # After a training step inside of jit, parameters are on all devices, and JAX refuses to mix them with an
     # array on one, such as the outputs of a wrapped block.
     spread = set(placement.devices)
-    for x in jax.tree.leaves((args, kwargs)):
+    for x in jax.tree.leaves((args, kwargs), is_leaf=is_marked):
         if is_real(x) and not x.is_deleted() and x.devices() == spread and len(spread) > 1:
             return placement.replicated
     return placement.output_device
@@ -227,6 +229,7 @@ class _LinenDataParallel(_Remembers, linen.Module):
 
     def __call__(self, *inputs: PyTree, **kwargs: PyTree) -> PyTree:
         if self.is_initializing():
+            inputs, kwargs = unmarked((inputs, kwargs))
             return self.module(*inputs, **kwargs)  # only shapes matter, so no device is used
         return forward(self.module, inputs, kwargs, self.placement, self.backend, self.programs)
 
@@ -234,11 +237,13 @@ class _LinenDataParallel(_Remembers, linen.Module):
     def init_with_output(self, rngs: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Return the outputs and the wrapped module's weights, one level deeper."""
         # A Linen module draws by its path, so as a submodule of the wrapper it would draw different weights.
+        args, kwargs = unmarked((args, kwargs))
         outputs, variables = self.module.init_with_output(rngs, *args, **kwargs)
         return outputs, _nested(variables)
 
     @linen.nowrap
     def init(self, rngs: Any, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = unmarked((args, kwargs))
         return _nested(self.module.init(rngs, *args, **kwargs))
 
     @linen.nowrap

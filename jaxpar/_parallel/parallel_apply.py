@@ -27,6 +27,7 @@ from .placement import Placement, place
 from .programs import Programs, shared
 from .reduce import from_replica_zero
 from .replicate import Replicas
+from .replicated import unmarked
 from .shards import Shards
 
 
@@ -137,7 +138,8 @@ def _one_by_one(modules: Sequence[Any], inputs: Any, kwargs_tup: Any, devices: A
     )
     outputs = []
     for i, module in enumerate(modules):
-        args, kwargs, d = _arguments(inputs[i]), dict(kwargs_tup[i]) if kwargs_tup else {}, where[i]
+        args, kwargs = unmarked((_arguments(inputs[i]), dict(kwargs_tup[i]) if kwargs_tup else {}))
+        d = where[i]
         if d is not None and not is_staged():
             args, kwargs = jax.tree.map(
                 lambda x, d=d: jax.device_put(x, d) if is_array(x) else x, (args, kwargs)

@@ -21,6 +21,7 @@ from .convolution_in_branch import for_branch
 from .lift import communicates, switch, zeros
 from .padding import Padded, Plan, planned
 from .placement import Placement
+from .replicated import in_replica
 from .shards import combine, separate
 
 Replica = Callable[[PyTree, PyTree, jax.Array | None, tuple, dict], Local]
@@ -116,8 +117,9 @@ def run(
 
         def branches_of(replica: Replica) -> list[Branch]:
             def one(index: jax.Array, shared: PyTree, state: PyTree, cropped: list[jax.Array]) -> Local:
-                args, kwargs = combine(cropped, statics, treedef)
-                local = replica(shared, state, None if split.k == 1 else index, args, kwargs)
+                number = None if split.k == 1 else index
+                with in_replica(combine(cropped, statics, treedef), number) as (args, kwargs):
+                    local = replica(shared, state, number, args, kwargs)
                 check_outputs(local.outputs)
                 return local
 

@@ -18,6 +18,7 @@ from .._tree import LazyPaths, check_alive, check_leaves, is_array, is_staged
 from .._typing import Array, DeviceLike, PyTree, Shape
 from ..errors import DeviceError, DimError, NoRowsError, RowsError
 from .placement import Placement, place
+from .replicated import array_marks, is_lone_key, with_marks
 from .shards import Shards, combine, separate
 
 
@@ -30,8 +31,9 @@ def scatter(inputs: PyTree, target_gpus: Iterable[DeviceLike] | Placement, dim: 
     (4, 3)
 
     Args:
-      inputs: any pytree. Arrays [..., B, ...] are split; other leaves go to every replica as they
-        are. Without any array there is one piece for each device; a tree without leaves has one.
+      inputs: any pytree. Arrays [..., B, ...] are split. What `replicated` marks and leaves that are not
+        arrays go to every replica as they are, a key without axes with the replica's number folded in.
+        Without rows there is one piece for each device; a tree without leaves has one.
       target_gpus: devices (ids, texts, `jax.Device`s) or a `Placement`.
       dim: the axis that holds the B rows, of every array; a `Placement` brings its own.
 
@@ -97,6 +99,7 @@ def cut(tree: PyTree, placement: Placement, names: LazyPaths) -> Shards:
             "scatter: there is one CPU device and no accelerator, so nothing to scatter to; "
             "see jaxpar.virtual_devices."
         )
+    tree = with_marks(tree)
     leaves = jax.tree.leaves(tree)
     check_leaves(leaves, names, "scatter")
     check_alive(leaves, names, "scatter")
@@ -106,8 +109,13 @@ def cut(tree: PyTree, placement: Placement, names: LazyPaths) -> Shards:
     if not arrays:
         # docs/semantics.md rows 28, 29: only non-tensors, one replica for each device; nothing, one.
         return Shards(tree, (0,) * (placement.N if leaves else 1), (), placement)
-    axes = [_axis(x, i, placement.dim, names) for i, x in enumerate(arrays)]
-    sizes = chunk_sizes(_rows(arrays, axes, names), placement.N)
+    # None for what every replica gets all of.
+    axes = [
+        None if mark or is_lone_key(x) else _axis(x, i, placement.dim, names)
+        for i, (x, mark) in enumerate(zip(arrays, array_marks(tree), strict=True))
+    ]
+    rows = _rows(arrays, axes, names)
+    sizes = (0,) * placement.N if rows is None else chunk_sizes(rows, placement.N)
     stacks = _spread(arrays, axes, sizes, placement)
     shapes = tuple(_shapes(x.shape, a, sizes) for x, a in zip(arrays, axes, strict=True))
     return Shards(combine(stacks, statics, treedef), sizes, shapes, placement)
@@ -118,11 +126,9 @@ def _axis(x: Array, i: int, dim: int, names: LazyPaths) -> int:
         return dim % x.ndim
     name = names.of_array(i)
     if x.ndim == 0:
-        cure = "pass a Python number, which every replica gets as it is, or one value per row"
-        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            cure = "pass one key per row: jax.random.split(key, B)"
         raise NoRowsError(
-            f"scatter: {name} has no axes (chunk expects at least a 1-dimensional tensor); {cure}."
+            f"scatter: {name} has no axes (chunk expects at least a 1-dimensional tensor); pass "
+            "jaxpar.replicated(...), of which every replica gets all, a Python number, or one value per row."
         )
     raise DimError(
         f"scatter: Dimension out of range (expected to be in range of [{-x.ndim}, {x.ndim - 1}], "
@@ -130,24 +136,37 @@ def _axis(x: Array, i: int, dim: int, names: LazyPaths) -> int:
     )
 
 
-def _rows(arrays: Sequence[Array], axes: Sequence[int], names: LazyPaths) -> int:
-    counts = [x.shape[a] for x, a in zip(arrays, axes, strict=True)]
-    for i, count in enumerate(counts):
-        if count != counts[0]:
+def _rows(arrays: Sequence[Array], axes: Sequence[int | None], names: LazyPaths) -> int | None:
+    counts = [(i, x.shape[a]) for i, (x, a) in enumerate(zip(arrays, axes, strict=True)) if a is not None]
+    for i, count in counts:
+        first, rows = counts[0]
+        if count != rows:
             raise RowsError(
-                f"scatter: {names.of_array(0)} has {counts[0]} rows and {names.of_array(i)} has {count}. All "
+                f"scatter: {names.of_array(first)} has {rows} rows and {names.of_array(i)} has {count}. All "
                 "arrays of one batch must have as many rows along dim; torch would silently drop the rows "
-                "without a partner. Cut the batch, or pass what is no batch as something other than an array."
+                "without a partner. Cut the batch, or mark what is no batch: jaxpar.replicated(...)."
+                + _raw_key(arrays[first], arrays[i])
             )
-    return counts[0]
+    return counts[0][1] if counts else None
 
 
-def _shapes(shape: Shape, axis: int, sizes: Sequence[int]) -> tuple[Shape, ...]:
+def _raw_key(*arrays: Array) -> str:
+    if not any(x.shape == (2,) and x.dtype == np.uint32 for x in arrays):
+        return ""
+    return (
+        " Nothing tells a raw key of jax.random.PRNGKey from data; jax.random.wrap_key_data(key) and "
+        "jax.random.key(seed) are keys."
+    )
+
+
+def _shapes(shape: Shape, axis: int | None, sizes: Sequence[int]) -> tuple[Shape, ...]:
+    if axis is None:
+        return (shape,) * len(sizes)
     return tuple((*shape[:axis], size, *shape[axis + 1 :]) for size in sizes)
 
 
 def _spread(
-    arrays: list[Array], axes: list[int], sizes: Sequence[int], placement: Placement
+    arrays: list[Array], axes: list[int | None], sizes: Sequence[int], placement: Placement
 ) -> list[jax.Array]:
     c = max(sizes[0], 1)  # XLA's partitioner fails on arrays without elements at a shard_map's border
     if is_staged():
@@ -156,13 +175,25 @@ def _spread(
     return [_send(x, a, c, placement) for x, a in zip(arrays, axes, strict=True)]
 
 
-def _stack(x: Array, axis: int, c: int, N: int) -> jax.Array:
+def _stack(x: Array, axis: int | None, c: int, N: int) -> jax.Array:
     """Reshape [..., B, ...] to [N, ..., c, ...]. Padding is appended, so XLA moves no rows."""
+    if axis is None:
+        return _copies(x, N)
     rows_to_add = N * c - x.shape[axis]
     if rows_to_add:
         x = _lengthen(x, axis, rows_to_add)
     x = x.reshape(*x.shape[:axis], N, c, *x.shape[axis + 1 :])
     return jnp.moveaxis(x, axis, 0)
+
+
+def _copies(x: Array, N: int, where: jax.sharding.Sharding | None = None) -> jax.Array:
+    if 0 in x.shape:  # see `c` in `_spread`
+        x = jnp.zeros([max(1, n) for n in x.shape], x.dtype)
+    copies = jnp.broadcast_to(x, (N, *x.shape))
+    return copies if where is None else jax.lax.with_sharding_constraint(copies, where)
+
+
+_copies_jit = jax.jit(_copies, static_argnums=(1, 2))
 
 
 def _lengthen(x: Array, axis: int, rows_to_add: int) -> jax.Array:
@@ -177,9 +208,13 @@ def _lengthen(x: Array, axis: int, rows_to_add: int) -> jax.Array:
 _stack_jit = jax.jit(_stack, static_argnums=(1, 2, 3))
 
 
-def _send(x: Array, axis: int, c: int, placement: Placement) -> jax.Array:
+def _send(x: Array, axis: int | None, c: int, placement: Placement) -> jax.Array:
     """`_stack` and transfer; pieces of a host array go straight to their devices."""
     N = placement.N
+    if axis is None and not isinstance(x, jax.core.Tracer):
+        if isinstance(x, np.ndarray):
+            x = np.array(x, jax.dtypes.canonicalize_dtype(x.dtype))  # a copy, which the caller cannot change
+        return _copies_jit(jax.device_put(x, placement.replicated), N, placement.stacked)
     if not isinstance(x, np.ndarray):
         # Traced inputs are replicated, not split: vmap may add an axis in front of N.
         where = placement.replicated if isinstance(x, jax.core.Tracer) else placement.stacked

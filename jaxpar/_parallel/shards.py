@@ -15,6 +15,7 @@ import jax
 from .._tree import has_shape, is_array
 from .._typing import PyTree, Shape, Static, TreeDef
 from .placement import Placement
+from .replicated import of_replica
 
 
 @jax.tree_util.register_pytree_node_class
@@ -31,7 +32,8 @@ class Shards(Sequence):
     A Shards is a pytree; the sizes are static.
 
     Attributes:
-      tree: every array leaf has shape [N, *piece]; other leaves are the caller's own objects.
+      tree: every array leaf has shape [N, *piece]; other leaves are the caller's own objects, and marks of
+        `replicated` its own nodes.
       sizes: rows of each of the k replicas; they sum to B.
       shapes: for every array leaf, the true shape of each of the k pieces.
       placement: the N devices and the batch dimension.
@@ -58,7 +60,8 @@ class Shards(Sequence):
             raise IndexError(f"Shards: replica {i} of {len(self)}")
         i %= len(self)
         shapes = iter(self.shapes)
-        return jax.tree.map(lambda x: _piece(x, i, next(shapes)[i]) if is_array(x) else x, self.tree)
+        pieces = jax.tree.map(lambda x: _piece(x, i, next(shapes)[i]) if is_array(x) else x, self.tree)
+        return of_replica(pieces, i if len(self) > 1 else None)
 
     def tree_flatten(self) -> tuple[list[jax.Array], Any]:
         arrays, statics, treedef = separate(self.tree)

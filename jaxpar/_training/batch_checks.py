@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from .._parallel.replicated import leaf_marks
 from .._tree import LazyPaths, check_alive, check_leaves, has_shape, is_array
 from .._typing import TreeDef
 from ..errors import BatchError
@@ -65,9 +66,10 @@ def check_batch(args: tuple, kwargs: dict[str, Any], leaves: list, function: str
 
 
 def empty(args: tuple, kwargs: dict[str, Any]) -> str | None:
-    """Return the first array without elements, as `path has shape`, or None."""
+    """Return the first array of rows that has no elements, as `path has shape`, or None."""
+    marks = leaf_marks((args, kwargs))
     for i, leaf in enumerate(jax.tree.leaves((args, kwargs))):
-        if has_shape(leaf) and leaf.size == 0:
+        if has_shape(leaf) and leaf.size == 0 and not marks[i]:
             names = LazyPaths(("batch", args), ("batch", kwargs))
             return f"{names[i]} has shape {tuple(leaf.shape)}"
     return None

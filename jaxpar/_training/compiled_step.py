@@ -49,6 +49,8 @@ class ReplicaPlan:
     """A step on replicas, without its arrays: the key and the body of a program."""
 
     loss: Loss  # of one replica's rows
+    statics: tuple[Static | None, ...]  # see `separate`
+    form: TreeDef
     kinds: tuple[Kind | None, ...]  # the shapes of each replica's rows, None for one without
     divisor: int  # what the sum of the gradients is divided by
     source: int | None  # the replica whose buffers all get; None: each process keeps its own
@@ -62,7 +64,7 @@ class ReplicaPlan:
         return tuple(i for i, kind in enumerate(self.kinds) if kind is not None)
 
     def __call__(
-        self, values: list, extra: dict[str, Any], replica_state: ReplicaState, batch: tuple[PyTree, PyTree]
+        self, values: list, extra: dict[str, Any], replica_state: ReplicaState, batch: list
     ) -> StepResult:
         # Without a source each process keeps its own buffers, and `run` only takes shapes from the replica.
         source = self.active[0] if self.source is None else self.source
@@ -72,7 +74,7 @@ class ReplicaPlan:
             self.backend,
             self.placement,
             (values, extra),
-            batch,
+            combine(batch, self.statics, self.form),
             self.kinds,
             replica_state,
             source,

@@ -20,6 +20,7 @@ from .._parallel.modules.function_view import Applied, FunctionView
 from .._parallel.parallel_apply import compiled
 from .._parallel.placement import Placement
 from .._parallel.programs import Programs
+from .._parallel.replicated import unmarked
 from .._tree import is_staged
 from .._typing import DeviceLike, PyTree
 from ..comm_hooks import CommHook
@@ -310,6 +311,7 @@ class _LinenDistributed(_Distributed):
 
     def init(self, rngs: Any, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """The module's variables, rank 0's on all ranks."""
+        args, kwargs = unmarked((args, kwargs))
         variables = self.module.init(rngs, *args, **kwargs)
         arrays = LinenArrays(self.module, variables, {}, False, self.world)
         settled = settle(arrays, self.world, True)

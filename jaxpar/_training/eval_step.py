@@ -16,6 +16,7 @@ from .._parallel.modules.bundle import set_aside
 from .._parallel.modules.nnx_view import NNXDefinition, view_nnx
 from .._parallel.placement import Placement
 from .._parallel.programs import Programs
+from .._parallel.replicated import in_step
 from .._parallel.shards import combine
 from .._tree import is_real, paths
 from .._typing import PyTree, Static, TreeDef
@@ -166,8 +167,8 @@ def _compiled(
             pairs = zip(values, definition.kinds, strict=True)
             values = [precision.cast(x) if kind == "parameter" else x for x, kind in pairs]
             arrays = precision.cast(arrays)
-        args, kwargs = combine(arrays, statics, form)
-        result, changes = definition.apply(outputs, values, None, args, kwargs)
+        with in_step(combine(arrays, statics, form)) as (args, kwargs):
+            result, changes = definition.apply(outputs, values, None, args, kwargs)
         return StepResult((), result, (), changes, {}, None)
 
     return jax.jit(run)

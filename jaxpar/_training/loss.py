@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from .._parallel.modules import Changes, Definition
 from .._parallel.parallel_apply import cast_on_replicas
+from .._parallel.replicated import in_step
 from .._typing import PyTree, Static, TreeDef
 from ..errors import LossError
 from .precision import Precision
@@ -106,8 +107,8 @@ class Loss:
             for i in self.parameters:
                 full[i] = self._cast(values[i])
         module = self.form.unflatten(full)
-        with casts:
-            result, changes = self.definition.apply(self.function.value, module, replica, args, kwargs)
+        with casts, in_step((args, kwargs)) as (plain, named):
+            result, changes = self.definition.apply(self.function.value, module, replica, plain, named)
         loss, aux = _split(result, self.has_aux, len(self.groups))
         if self.precision is not None:
             # At least float32 for the loss scale and the mean over replicas, as under torch's autocast.

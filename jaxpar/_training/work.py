@@ -19,6 +19,7 @@ from .._parallel.modules import Definition
 from .._parallel.modules.nnx_view import NNXDefinition
 from .._parallel.placement import Placement
 from .._parallel.programs import Programs
+from .._parallel.replicated import array_marks
 from .._parallel.shards import combine, entry_of, separate
 from .._tree import is_staged, shape_of, sharding_of
 from .._typing import REPLICA, PyTree, Static, TreeDef
@@ -116,8 +117,11 @@ class ReplicaWork:
     def program(self, arrays: Arrays, batch: LocalRows, agreed: Agreement, keep: bool) -> tuple[Program, Any]:
         objective = self.objective
         objective.prepare(arrays)
+        stacks, statics, form = separate(batch.batch)
         plan = ReplicaPlan(
             objective.loss,
+            statics,
+            form,
             agreed.kinds,
             agreed.divisor,
             agreed.source,
@@ -128,7 +132,7 @@ class ReplicaWork:
         )
         donated = () if objective.update is None else ("replica_state",)
         donate, options = (*objective.donates(keep), *donated), compiler_options(self._world.local.devices)
-        return self.programs(plan, donate, options), self._world.stacked(batch.batch)
+        return self.programs(plan, donate, options), self._world.stacked(stacks)
 
     def first_replica_state(self, trained: list) -> ReplicaState:
         local = self._world.local
@@ -197,18 +201,21 @@ class WholeBatch:
 
     def __init__(self, placement: Placement | None):
         self.placement = placement
-        self._send = sender(placement, checked=True) if placement is not None else lambda arrays: arrays
+        self._send = sender(placement, checked=True) if placement is not None else lambda batch: batch
 
     def bring(self, args: tuple, kwargs: dict[str, Any]) -> Whole:
-        arrays, statics, form = separate((args, kwargs))
-        return Whole(self._send(arrays), statics, form)
+        return Whole(*separate(self._send((args, kwargs))))
 
     def shapes(self, args: tuple, kwargs: dict[str, Any]) -> Whole:
         arrays, statics, form = separate((args, kwargs))
-        return Whole([shape_of(x, self._where(x)) for x in arrays], statics, form)
+        marks = array_marks((args, kwargs))
+        shapes = [shape_of(x, self._where(x, mark)) for x, mark in zip(arrays, marks, strict=True)]
+        return Whole(shapes, statics, form)
 
-    def _where(self, x: Any) -> Sharding | None:
-        return sharding_of(x) if self.placement is None else over_devices(x, self.placement)
+    def _where(self, x: Any, mark: bool) -> Sharding | None:
+        if self.placement is None:
+            return sharding_of(x)
+        return self.placement.replicated if mark else over_devices(x, self.placement)
 
     def first_replica_state(self, trained: list) -> ReplicaState:
         del trained

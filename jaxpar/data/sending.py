@@ -16,12 +16,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 from .._devices import devices as _devices
 from .._devices.topology import refuse_topology
 from .._parallel.placement import Placement, place
+from .._parallel.replicated import leaf_marks
 from .._tree import LazyPaths, check_leaves, is_real
 from .._typing import REPLICA, DeviceLike, PyTree
 from ._collate import is_array_like
 
 Send = Callable[[PyTree], PyTree]
-Put = Callable[[jax.Array | np.ndarray], jax.Array]
+Put = Callable[[jax.Array | np.ndarray, bool], jax.Array]
 
 
 def sender(placement: Placement | Iterable[DeviceLike] | DeviceLike | None, checked: bool = False) -> Send:
@@ -33,15 +34,21 @@ def sender(placement: Placement | Iterable[DeviceLike] | DeviceLike | None, chec
         return lambda batch: refuse_topology(where.devices, "prefetch")
     if not where.devices:
         first = jax.devices()[0]
-        return functools.partial(_send, first, checked, lambda x: jax.device_put(_unshared(x, first)))
+        return functools.partial(_send, first, checked, lambda x, mark: jax.device_put(_unshared(x, first)))
     if where.N == 1:
         return _to_one(where.devices[0], checked)
     along = functools.cache(lambda axis: NamedSharding(where.mesh, PartitionSpec(*[None] * axis, REPLICA)))
-    return functools.partial(_send, where.devices[0], checked, lambda x: _spread(x, where, along))
+
+    def put(x: jax.Array | np.ndarray, mark: bool) -> jax.Array:
+        if mark:
+            return _whole(x, where.replicated, where.devices)
+        return _spread(x, where, along)
+
+    return functools.partial(_send, where.devices[0], checked, put)
 
 
 def _to_one(device: jax.Device, checked: bool) -> Send:
-    return functools.partial(_send, device, checked, lambda x: _whole(x, device, [device]))
+    return functools.partial(_send, device, checked, lambda x, mark: _whole(x, device, [device]))
 
 
 def _send(device: jax.Device, checked: bool, put: Put, batch: PyTree) -> PyTree:
@@ -50,7 +57,7 @@ def _send(device: jax.Device, checked: bool, put: Put, batch: PyTree) -> PyTree:
     if not checked:
         leaves = [_host_array(leaf) for leaf in leaves]
         check_leaves(leaves, LazyPaths(("batch", batch)), "prefetch")
-    sent = [_put(leaf, put) for leaf in leaves]
+    sent = [_put(leaf, mark, put) for leaf, mark in zip(leaves, leaf_marks(batch), strict=True)]
     # CPU devices got copies made beforehand, and their threads are busy with earlier steps.
     if device.platform != "cpu":
         moved = zip(sent, leaves, strict=True)
@@ -64,12 +71,12 @@ def _host_array(leaf: PyTree) -> PyTree:
     return np.asarray(leaf)
 
 
-def _put(leaf: PyTree, put: Put) -> PyTree:
+def _put(leaf: PyTree, mark: bool, put: Put) -> PyTree:
     if isinstance(leaf, jax.Array):
-        return put(leaf)
+        return put(leaf, mark)
     if not isinstance(leaf, np.ndarray):
         return leaf
-    return put(leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype), copy=False))
+    return put(leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype), copy=False), mark)
 
 
 def _spread(

@@ -1,0 +1,191 @@
+"""replicated: arguments that hold no rows, of which every replica gets all.
+
+Outside of a step a mark is a node of the tree. The loss of a step computes with its arguments, so there marked
+arrays are plain, and `scatter` finds them by identity.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._tree import has_shape, is_array, is_key
+from .._typing import PyTree
+from .modules.bundle import is_object
+from .modules.streams import fold
+
+
+@dataclasses.dataclass(frozen=True)
+class _NoName:
+    """The step of a path from a mark to its value: a reader's paths do not show it."""
+
+    def __str__(self) -> str:
+        return ""
+
+
+@jax.tree_util.register_pytree_with_keys_class
+@dataclasses.dataclass(frozen=True, eq=False)
+class Replicated:
+    """What `replicated` returns: a pytree node with the marked tree, `value`."""
+
+    value: PyTree
+
+    def tree_flatten_with_keys(self) -> tuple[tuple[tuple[_NoName, PyTree]], None]:
+        return ((_NoName(), self.value),), None
+
+    @classmethod
+    def tree_unflatten(cls, aux: None, children: tuple[PyTree]) -> Replicated:
+        del aux
+        return cls(children[0])
+
+
+def replicated(x: PyTree) -> Any:
+    """Mark an argument that holds no rows: every replica gets all of it, and the module a plain array.
+
+    >>> import jax.numpy as jnp, jaxpar
+    >>> attend = jaxpar.DataParallel(lambda x, mask: x @ jnp.where(mask, 1.0, 0.0))
+    >>> attend(jnp.ones((6, 3)), jaxpar.replicated(jnp.eye(3, dtype=bool))).shape
+    (6, 3)
+
+    Args:
+      x: an array of any shape, a key, or a tree of them: a mask [L, L], a table of positions, a number on the
+        device. Python numbers, text and None need no mark.
+
+    Returns:
+      A node of the argument's tree, which DataParallel, `data_parallel`, `scatter`, `parallel_apply`,
+      DistributedDataParallel, `train_step` and `eval_step` take among their arguments; `.value` is what was
+      marked. In a function that one of these runs, such as a loss function, it returns plain arrays, which a
+      DataParallel that is called there recognises.
+
+    The gradient of a marked array is the sum over the replicas. A marked key is the same on all of them; one
+    without a mark is folded with the replica's number, as `nnx.Rngs` are.
+
+    Raises:
+      TypeError: it holds a module or `nnx.Rngs`, which need no mark.
+
+    torch counterpart: none. There an argument that is no tensor goes to every replica as it is, and a mask
+    becomes one row's for each (`mask.expand(B, ...)`).
+    """
+    for leaf in jax.tree.leaves(x, is_leaf=is_object):
+        if is_object(leaf):
+            raise TypeError(
+                f"replicated: {type(leaf).__name__} is no array, and modules need no mark. To have one key on "
+                "all replicas, mark what a stream gives: jaxpar.replicated(rngs.dropout())."
+            )
+    plain, scope = unmarked(x), _scope.get()
+    if scope is None:
+        return Replicated(plain)
+    return scope.marked(plain)
+
+
+def is_marked(x: object) -> bool:
+    return isinstance(x, Replicated)
+
+
+def unmarked(tree: PyTree) -> PyTree:
+    """Return the tree with marked values in place of their marks."""
+    return of_replica(tree, None)
+
+
+def of_replica(tree: PyTree, index: Any) -> PyTree:
+    """Return a replica's tree as its module gets it; `index` is the replica's number, None if it is alone."""
+
+    def plain(x: Any) -> Any:
+        if isinstance(x, Replicated):
+            return unmarked(x.value)
+        if index is not None and is_array(x) and is_lone_key(x):
+            return fold(x, index)
+        return x
+
+    return jax.tree.map(plain, tree, is_leaf=is_marked)
+
+
+def is_lone_key(x: Any) -> bool:
+    """Whether it is a typed key without axes, which is no row of anything."""
+    return x.ndim == 0 and is_key(x)
+
+
+def leaf_marks(tree: PyTree) -> list[bool]:
+    """Return for every leaf whether it is marked."""
+    marks: list[bool] = []
+    for x in jax.tree.leaves(tree, is_leaf=is_marked):
+        marks += [True] * len(jax.tree.leaves(x)) if isinstance(x, Replicated) else [False]
+    return marks
+
+
+def array_marks(tree: PyTree) -> list[bool]:
+    """Return the marks of the tree's arrays and shapes."""
+    return [
+        mark for leaf, mark in zip(jax.tree.leaves(tree), leaf_marks(tree), strict=True) if has_shape(leaf)
+    ]
+
+
+class _Replica:
+    """Inside of a replica nothing is split."""
+
+    def marked(self, tree: PyTree) -> PyTree:
+        return tree
+
+
+class _Step:
+    """While the loss of a complete batch is traced: the arrays that are marked, by identity."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[int, Any] = {}  # with the arrays, so that no other one gets the identity
+
+    def marked(self, tree: PyTree) -> PyTree:
+        # As copies: `net(x, jaxpar.replicated(x))` has x with and without a mark.
+        return self.remember(jax.tree.map(lambda x: jnp.copy(x) if is_array(x) else x, tree))
+
+    def remember(self, tree: PyTree) -> PyTree:
+        self.arrays |= {id(x): x for x in jax.tree.leaves(tree) if is_array(x)}
+        return tree
+
+
+_scope: contextvars.ContextVar[_Replica | _Step | None] = contextvars.ContextVar("scope", default=None)
+
+
+@contextlib.contextmanager
+def in_replica(tree: PyTree, index: Any) -> Iterator[PyTree]:
+    """A context in which nothing is split, with the replica's arguments, see `of_replica`."""
+    token = _scope.set(_Replica())
+    try:
+        yield of_replica(tree, index)
+    finally:
+        _scope.reset(token)
+
+
+@contextlib.contextmanager
+def in_step(tree: PyTree) -> Iterator[PyTree]:
+    """A context with a step's arguments as plain arrays, in which `with_marks` returns their marks."""
+    if isinstance(_scope.get(), _Replica):
+        yield tree
+        return
+    step = _Step()
+    token = _scope.set(step)
+
+    def plain(x: Any) -> Any:
+        return step.remember(unmarked(x)) if isinstance(x, Replicated) else x
+
+    try:
+        yield jax.tree.map(plain, tree, is_leaf=is_marked)
+    finally:
+        _scope.reset(token)
+
+
+def with_marks(tree: PyTree) -> PyTree:
+    """Return the tree with a mark for every array that was marked in the step whose loss is traced."""
+    step = _scope.get()
+    if not isinstance(step, _Step) or not step.arrays:
+        return tree
+
+    def mark(x: Any) -> Any:
+        return Replicated(x) if not isinstance(x, Replicated) and id(x) in step.arrays else x
+
+    return jax.tree.map(mark, tree, is_leaf=is_marked)
