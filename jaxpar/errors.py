@@ -60,7 +60,7 @@ class RowsError(JaxparError, ValueError):
     jaxpar.errors.RowsError: scatter: inputs[0] has 2 rows and inputs[1] has 3. ...
 
     Cause: `net(x, target)` with 8 rows in `x` and 7 in `target`. torch cuts the longer one silently.
-    Cure: cut the batch yourself, or pass values outside of the batch as something other than an array.
+    Cure: cut the batch yourself, or mark what holds no rows: `jaxpar.replicated(mask)`.
     """
 
 
@@ -68,7 +68,7 @@ class NoRowsError(JaxparError, RuntimeError):
     """A batch contains an array without axes, which cannot be split.
 
     Cause: `net(x, jnp.float32(0.5))`.
-    Cure: pass a Python number, which every replica gets as it is, or one value for each row.
+    Cure: pass `jaxpar.replicated(x)`, a Python number, which every replica gets, or one value for each row.
     """
 
 

@@ -1,7 +1,7 @@
 """replicated: arguments that hold no rows, of which every replica gets all.
 
-Outside of a step a mark is a node of the tree. The loss of a step computes with its arguments, so there marked
-arrays are plain, and `scatter` finds them by identity.
+A mark is a node of the arguments' tree. The loss of a step computes with its arguments, so marked arrays are
+plain in a loss, and `scatter` finds them by identity.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Replicated:
 
 
 def replicated(x: PyTree) -> Any:
-    """Mark an argument that holds no rows: every replica gets all of it, and the module a plain array.
+    """Mark an argument without rows: every replica gets the complete value, and the module a plain array.
 
     >>> import jax.numpy as jnp, jaxpar
     >>> attend = jaxpar.DataParallel(lambda x, mask: x @ jnp.where(mask, 1.0, 0.0))
@@ -55,7 +55,7 @@ def replicated(x: PyTree) -> Any:
 
     Args:
       x: an array of any shape, a key, or a tree of them: a mask [L, L], a table of positions, a number on the
-        device. Python numbers, text and None need no mark.
+        device. Python numbers, text and None are the same everywhere without a mark.
 
     Returns:
       A node of the argument's tree, which DataParallel, `data_parallel`, `scatter`, `parallel_apply`,
@@ -70,12 +70,12 @@ def replicated(x: PyTree) -> Any:
       TypeError: it holds a module or `nnx.Rngs`, which need no mark.
 
     torch counterpart: none. There an argument that is no tensor goes to every replica as it is, and a mask
-    becomes one row's for each (`mask.expand(B, ...)`).
+    is expanded to one for each row (`mask.expand(B, ...)`).
     """
     for leaf in jax.tree.leaves(x, is_leaf=is_object):
         if is_object(leaf):
             raise TypeError(
-                f"replicated: {type(leaf).__name__} is no array, and modules need no mark. To have one key on "
+                f"replicated: {type(leaf).__name__} is not an array, and modules need no mark. For one key on "
                 "all replicas, mark what a stream gives: jaxpar.replicated(rngs.dropout())."
             )
     plain, scope = unmarked(x), _scope.get()
@@ -107,7 +107,7 @@ def of_replica(tree: PyTree, index: Any) -> PyTree:
 
 
 def is_lone_key(x: Any) -> bool:
-    """Whether it is a typed key without axes, which is no row of anything."""
+    """Whether it is a typed key without axes, which cannot be split."""
     return x.ndim == 0 and is_key(x)
 
 
@@ -137,7 +137,7 @@ class _Step:
     """While the loss of a complete batch is traced: the arrays that are marked, by identity."""
 
     def __init__(self) -> None:
-        self.arrays: dict[int, Any] = {}  # with the arrays, so that no other one gets the identity
+        self.arrays: dict[int, Any] = {}  # the values keep their identities from being reused
 
     def marked(self, tree: PyTree) -> PyTree:
         # As copies: `net(x, jaxpar.replicated(x))` has x with and without a mark.
