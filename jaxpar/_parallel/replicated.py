@@ -69,14 +69,14 @@ def replicated(x: PyTree) -> Any:
     Raises:
       TypeError: it holds a module or `nnx.Rngs`, which need no mark.
 
-    torch counterpart: none. There an argument that is no tensor goes to every replica as it is, and a mask
-    is expanded to one for each row (`mask.expand(B, ...)`).
+    torch counterpart: none. There every tensor is cut, so a mask is expanded to one for each row
+    (`mask.expand(B, ...)`); only other objects go to every replica.
     """
     for leaf in jax.tree.leaves(x, is_leaf=is_object):
         if is_object(leaf):
             raise TypeError(
-                f"replicated: {type(leaf).__name__} is not an array, and modules need no mark. For one key on "
-                "all replicas, mark what a stream gives: jaxpar.replicated(rngs.dropout())."
+                f"replicated: {type(leaf).__name__} is not an array, and modules need no mark. For one key "
+                "on all replicas, mark what a stream gives: jaxpar.replicated(rngs.dropout())."
             )
     plain, scope = unmarked(x), _scope.get()
     if scope is None:
