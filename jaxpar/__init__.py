@@ -6,9 +6,9 @@ backend and loads neither JAX, Flax nor torch. If JAX is loaded already, jaxpar 
 
 import sys
 
-import lazy_loader
+from ._counterparts import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)
 
 if "jax" in sys.modules:
     from . import _upstream  # noqa: F401

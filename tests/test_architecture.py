@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "jaxpar"
 
 FLOORS = [
-    {"errors", "_exact", "_interrupt", "_stamp", "_typing", "_upstream", "_version"},
+    {"errors", "_counterparts", "_exact", "_interrupt", "_stamp", "_typing", "_upstream", "_version"},
     {"_tree", "_rulebook"},
     {"_devices", "random"},
     {"_parallel", "distributed"},

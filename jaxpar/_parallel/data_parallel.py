@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from flax import linen, nnx
 
+from .._counterparts import TorchNames
 from .._tree import is_real, is_staged
 from .._typing import REPLICA, DeviceLike, PyTree
 from ..errors import JaxparError, NestedError
@@ -192,7 +193,7 @@ class DataParallel(abc.ABC):
         raise NotImplementedError
 
 
-class _Remembers:
+class _Remembers(TorchNames):
     module: Any
     placement: Placement
     backend: str

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 from flax import linen, nnx
 
+from .._counterparts import TorchNames
 from .._parallel.backends import backend as _backend
 from .._parallel.data_parallel import forward
 from .._parallel.modules.function_view import Applied, FunctionView
@@ -136,7 +137,7 @@ def _buffers(forward_sync: bool | None, broadcast: bool | None) -> bool:
     return flags[0] if flags else True
 
 
-class _Distributed:
+class _Distributed(TorchNames):
     def _remember(self, module: Any, world: World, backend: str, state: EngineState) -> None:
         self.module, self.world, self.backend, self.engine_state = module, world, backend, state
         self.programs = Programs(compiled)

@@ -1,5 +1,5 @@
 """Batches: torch's samplers and DataLoader without torch, and batches that are on the devices in time."""
 
-import lazy_loader
+from .._counterparts import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

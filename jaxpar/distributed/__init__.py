@@ -1,5 +1,5 @@
 """torch.distributed's API for training in several processes, on top of `jax.distributed`."""
 
-import lazy_loader
+from .._counterparts import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

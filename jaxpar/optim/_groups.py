@@ -13,6 +13,7 @@ import optax
 from flax import nnx
 
 from .. import _exact
+from .._counterparts import TorchNames
 from ..errors import HyperparameterError
 from ._leafwise import KeyPath
 
@@ -196,7 +197,7 @@ def _number(key: str, value: Any) -> float:
     return number
 
 
-class Optimizer(nnx.Optimizer):
+class Optimizer(TorchNames, nnx.Optimizer):
     """`nnx.Optimizer` with `lr` and `param_groups`.
 
     >>> from flax import nnx
@@ -216,6 +217,8 @@ class Optimizer(nnx.Optimizer):
 
     torch counterpart: `torch.optim.Optimizer`; there the group is a dict of all hyperparameters.
     """
+
+    torch_class = "Optimizer"
 
     def __init__(
         self,

@@ -4,6 +4,6 @@
 `import jaxpar.parity` imports neither JAX nor torch.
 """
 
-import lazy_loader
+from .._counterparts import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -4,6 +4,6 @@ Code that was written for torch's axes (`flatten(1)`, `cat(..., 1)`, `mean((2, 3
 chooses the layout in memory itself. Parameters have Flax's names and layouts, as in jaxpar.nn.
 """
 
-import lazy_loader
+from ..._counterparts import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -4,6 +4,6 @@ Arrays with four axes are images. All others have torch's layout, as in channels
 C, D, H, W]. Parameters have Flax's names and layouts, as in jaxpar.nn.
 """
 
-import lazy_loader
+from ..._counterparts import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

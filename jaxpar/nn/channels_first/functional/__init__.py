@@ -1,5 +1,5 @@
 """torch.nn.functional's functions of images and series in torch's layout: [N, C, *S], weights (O, I, *k)."""
 
-import lazy_loader
+from ...._counterparts import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

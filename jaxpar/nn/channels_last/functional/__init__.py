@@ -3,6 +3,6 @@
 torch counterpart: `torch.nn.functional`.
 """
 
-import lazy_loader
+from ...._counterparts import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)
