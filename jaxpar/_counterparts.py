@@ -130,7 +130,7 @@ def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], 
 
 
 class TorchNames:
-    """A mixin whose missing attributes are looked up among those of torch's `torch_class`."""
+    """A mixin whose missing attributes are looked up in torch's `torch_class`."""
 
     torch_class = "Module"
 

@@ -24,7 +24,8 @@ from .step import Damage, Metric, check_step
 from .store import Store
 from .warn import warn
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def _exclusive(
