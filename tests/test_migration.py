@@ -101,5 +101,6 @@ def test_a_planted_difference_is_found(title, old, new, one_process, tmp_path, m
 
 def test_every_code_block_belongs_to_a_pair():
     assert PAGE.count("```py\n") == 2 * len(PAIRS)
-    assert set(re.findall("^## (.*)$", PAGE, re.M)) - set(PAIRS) == {"Different names", "Words without a pair"}
+    without_pairs = {"Different names", "Words without a pair"}
+    assert set(re.findall("^## (.*)$", PAGE, re.M)) - set(PAIRS) == without_pairs
     assert jaxpar.__name__ in "".join(right for _, right in PAIRS.values())
