@@ -203,9 +203,9 @@ def _run(
         return Local(outputs, (), changes)
 
     def finish(
-        index: jax.Array, values: PyTree, replica_state: PyTree, local: Local
+        index: jax.Array, values: PyTree, replica_state: PyTree, local: Local, again: Any
     ) -> tuple[PyTree, PyTree]:
-        del values
+        del values, again
         return from_replica_zero(local.changes, index), replica_state
 
     batch = (inputs.tree, {} if kwargs is None else kwargs.tree)

@@ -26,9 +26,10 @@ from .shards import combine, separate
 
 Replica = Callable[[PyTree, PyTree, jax.Array | None, tuple, dict], Local]
 """`replica(shared, replica_state, i, args, kwargs)` runs replica i on its rows; i is None if alone."""
-Finish = Callable[[jax.Array, PyTree, PyTree, Local], tuple[PyTree, PyTree]]
-"""`finish(i, shared, replica_state, local) -> (shared, replica_state)`, on every device, after the branches:
-the only place where replicas communicate. The shared tree that it returns must be equal on all devices."""
+Finish = Callable[[jax.Array, PyTree, PyTree, Local, Callable[[PyTree], Local]], tuple[PyTree, PyTree]]
+"""`finish(i, shared, replica_state, local, again) -> (shared, replica_state)`, on every device, after the
+branches: the only place where replicas communicate. The shared tree that it returns must be equal on all
+devices. `again(shared)` runs the replica once more on the same rows, with other shared values."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,9 +114,9 @@ def run(
     def body(index: jax.Array, shared: PyTree, rows: list[jax.Array]) -> tuple[PyTree, PyTree]:
         # The function is traced here, inside of the backend, because what is traced holds its mesh.
         pieces, state = rows[: len(stacks)], jax.tree.unflatten(state_form, rows[len(stacks) :])
-        data = (index, shared, state, pieces)
+        platform = placement.devices[0].platform
 
-        def branches_of(replica: Replica) -> list[Branch]:
+        def branches_of(data: PyTree, replica: Replica) -> list[Branch]:
             def one(index: jax.Array, shared: PyTree, state: PyTree, cropped: list[jax.Array]) -> Local:
                 number = None if split.k == 1 else index
                 with in_replica(combine(cropped, statics, treedef), number) as (args, kwargs):
@@ -127,11 +128,15 @@ def run(
             k = split.k if split.uneven else None
             return [trace_branch(one, data, kind, placement, kinds.index(kind), k) for kind in split.order]
 
-        local, shapes = _local(branches_of, replica, split, data, placement.devices[0].platform)
-        shared, state = finish(index, shared, state, local)
+        def local_of(shared: PyTree) -> tuple[Local, tuple[tuple[Shape, ...], ...]]:
+            data = (index, shared, state, pieces)
+            return _local(functools.partial(branches_of, data), replica, split, data, platform)
+
+        local, shapes = local_of(shared)
+        shared, next_state = finish(index, shared, state, local, lambda other: local_of(other)[0])
         # JAX's transformations may trace this function more than once. Shapes in its result belong to the
         # trace that is used; shapes collected on the side might not.
-        return (local.outputs, _OutputShapes(shapes), state), shared
+        return (local.outputs, _OutputShapes(shapes), next_state), shared
 
     (outputs, output_shapes, replica_state), shared = backend(body, placement, shared, stacks + states)
     return RunResult(outputs, output_shapes.shapes, shared, replica_state)

@@ -21,6 +21,7 @@ from .._parallel.shards import Shards, combine
 from .._typing import REPLICA, PyTree, Static, TreeDef
 from ..comm_hooks.hook import Bucket, CommHook
 from ..comm_hooks.message import Message
+from .evaluation import Evaluation, mean_with_gradients
 from .loss import Loss
 from .update import Update
 
@@ -33,6 +34,7 @@ class ReplicaState(NamedTuple):
 
     gradients: PyTree = ()
     hook: PyTree = ()
+    losses: PyTree = ()  # the accumulated losses, one for each network, if the update needs them
 
 
 class StepResult(NamedTuple):
@@ -58,6 +60,7 @@ class ReplicaPlan:
     placement: Placement
     backend: Backend
     update: Update | None = None
+    keeps_losses: bool = False  # whether losses accumulate with the gradients
 
     @property
     def active(self) -> tuple[int, ...]:
@@ -96,6 +99,7 @@ class BatchPlan:
     statics: tuple[Static | None, ...]
     form: TreeDef
     update: Update | None = None
+    keeps_losses: bool = False
 
     def __call__(
         self, values: list, extra: dict[str, Any], replica_state: ReplicaState, batch: list
@@ -103,9 +107,16 @@ class BatchPlan:
         args, kwargs = combine(batch, self.statics, self.form)
         value = self.loss(values, None, args, kwargs, extra.get("scale"))
         gradients = _sum(replica_state.gradients, value.gradients)
+        losses = _losses(self, replica_state, value.loss)
         if self.update is None:
-            return StepResult(value.loss, value.aux, (), value.changes, {}, ReplicaState(gradients))
-        after, extra = self.update(values, extra, gradients, value.changes)
+            state = ReplicaState(gradients, (), losses)
+            return StepResult(value.loss, value.aux, (), value.changes, {}, state)
+
+        def at(parameters: list) -> PyTree:
+            return self.loss.forward(self.loss.with_parameters(values, parameters), None, args, kwargs).loss
+
+        evaluation = Evaluation(_mean_loss(value.loss, losses, self.update.accumulate), at)
+        after, extra = self.update(values, extra, gradients, value.changes, evaluation)
         return StepResult(value.loss, value.aux, after, {}, extra, ReplicaState())
 
 
@@ -152,34 +163,64 @@ def _finish(
     shared: tuple[list, PyTree],
     replica_state: ReplicaState,
     local: Local,
+    again: Callable[[PyTree], Local],
 ) -> tuple[PyTree, _LocalResult]:
     """Combine the replicas, on every device, after the branches of an uneven batch have joined."""
     values, extra = shared
     loss, gradients = local.terms["loss"], _sum(replica_state.gradients, local.terms["gradients"])
+    accumulated = _losses(plan, replica_state, loss)
     if plan.hook is None:
         # Nothing is sent, so buffers are each replica's own.
-        return ((), (), {}, {}), _LocalResult(
-            loss, local.terms["changes"], ReplicaState(gradients, replica_state.hook)
-        )
+        state = ReplicaState(gradients, replica_state.hook, accumulated)
+        return ((), (), {}, {}), _LocalResult(loss, local.terms["changes"], state)
     changes: PyTree = {}
     local_changes, terms = local.terms.get("changes", ()), list[jax.Array]()
     if plan.source is not None:
         terms, rebuild = terms_of(plan.source, local.changes, index)
     # Loss and buffers go with the first sum of the hook: one all-reduce instead of three.
-    losses, form = jax.tree.flatten(loss)
+    losses, form = jax.tree.flatten((loss, accumulated))
     # The loss is a mean over the replicas with rows, also where join divides gradients by all replicas.
     means = [x / len(plan.active) for x in losses]
     message = Message(REPLICA, _is_flat(plan.placement), [*means, *terms])
     bucket = Bucket(gradients, plan.divisor, REPLICA, index, message)
     state, after = plan.hook.reduce(replica_state.hook, bucket)
     others = message.others()
-    loss, terms = jax.tree.unflatten(form, others[: len(means)]), others[len(means) :]
+    (loss, accumulated), terms = jax.tree.unflatten(form, others[: len(means)]), others[len(means) :]
     if plan.source is not None:
         changes = rebuild(terms)
     if plan.update is not None:
-        after, extra = plan.update(values, extra, after, changes)
+
+
+        def evaluate(parameters: list) -> tuple[PyTree, list]:
+            # Without a loss scale in the extra state.
+            terms = again((plan.loss.with_parameters(values, parameters), {})).terms
+            return terms["loss"], terms["gradients"]
+
+        def mean(tree: PyTree) -> PyTree:
+            return jax.tree.map(lambda x: jax.lax.psum(x, REPLICA) / len(plan.active), tree)
+
+        evaluation = Evaluation(
+            _mean_loss(loss, accumulated, plan.update.accumulate), mean_with_gradients(evaluate, mean)
+        )
+        after, extra = plan.update(values, extra, after, changes, evaluation)
         changes = {}
     return (loss, after, changes, extra), _LocalResult((), local_changes, ReplicaState((), state))
+
+
+def _losses(plan: ReplicaPlan | BatchPlan, earlier: ReplicaState, loss: PyTree) -> PyTree:
+    """Return the sum of the losses since the last update, one for each network, in the widest float type."""
+    if not plan.keeps_losses:
+        return ()
+    networks = max(1, len(plan.loss.groups))
+    losses = jnp.asarray(loss if isinstance(loss, tuple) else [loss] * networks, float)
+    return losses + earlier.losses if earlier.gradients else losses
+
+
+def _mean_loss(loss: PyTree, losses: PyTree, accumulate: int) -> PyTree:
+    if isinstance(losses, tuple):  # an empty one: nothing was accumulated
+        return loss
+    numbers, form = jax.tree.flatten(loss)
+    return form.unflatten((losses[i] / accumulate).astype(x.dtype) for i, x in enumerate(numbers))
 
 
 def _sum(earlier: PyTree, gradients: list) -> list:

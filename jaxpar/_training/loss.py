@@ -61,15 +61,18 @@ class Loss:
         """Return the loss of one batch, and the gradients of the scaled loss; arguments as `forward`'s."""
 
         def scaled(parameters: list[jax.Array]) -> tuple[jax.Array, Forward]:
-            full = list(values)
-            for i, value in zip(self.parameters, parameters, strict=True):
-                full[i] = value
-            forward = self.forward(full, *arguments)
+            forward = self.forward(self.with_parameters(values, parameters), *arguments)
             return forward.scaled, forward
 
         trained = [values[i] for i in self.parameters]
         (_, forward), gradients = jax.value_and_grad(scaled, has_aux=True)(trained)
         return Value(forward.loss, forward.aux, forward.changes, gradients)
+
+    def with_parameters(self, values: list, parameters: list) -> list:
+        full = list(values)
+        for i, value in zip(self.parameters, parameters, strict=True):
+            full[i] = value
+        return full
 
     def forward(
         self,

@@ -4,20 +4,42 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import jax
 from flax import nnx
 
 from .._parallel.modules.bundle import nets_of
 from .._parallel.modules.nnx_view import NNXView, view_nnx
-from .._typing import TreeDef
+from .._typing import PyTree, TreeDef
 from .arrays import order_of_gradients
+from .evaluation import Evaluation, with_extra_arguments
 
 
 class OptimizerCall(NamedTuple):
     form: TreeDef  # the structure in which the optimizer takes gradients
     order: tuple[int, ...]  # each leaf's index in the step's gradients
 
-    def __call__(self, net: nnx.Module, optimizer: nnx.Optimizer, gradients: list) -> None:
-        optimizer.update(net, self.form.unflatten([gradients[i] for i in self.order]))
+    def __call__(
+        self,
+        net: nnx.Module,
+        optimizer: nnx.Optimizer,
+        parameters: list,
+        gradients: list,
+        evaluation: Evaluation,
+    ) -> None:
+        def parameters_of(params: PyTree) -> list:
+            leaves_of, moved = getattr(optimizer, "leaves_of", None), list(parameters)
+            leaves = jax.tree.leaves(params) if leaves_of is None else leaves_of(net, params, self.form)
+            for i, x in zip(self.order, leaves, strict=True):
+                moved[i] = x
+            return moved
+
+        tx = optimizer.tx
+        optimizer.tx = with_extra_arguments(tx, evaluation, parameters_of)
+        optimizer.update(net, self.tree(gradients))
+        optimizer.tx = tx
+
+    def tree(self, flat: list) -> nnx.State:
+        return self.form.unflatten([flat[i] for i in self.order])
 
 
 def optimizer_calls(net: Any, optimizer: Any, split: NNXView) -> tuple[tuple[int, ...], list[OptimizerCall]]:

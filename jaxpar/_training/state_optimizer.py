@@ -18,7 +18,7 @@ class StateOptimizer(nnx.Optimizer):
     """A state without the variables that a net holds, named `without`; an update is its `apply_gradients`."""
 
     def __init__(self, state: Any, without: tuple[str, ...]):
-        self.without, self.wrt = without, nnx.Param
+        self.without, self.wrt, self.tx = without, nnx.Param, getattr(state, "tx", None)
         self.fields = TreeFields(self, self._bare(state), _kind)
 
     def state(self, net: Any) -> Any:
@@ -26,16 +26,28 @@ class StateOptimizer(nnx.Optimizer):
 
     def update(self, model: Any, grads: Any, **kwargs: Any) -> None:
         net, state = held_by(model), self.state(model)
-        of_name = {path[-1]: leaf[...] for path, leaf in nnx.to_flat_state(grads)}
+        if self.tx is not None:  # a step's, which is given the loss
+            state = state.replace(tx=self.tx)
+        after = state.apply_gradients(grads=self.tree_of(net, grads), **kwargs)
+        net.fields.write(net, {PARAMS: after.params})
+        self.fields.write(self, self._bare(after))
+
+    def tree_of(self, net: Any, state: nnx.State) -> Any:
+        """Return gradients in the structure of the parameters."""
+        of_name = {path[-1]: leaf[...] for path, leaf in nnx.to_flat_state(state)}
 
         def gradient(name: str) -> Any:
             # A leaf that is not trained has one for `apply_gradients`, whose result for it is not read.
             return of_name[name] if name in of_name else jnp.zeros_like(getattr(net, name)[...])
 
-        gradients = net.fields.tree_of(gradient)[PARAMS]
-        after = state.apply_gradients(grads=gradients, **kwargs)
-        net.fields.write(net, {PARAMS: after.params})
-        self.fields.write(self, self._bare(after))
+        return held_by(net).fields.tree_of(gradient)[PARAMS]
+
+    def leaves_of(self, net: Any, params: Any, form: Any) -> list:
+        """Return the trained leaves of a tree of parameters in the order of the structure `form`."""
+        of_name = held_by(net).fields.by_name({PARAMS: params})
+        numbered = nnx.to_flat_state(form.unflatten(range(form.num_leaves)))
+        name_at = {variable.get_raw_value(): path[-1] for path, variable in numbered}
+        return [of_name[name_at[i]] for i in range(form.num_leaves)]
 
     def _bare(self, state: Any) -> Any:
         return state.replace(**dict.fromkeys(self.without))

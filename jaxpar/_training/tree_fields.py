@@ -49,6 +49,10 @@ class TreeFields:
         pairs = zip(self.names, self.statics, strict=True)
         return self.form.value.unflatten([value_of(name) if s is None else s.value for name, s in pairs])
 
+    def by_name(self, tree: PyTree) -> dict[str, Any]:
+        """Return the leaves of a part of the tree by their names."""
+        return {self._name_at[path]: leaf for path, leaf in jax.tree.leaves_with_path(tree)}
+
     def write(self, owner: Any, tree: PyTree) -> None:
         """Set the arrays of a part of the tree."""
         for path, value in jax.tree.leaves_with_path(tree):

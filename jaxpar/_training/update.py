@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from .._parallel.placement import Placement
 from .._tree import is_real
 from .._typing import PyTree
 from ..errors import OptimizerError
+from .evaluation import Evaluation, unknown
 from .nonfinite import NONE, first_bad, first_bad_on_cpu
 from .optimizer_calls import OptimizerCall, optimizer_calls
 from .precision import Precision
@@ -54,6 +56,7 @@ class Update:
     on_nonfinite: str  # "raise" and "skip" leave everything as it was, "ignore" does not check
     precision: Precision | None  # which may scale the gradients
     strategy: UpdateStrategy
+    keeps_losses: bool = False  # whether it uses the loss, the mean over the accumulated calls
 
     def name(self, i: int) -> str:
         """Return the i-th trained parameter's name for users."""
@@ -68,7 +71,12 @@ class Update:
         return {"trouble": jnp.array([NONE, 0], jnp.int32)}
 
     def __call__(
-        self, values: list, extra: dict[str, Any], gradients: list, changes: dict[int, Any]
+        self,
+        values: list,
+        extra: dict[str, Any],
+        gradients: list,
+        changes: dict[int, Any],
+        evaluation: Evaluation,
     ) -> tuple[list, dict[str, Any]]:
         """Return the net's values after the step, and the extra state with the next optimizer."""
         factor = 1 / self.accumulate
@@ -77,19 +85,28 @@ class Update:
         if "scale" in extra or self.accumulate > 1:
             gradients = [g * jnp.asarray(factor, g.dtype) for g in gradients]
         extra = dict(extra)
+        old = values, extra["optimizer"], gradients, changes
+        advance = functools.partial(self.advance, evaluation=evaluation)
         if self.on_nonfinite == "ignore" and "scale" not in extra:
-            after, extra["optimizer"] = self.advance(values, extra["optimizer"], gradients, changes)
+            after, extra["optimizer"] = advance(*old)
             return after, extra
         good, extra = self._judge(self.strategy.first_bad(gradients), extra)
-        after, extra["optimizer"] = self._advance_if(good, values, extra["optimizer"], gradients, changes)
+        after, extra["optimizer"] = self._advance_if(good, advance, *old)
         return after, extra
 
     def advance(
-        self, values: list, optimizer_values: list, gradients: list, changes: dict[int, Any]
+        self,
+        values: list,
+        optimizer_values: list,
+        gradients: list,
+        changes: dict[int, Any],
+        evaluation: Evaluation | None = None,
     ) -> tuple[list, list]:
         net, optimizer = self.net.merge(values), self.optimizer.merge(optimizer_values)
-        for call, one, its in zip(self.calls, nets_of(net), nets_of(optimizer), strict=True):
-            call(one, its, gradients)
+        parameters = [values[i] for i in self.parameters]
+        loss = unknown(parameters) if evaluation is None else evaluation
+        for k, (call, one, its) in enumerate(zip(self.calls, nets_of(net), nets_of(optimizer), strict=True)):
+            call(one, its, parameters, gradients, loss.of(k))
         trained, after = self.net.read(net), list(values)
         for i in self.parameters:
             after[i] = trained[i]
@@ -97,13 +114,13 @@ class Update:
             after[i] = value
         return after, self.optimizer.read(optimizer)
 
-    def _advance_if(self, good: jax.Array, *args: Any) -> tuple[list, list]:
-        """Return `advance`, or the values and the optimizer as they were."""
+    def _advance_if(self, good: jax.Array, advance: Callable[..., Any], *args: Any) -> tuple[list, list]:
+        """Return the results of `advance`, or the values and the optimizer as they were."""
         if self.strategy.branches:
             # A cond requires equal types from both branches, and a user's buffer may have changed its type.
-            types = jax.eval_shape(self.advance, *args)
-            return jax.lax.cond(good, self.advance, lambda *old: _as(old[:2], types), *args)
-        new, old = self.advance(*args), args[:2]
+            types = jax.eval_shape(advance, *args)
+            return jax.lax.cond(good, advance, lambda *old: _as(old[:2], types), *args)
+        new, old = advance(*args), args[:2]
         return jax.tree.map(lambda a, b: a if a is b else jnp.where(good, a, b), new, old)
 
     def _judge(self, first: jax.Array, extra: dict[str, Any]) -> tuple[jax.Array, dict[str, Any]]:
@@ -143,6 +160,25 @@ def check(update: Update, values: list, optimizer_values: list, names: list[str]
         if np.shape(x) != y.shape:
             return f"a state of shape {np.shape(x)} would become one of {y.shape}"
     return None
+
+
+def uses_loss(update: Update, values: list, optimizer_values: list) -> bool:
+    """Whether an accumulating update uses the loss. Raises ValueError if it evaluates others."""
+
+    def at(parameters: list) -> PyTree:
+        raise ValueError(
+            f"train_step: the optimizer evaluates the loss at other parameters (value_fn), and with "
+            f"accumulate={update.accumulate} the rows of earlier calls are gone. Leave accumulate out, or "
+            "take an optimizer without a line search."
+        )
+
+    def advance(value: jax.Array, *others: Any) -> Any:
+        return update.advance(*others, {}, Evaluation(value, at))
+
+    gradients = [values[i] for i in update.parameters]
+    program = jax.make_jaxpr(advance)(jnp.zeros((), float), values, optimizer_values, gradients).jaxpr
+    value = program.invars[0]
+    return value in program.outvars or any(value in eqn.invars for eqn in program.eqns)
 
 
 def _platform(values: list, placement: Placement | None) -> str:
@@ -190,6 +226,8 @@ def update_of(
         strategy_for(_platform(values, arrays.placement), nbytes),
     )
     wrong = check(update, values, other.current_values(), split.names)
+    if wrong is None and accumulate > 1:
+        update = dataclasses.replace(update, keeps_losses=uses_loss(update, values, other.current_values()))
     if wrong is None and not all(call.order for call in calls):
         wrong = "nothing in the module is trained by it"
     if wrong is not None:

@@ -73,6 +73,10 @@ class Objective:
         function = arrays.loss_of(self._loss_fn)
         return Loss(definition, arrays.form, trained, function, *policy), update
 
+    @property
+    def keeps_losses(self) -> bool:
+        return self.update is not None and self.update.keeps_losses
+
     def donates(self, keep: bool) -> tuple[str, ...]:
         # A training step owns its state. `value_and_grad` leaves the arrays to its caller.
         if self.update is None or keep or not self.update.strategy.donates:
@@ -129,6 +133,7 @@ class ReplicaWork:
             self._world.everywhere,
             self._backend,
             None if keep else objective.update,
+            objective.keeps_losses,
         )
         donated = () if objective.update is None else ("replica_state",)
         donate, options = (*objective.donates(keep), *donated), compiler_options(self._world.local.devices)
@@ -146,7 +151,8 @@ class ReplicaWork:
 
     def replica_state_like(self, trained: list, adds: bool) -> ReplicaState:
         hook = jax.eval_shape(self._state.hook.init, trained)
-        return ReplicaState(self._stacks(trained) if adds else (), self._stacks(hook))
+        losses = self.objective.losses if adds else ()
+        return ReplicaState(self._stacks(trained) if adds else (), self._stacks(hook), self._stacks(losses))
 
     def _stacks(self, tree: PyTree) -> PyTree:
         everywhere = self._world.everywhere
@@ -240,7 +246,8 @@ class BatchWork(WholeBatch):
         del agreed
         objective = self.objective
         objective.prepare(arrays)
-        plan = BatchPlan(objective.loss, batch.statics, batch.form, None if keep else objective.update)
+        update = None if keep else objective.update
+        plan = BatchPlan(objective.loss, batch.statics, batch.form, update, objective.keeps_losses)
         donate = ("replica_state",) if keep else objective.donates(keep)
         options = compiler_options(() if self.placement is None else self.placement.devices)
         return self.programs(plan, donate, options), batch.arrays
