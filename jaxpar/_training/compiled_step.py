@@ -190,7 +190,6 @@ def _finish(
         changes = rebuild(terms)
     if plan.update is not None:
 
-
         def evaluate(parameters: list) -> tuple[PyTree, list]:
             # Without a loss scale in the extra state.
             terms = again((plan.loss.with_parameters(values, parameters), {})).terms

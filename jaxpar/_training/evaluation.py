@@ -1,4 +1,4 @@
-"""evaluation: the loss as optimizers take it, which some need besides the gradients: optax's extra arguments."""
+"""evaluation: the loss as some optimizers need it, besides the gradients: optax's extra arguments."""
 
 from __future__ import annotations
 

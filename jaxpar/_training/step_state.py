@@ -20,11 +20,13 @@ WHERE = "TrainStep.load_state_dict"
 
 def saved(engine: Engine, arrays: TrainingArrays) -> dict[str, Any]:
     replica_state, world = engine.state.replica_state or ReplicaState(), engine.world
-    return {
+    state = {
         "step": {name: np.asarray(x) for name, x in world.local_shared(arrays.extra).items()},
         "gradients": [_gathered(x, world) for x in replica_state.gradients],
         "hook": [_gathered(x, world) for x in jax.tree.leaves(replica_state.hook)],
     }
+    losses = [_gathered(x, world) for x in jax.tree.leaves(replica_state.losses)]
+    return {**state, "losses": losses} if losses else state
 
 
 def counts(state: dict[str, Any], accumulate: int) -> tuple[int, int]:
@@ -55,7 +57,7 @@ def restore(engine: Engine, arrays: TrainingArrays, state: dict[str, Any]) -> No
     trained = engine.world.local_shared([values[i] for i in arrays.parameters])
     replica_state = engine.work.replica_state_like(trained, bool(state["gradients"]))
     expected, form = jax.tree.flatten(replica_state)
-    stored_arrays = [*state["gradients"], *state["hook"]]
+    stored_arrays = [*state["gradients"], *state["hook"], *state.get("losses", ())]
     _check(expected, stored_arrays)
     # All checks come first, so that a state that does not fit leaves everything as it was.
     arrays.reset({name: jnp.asarray(x) for name, x in state["step"].items()})

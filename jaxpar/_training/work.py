@@ -74,6 +74,12 @@ class Objective:
         return Loss(definition, arrays.form, trained, function, *policy), update
 
     @property
+    def losses(self) -> PyTree:
+        """The accumulated losses, as a shape."""
+        networks = max(1, len(self.loss.groups))
+        return jax.ShapeDtypeStruct((networks,), jnp.result_type(float)) if self.keeps_losses else ()
+
+    @property
     def keeps_losses(self) -> bool:
         return self.update is not None and self.update.keeps_losses
 
@@ -152,7 +158,7 @@ class ReplicaWork:
     def replica_state_like(self, trained: list, adds: bool) -> ReplicaState:
         hook = jax.eval_shape(self._state.hook.init, trained)
         losses = self.objective.losses if adds else ()
-        return ReplicaState(self._stacks(trained) if adds else (), self._stacks(hook), self._stacks(losses))
+        return ReplicaState(self._stacks(trained if adds else ()), self._stacks(hook), self._stacks(losses))
 
     def _stacks(self, tree: PyTree) -> PyTree:
         everywhere = self._world.everywhere
@@ -251,6 +257,21 @@ class BatchWork(WholeBatch):
         donate = ("replica_state",) if keep else objective.donates(keep)
         options = compiler_options(() if self.placement is None else self.placement.devices)
         return self.programs(plan, donate, options), batch.arrays
+
+    def replica_state_like(self, trained: list, adds: bool) -> ReplicaState:
+        losses = self.objective.losses if adds else ()
+        everywhere = _replicated_like(trained[0].sharding)
+        return (
+            super()
+            .replica_state_like(trained, adds)
+            ._replace(losses=jax.tree.map(lambda x: shape_of(x, everywhere), losses))
+        )
+
+
+def _replicated_like(sharding: Sharding | None) -> Sharding | None:
+    if not isinstance(sharding, NamedSharding):
+        return sharding
+    return NamedSharding(sharding.mesh, PartitionSpec())
 
 
 def over_devices(x: Any, placement: Placement) -> NamedSharding:
