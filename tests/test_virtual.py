@@ -148,12 +148,16 @@ SAYS = {
 }
 
 
+ALONE = 'jaxpar.distributed.init_process_group(init_method="tcp://127.0.0.1:1", rank=0, world_size=2)'
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("call", ["jaxpar.virtual_devices(2)", ALONE])
 @pytest.mark.parametrize("case", SAYS)
-def test_the_line_that_started_jax_is_named(case, tmp_path):
+def test_the_line_that_started_jax_is_named(case, call, tmp_path):
     source, says = SAYS[case]
     file = tmp_path / "train.py"
-    file.write_text(f"{source}\n\ndef main():\n    jaxpar.virtual_devices(2)\n\n\nmain()\n")
+    file.write_text(f"{source}\n\ndef main():\n    {call}\n\n\nmain()\n")
     ended = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, env=clean())
     assert ended.returncode == 1
     assert says.format(file=file) in ended.stderr
@@ -214,12 +218,13 @@ def test_an_environment_that_says_nothing(environment):
     assert _virtual.from_environment.__wrapped__() == 8
 
 
-def test_an_environment_that_comes_too_late_is_said_once(devices, environment):
+def test_an_environment_that_comes_too_late_is_refused(devices, environment):
     _virtual.from_environment.cache_clear()
     environment(JAXPAR_DEVICES="3")
-    with pytest.warns(UserWarning, match="JAXPAR_DEVICES=3 came too late: JAX already runs with 8 CPU dev"):
-        assert len(jaxpar.devices()) == 8
-    assert len(jaxpar.devices()) == 8
+    for _ in range(2):
+        text = "JAXPAR_DEVICES=3 came too late: JAX already runs with 8 CPU devices"
+        with pytest.raises(errors.BackendError, match=text):
+            jaxpar.devices()
 
 
 # -------------------------------------------------------------------------------- a loop does not stop

@@ -68,12 +68,10 @@ def from_environment() -> int | None:
         )
     n = int(text)
     if not _set(n) and (have := _running()) != n:
-        warnings.warn(
+        raise BackendError(
             f"JAXPAR_DEVICES={n} came too late: JAX already runs with {_devices(have)}. "
-            f"{_started()}. Ask for jaxpar.devices() before that, or start again with {_outside(n)}.",
-            stacklevel=3,
+            f"{_started()}. Ask for jaxpar.devices() before that, or start again with {_outside(n)}."
         )
-        return None
     _warn_of_few_threads(n)
     return n
 

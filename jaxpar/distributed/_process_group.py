@@ -157,11 +157,13 @@ def _devices_of(start: Start) -> list[int] | None:
 
 def _refuse_running() -> None:
     from .._upstream import backends_are_initialized
+    from .._upstream.start import started_by
 
     if backends_are_initialized():
         raise BackendError(
-            "init_process_group: JAX has started already, alone, and cannot join a group any more. Call it "
-            "before anything makes an array or asks for devices; `import jax` is fine."
+            "init_process_group: JAX has started already, alone, and cannot join a group any more. "
+            f"{started_by()}. Call init_process_group before anything makes an array or asks for devices; "
+            "`import jax` is fine."
         )
 
 
