@@ -128,6 +128,36 @@ def test_transformations_that_add_an_axis(name, B):
     assert_same(got, want)
 
 
+ENSEMBLES = {
+    "outputs": lambda f: jax.vmap(f),
+    "gradients in it": lambda f: jax.vmap(jax.grad(lambda w: (f(w) ** 3).sum())),
+    "gradients around it": lambda f: jax.grad(lambda w: (jax.vmap(f)(w) ** 3).sum()),
+}
+
+
+@pytest.mark.parametrize("name", ENSEMBLES)
+@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("form", [data_parallel, four_verbs])
+def test_an_ensemble_of_modules(form, module, name, w, devices):
+    take, several = ENSEMBLES[name], jnp.stack([w, 2 * w, -w])
+    got = take(lambda w: form(module(w), X))(several)
+    assert_same(got, take(lambda w: alone(module(w), X))(jax.device_put(several, devices[0])))
+    if name == "gradients around it":
+        assert got.devices() == several.devices()
+
+
+def test_an_ensemble_made_by_flax():
+    @nnx.split_rngs(splits=2)
+    @nnx.vmap
+    def make(rngs):
+        return nnx.Linear(3, 2, param_dtype=float, use_bias=False, rngs=rngs)
+
+    net = make(nnx.Rngs(0))
+    run = nnx.vmap(lambda net, x: net(x), in_axes=(0, None))
+    want = run(net, X)
+    assert_same(run(jaxpar.DataParallel(net, IDS), X), want)
+
+
 def test_the_derivative_of_another_module_is_a_difference(w):
     got = jax.grad(of_weights(data_parallel, nnx_module))(w)
     with pytest.raises(AssertionError):

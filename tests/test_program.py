@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import traceback
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
@@ -151,3 +153,45 @@ def test_the_same_program_serves_equal_wrappers():
     for _ in range(3):
         jaxpar.data_parallel(module(), np.ones((8, 4)), range(N))
     assert traces == [(2, 4)]
+
+
+class Logarithm(nnx.Module):
+    def __init__(self):
+        self.inner = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return jnp.log(self.inner(x) * 0 - 1)  # not a number
+
+
+def lines_of(error):
+    """The lines of this file that a traceback passes through, as it is printed."""
+    return re.findall(
+        rf'File "{re.escape(__file__)}", line (\d+)', "".join(traceback.format_exception(error))
+    )
+
+
+@pytest.mark.parametrize("wrap", [jaxpar.DataParallel, jaxpar.DistributedDataParallel])
+@pytest.mark.parametrize("trains", [False, True])
+def test_debug_nans_shows_the_users_line(wrap, trains):
+    line = str(Logarithm.__call__.__code__.co_firstlineno + 1)
+    with jax.debug_nans(True):
+        net = wrap(Logarithm(), range(N))
+        run = net
+        if trains:
+            optimizer = nnx.Optimizer(net, optax.sgd(0.1), wrt=nnx.Param)
+            run = jaxpar.train_step(net, optimizer, lambda net, x: net(x).mean())
+        with pytest.raises(FloatingPointError) as caught:
+            run(jnp.ones((8, 3)))
+    assert line in lines_of(caught.value)
+
+
+@pytest.mark.parametrize("wrap", [jaxpar.DataParallel, jaxpar.DistributedDataParallel])
+def test_debug_nans_changes_no_number(wrap):
+    def three(checks):
+        with jax.debug_nans(checks):
+            net = wrap(Net(), range(N))
+            optimizer = nnx.Optimizer(net, optax.sgd(0.1), wrt=nnx.Param)
+            step = jaxpar.train_step(net, optimizer, lambda net, x: (net(x) ** 2).mean())
+            return [float(step(np.random.RandomState(B).randn(B, 6))) for B in (8, 8, 11)]
+
+    assert three(True) == three(False)

@@ -210,6 +210,25 @@ def test_the_state_of_the_trace():
     assert staged[0] != eager
 
 
+def test_the_array_below_a_tracer():
+    x, below = jnp.ones((2, 3)), []
+
+    def f(x):
+        below.append(upstream.concrete(x))
+        return x.sum()
+
+    jax.vmap(f)(x)
+    jax.grad(f)(x)
+    jax.vmap(jax.grad(f))(x)
+    jax.grad(lambda x: jax.vmap(f)(x).sum())(x)
+    jax.jvp(f, (x,), (x,))
+    assert [array is x for array in below] == [True] * 5
+    jax.jit(f)(x)
+    jax.jit(jax.vmap(jax.grad(f)))(x)
+    assert below[5:] == [None, None]
+    assert upstream.concrete(2.5) == 2.5
+
+
 def test_the_run_time():
     jax.devices()
     assert upstream.backends_are_initialized()

@@ -35,13 +35,22 @@ class Branch:
     jaxpr: ClosedJaxpr
     local: Local
     kind: Kind
+    function: Callable[..., Local] = dataclasses.field(compare=False)
+    form: TreeDef  # of the function's arguments
 
     def __call__(self, flat: list[jax.Array]) -> list[jax.Array]:
         """Return the results for operands of which the last are the pieces, with their padding."""
+        return list(jaxpr_as_fun(self.jaxpr)(*self._cropped(flat)))
+
+    def in_python(self, flat: list[jax.Array]) -> list[jax.Array]:
+        """The same, operation by operation: `jax.debug_nans` repeats a program so, to find the line."""
+        return jax.tree.leaves(self.function(*jax.tree.unflatten(self.form, self._cropped(flat))))
+
+    def _cropped(self, flat: list[jax.Array]) -> list[jax.Array]:
         # Cropped inside the branch, because a switch passes the same operands to all branches.
         first = len(flat) - len(self.kind)
         pieces = [crop(x, shape) for x, shape in zip(flat[first:], self.kind, strict=True)]
-        return list(jaxpr_as_fun(self.jaxpr)(*flat[:first], *pieces))
+        return [*flat[:first], *pieces]
 
 
 def trace_branch(
@@ -61,7 +70,7 @@ def trace_branch(
             " (replicas with the same number of rows are traced once)."
         )
         raise
-    return Branch(jaxpr, local, kind)
+    return Branch(jaxpr, local, kind, one, jax.tree.structure(data))
 
 
 def check_outputs(outputs: PyTree, function: str = "parallel_apply") -> None:

@@ -180,7 +180,9 @@ def _local(
     if united is not None:
         return _padded(united, split, shapes, data, platform), shapes
     if not split.uneven:
-        form, out = _Form(branches[0].local, shapes), branches[0](jax.tree.leaves(data))
+        checks = jax.config.jax_debug_nans or jax.config.jax_debug_infs
+        branch = branches[0].in_python if checks else branches[0]
+        form, out = _Form(branches[0].local, shapes), branch(jax.tree.leaves(data))
         n = len(form.outputs)
         return form.local((form.pad(out[:n]), out[n:])), shapes
     return _switched(branches, split, shapes, data, platform), shapes

@@ -21,7 +21,9 @@ def spread(values: list, names: Sequence[str], placement: Placement) -> list:
     refuse_topology(placement.devices, "replicate")
     for value, name in zip(values, names, strict=True):
         for leaf in jax.tree.leaves(value):
-            _check_place(concrete(leaf), name, placement)
+            underlying = concrete(leaf)
+            if underlying is not None:
+                _check_place(underlying, name, placement)
     if not has_tracers(values):
         return jax.device_put(values, placement.replicated)
     return jax.tree.map(lambda leaf: _spread_under_derivative(leaf, placement), values)

@@ -296,11 +296,18 @@ def reached_preemption_sync_point(step: int) -> bool:
 
 
 def concrete(x: Any) -> Any:
-    """Return the concrete array of an eager derivative's tracer, or None if it is abstract; arrays unchanged.
+    """Return the array below the tracers of eager derivatives and of `vmap`; None if it is abstract.
 
-    `Tracer.to_concrete_value` is what JAX's own `bool(x)` uses; only this reveals a traced value's device.
+    Only that array reveals the devices of a traced value. JAX's own `bool(x)` uses `to_concrete_value`, which
+    is None under `vmap`, where the array has one more axis. What is not traced is returned as it is.
     """
-    return x.to_concrete_value() if isinstance(x, jax.core.Tracer) else x
+    while isinstance(x, jax.core.Tracer):
+        value = x.to_concrete_value()
+        if value is not None:
+            return value
+        below = getattr(x, "val", getattr(x, "primal", None))
+        x = below if isinstance(below, jax.Array) else None
+    return x
 
 
 def address(x: jax.Array) -> int:
