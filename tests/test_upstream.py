@@ -249,6 +249,15 @@ def test_nothing_of_it_starts_jax():
     subprocess.run([sys.executable, "-c", source], check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
 
 
+def test_what_vmap_maps_over():
+    seen = []
+    jax.vmap(lambda x, y: seen.append((upstream.is_mapped(x), upstream.is_mapped(y))), (0, None))(
+        jnp.ones(3), jnp.ones(3)
+    )
+    jax.jit(lambda x: seen.append(upstream.is_mapped(x)))(jnp.ones(3))
+    assert seen == [(True, False), False]
+
+
 def test_addresses():
     x = jnp.arange(4.0)
     same = jax.device_put(x, x.device)

@@ -17,7 +17,9 @@ from ..errors import JaxparError, NestedError
 from .backends import backend as _backend
 from .gather import assemble
 from .modules import Module, view
+from .modules.applied_view import function_of, is_callable_pytree
 from .modules.bundle import Bundle, refuse_metrics, set_aside
+from .over_rows import over_rows
 from .parallel_apply import apply_replicas, compiled
 from .parallel_apply import programs as shared_programs
 from .placement import Placement, place
@@ -70,33 +72,37 @@ def forward(
     placement: Placement,
     backend: str,
     programs: Programs,
+    function: str = "DataParallel",
 ) -> PyTree:
+    """Return the module's outputs; `function` is the wrapper that errors name."""
     if not placement.devices:
         args, kwargs = unmarked((args, kwargs))
         return module(*args, **kwargs)
-    _refuse_nesting()
+    _refuse_nesting(function)
     args, kwargs, objects = set_aside(args, kwargs)
     if objects:
-        module = bundled(module, objects, placement)
+        module = bundled(module, objects, placement, function)
     target = _target(args, kwargs, placement)
     inputs, named = scatter_kwargs(args, kwargs, placement)
     if placement.N == 1:
         # docs/semantics.md row 31: with one device the module is called as it is.
-        view(module).values(placement)
+        view(module).values(placement, function)
         return module(*inputs[0], **named[0])
-    replicas = Replicas(module, placement, len(inputs))
+    replicas = Replicas(module, placement, len(inputs), function=function)
     outputs = apply_replicas(replicas, inputs, named, backend, programs)
     return assemble(outputs, target)
 
 
-def bundled(module: Module, objects: Sequence[Any], placement: Placement) -> Bundle:
+def bundled(
+    module: Module, objects: Sequence[Any], placement: Placement, function: str = "DataParallel"
+) -> Bundle:
     if isinstance(module, linen.Module):
         raise TypeError(
-            f"DataParallel: {type(objects[0]).__name__} is an argument of a Linen module, which takes random "
+            f"{function}: {type(objects[0]).__name__} is an argument of a Linen module, which takes random "
             "streams as rngs={'dropout': key} and other modules as submodules."
         )
     if placement.N > 1:
-        refuse_metrics(objects, "DataParallel")
+        refuse_metrics(objects, function)
     return Bundle(module, objects)
 
 
@@ -113,13 +119,13 @@ def _target(args: tuple, kwargs: dict[str, Any], placement: Placement) -> Any:
     return placement.output_device
 
 
-def _refuse_nesting() -> None:
+def _refuse_nesting(function: str) -> None:
     try:
         jax.lax.axis_size(REPLICA)
     except NameError:
         return
     raise NestedError(
-        "DataParallel: called inside a replica of another DataParallel. Wrap either the whole model or a "
+        f"{function}: called inside a replica of another DataParallel. Wrap either the whole model or a "
         "part of it."
     )
 
@@ -181,7 +187,9 @@ class DataParallel(abc.ABC):
             return _NNXDataParallel(module, placement, backend)
         if isinstance(module, linen.Module):
             return _LinenDataParallel(module, placement, backend, **fields)
-        return _FunctionDataParallel(module, placement, backend)
+        if is_callable_pytree(module):
+            return _PytreeDataParallel(_placed(module, placement), placement, backend, Programs(compiled))
+        return _FunctionDataParallel(function_of(module), placement, backend)
 
     def __init_subclass__(cls) -> None:
         raise TypeError(
@@ -220,6 +228,10 @@ class _NNXDataParallel(_Remembers, nnx.Module):
         self.module, self.placement, self.backend = module, placement, backend
         self.programs = Programs(compiled)
         _settle(module, placement)
+
+    def around(self, module: Any) -> Any:
+        """Return a DataParallel of a callable pytree, with this one's programs."""
+        return _PytreeDataParallel(module, self.placement, self.backend, self.programs)
 
 
 class _LinenDataParallel(_Remembers, linen.Module):
@@ -276,10 +288,43 @@ class _FunctionDataParallel(_Remembers):
         view(module)  # fail now rather than at the first call
 
 
-for _kind in (_NNXDataParallel, _LinenDataParallel, _FunctionDataParallel):
+@jax.tree_util.register_pytree_with_keys_class
+class _PytreeDataParallel(_Remembers):
+    """A callable pytree, wrapped, is one itself: `eqx.filter_grad`, `eqx.tree_at` and `jax.vmap` take it."""
+
+    def __init__(self, module: Any, placement: Placement, backend: str, programs: Programs):
+        self.module, self.placement, self.backend, self.programs = module, placement, backend, programs
+
+    def tree_flatten_with_keys(self) -> Any:
+        key = jax.tree_util.GetAttrKey("module")
+        return ((key, self.module),), (self.placement, self.backend, self.programs)
+
+    @classmethod
+    def tree_unflatten(cls, aux: tuple[Placement, str, Programs], children: tuple[Any]) -> Any:
+        return cls(*children, *aux)
+
+    def __call__(self, *inputs: PyTree, **kwargs: PyTree) -> PyTree:
+        def run(module: Any, args: tuple, kwargs: dict[str, Any], placement: Placement) -> PyTree:
+            return forward(module, args, kwargs, placement, self.backend, self.programs)
+
+        return over_rows(run, self.module, inputs, kwargs, self.placement)
+
+
+for _kind in (_NNXDataParallel, _LinenDataParallel, _FunctionDataParallel, _PytreeDataParallel):
     # One public name: this is what repr, isinstance and Linen's automatic names show.
     _kind.__name__ = "DataParallel"  # not __qualname__, by which pickle finds the class
     DataParallel.register(_kind)
+
+
+def _placed(module: Any, placement: Placement) -> Any:
+    """Return a callable pytree on the devices, as `_settle` moves an NNX module."""
+    if not placement.devices or placement.of_topology or is_staged():
+        return module
+    split = view(module)
+    try:
+        return split.definition.bind(split.definition.function.value, split.values(placement))
+    except JaxparError:
+        return module
 
 
 def _settle(module: nnx.Module, placement: Placement) -> None:

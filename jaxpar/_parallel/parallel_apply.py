@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import linen, nnx
 
 from .._devices import devices as _devices
@@ -22,7 +21,6 @@ from .branch import Kind, Local
 from .compiling import Compiling, begun
 from .modules import Definition
 from .modules.bundle import nets_of
-from .modules.nnx_view import NNXDefinition
 from .placement import Placement, place
 from .programs import Programs, shared
 from .reduce import from_replica_zero
@@ -88,7 +86,8 @@ def apply_replicas(
     program = programs(split.definition, _backend(backend), inputs.placement, _type.get())
 
     def describe() -> str:
-        return f"DataParallel ({type(nets_of(replicas.module)[0]).__name__}) for {len(replicas)} devices"
+        module = type(nets_of(replicas.module)[0]).__name__
+        return f"{replicas.function} ({module}) for {len(replicas)} devices"
 
     values = replicas.values(split)
     with Compiling(describe):
@@ -102,7 +101,7 @@ _type: contextvars.ContextVar[Any] = contextvars.ContextVar("type", default=None
 
 @contextlib.contextmanager
 def cast_on_replicas(dtype: Any) -> Iterator[None]:
-    """While tracing inside this context, replicas of NNX modules cast floating parameters to `dtype`."""
+    """While tracing inside this context, replicas cast floating parameters to `dtype`."""
     # So that gradients are summed in the parameters' own type. Cast earlier, they would be summed in 16 bits.
     token = _type.set(dtype)
     try:
@@ -194,11 +193,8 @@ def _run(
         values: PyTree, replica_state: PyTree, index: jax.Array | None, args: tuple, named: dict
     ) -> Local:
         del replica_state
-        if dtype is not None and isinstance(definition, NNXDefinition):
-            values = [
-                x.astype(dtype) if kind == "parameter" and jnp.issubdtype(x.dtype, jnp.floating) else x
-                for x, kind in zip(values, definition.kinds, strict=True)
-            ]
+        if dtype is not None:
+            values = definition.cast(values, dtype)
         outputs, changes = definition(values, index, _arguments(args), named)
         return Local(outputs, (), changes)
 

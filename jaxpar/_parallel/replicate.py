@@ -27,6 +27,7 @@ class Replicas(Sequence):
     placement: Placement
     k: int
     detach: bool = False
+    function: str = "DataParallel"  # the wrapper, for errors
 
     def __len__(self) -> int:
         return self.k
@@ -51,7 +52,7 @@ class Replicas(Sequence):
         return view(self.module)
 
     def values(self, split: View) -> PyTree:
-        values = split.values(self.placement)
+        values = split.values(self.placement, self.function)
         return jax.lax.stop_gradient(values) if self.detach else values
 
 

@@ -16,14 +16,17 @@ from ..errors import LeafError, MisplacedError, UninitializedError
 from .placement import Placement
 
 
-def spread(values: list, names: Sequence[str], placement: Placement) -> list:
-    """Return the same values, each on all devices; at once if they are already (docs/semantics.md row 34)."""
+def spread(values: list, names: Sequence[str], placement: Placement, function: str = "DataParallel") -> list:
+    """Return the same values, each on all devices; at once if they are already (docs/semantics.md row 34).
+
+    `function` is the wrapper that errors name.
+    """
     refuse_topology(placement.devices, "replicate")
     for value, name in zip(values, names, strict=True):
         for leaf in jax.tree.leaves(value):
             underlying = concrete(leaf)
             if underlying is not None:
-                _check_place(underlying, name, placement)
+                _check_place(underlying, name, placement, function)
     if not has_tracers(values):
         return jax.device_put(values, placement.replicated)
     return jax.tree.map(lambda leaf: _spread_under_derivative(leaf, placement), values)
@@ -42,15 +45,15 @@ def _spread_under_derivative(leaf: Any, placement: Placement) -> Any:
     return jax.device_put(leaf, placement.replicated, src=underlying.sharding)
 
 
-def _check_place(leaf: object, name: str, placement: Placement) -> None:
+def _check_place(leaf: object, name: str, placement: Placement, function: str) -> None:
     """Enforce torch's rule: all parameters and buffers are on device_ids[0] (docs/semantics.md row 14)."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
         raise UninitializedError(
-            f"DataParallel: Attempted to use an uninitialized parameter: {name} is a shape "
+            f"{function}: Attempted to use an uninitialized parameter: {name} is a shape "
             f"({leaf.dtype}{list(leaf.shape)}) without values. Build the module before it is called."
         )
     if not is_array(leaf) and not isinstance(leaf, (int, float, complex, np.generic)):
-        raise LeafError(f"DataParallel: {name} holds a {type(leaf).__name__}, which no device can hold.")
+        raise LeafError(f"{function}: {name} holds a {type(leaf).__name__}, which no device can hold.")
     if not is_real(leaf) or not leaf.committed:
         return
     home = leaf.sharding.device_set

@@ -17,13 +17,14 @@ from flax import linen, nnx
 from jax.sharding import Sharding
 
 from .._parallel.modules import Changes, Definition
-from .._parallel.modules.function_view import Applied, AppliedView
+from .._parallel.modules.applied_view import AppliedView, with_arrays
 from .._parallel.modules.linen_view import LinenView
 from .._parallel.modules.nnx_view import NNXDefinition, NNXView, view_nnx
 from .._parallel.placement import Placement
 from .._tree import check_alive, is_array, shape_of, sharding_of
 from .._typing import PyTree, Static, TreeDef
 from .._upstream import address
+from .function_state import is_trainable
 from .world import ALONE, World
 
 
@@ -222,7 +223,7 @@ class LinenArrays(Arrays):
     def __init__(self, module: linen.Module, variables: PyTree, rngs: Any, mutable: Any, world: World):
         self._view, self.world = LinenView(module.bind(variables, rngs=rngs, mutable=mutable)), world
         self.definition = self._view.definition
-        self._tree = self._view.values(world.local)
+        self._tree = self._view.values(world.local, "DistributedDataParallel")
         paths, self.form = jax.tree.flatten_with_path(self._tree)
         self.names = [jax.tree_util.keystr(path[1:]) for path, _ in paths]
         self.parameters = tuple(
@@ -241,24 +242,28 @@ class LinenArrays(Arrays):
 
 
 class FunctionArrays(Arrays):
-    """The parameters of `function(parameters, *inputs)`; gradients have their structure."""
+    """The parameters of `function(parameters, *inputs)`, or of a callable pytree where the function is None.
 
-    def __init__(self, function: Callable[..., Any], parameters: PyTree, world: World):
-        view, self.world = AppliedView(Applied(function, parameters)), world
-        self.definition = view.definition
-        self._tree = view.values(world.local)
-        paths, self.form = jax.tree.flatten_with_path(self._tree)
-        self.names = ["parameters" + jax.tree_util.keystr(path) for path, _ in paths]
-        self.parameters = tuple(range(len(paths)))
+    Gradients have their structure, with None for what is not trained.
+    """
+
+    def __init__(self, function: Callable[..., Any] | None, parameters: PyTree, world: World):
+        view, self.world = AppliedView(function, parameters), world
+        self.definition, self.names = view.definition, view.names
+        self._values = view.values(world.local, "DistributedDataParallel")
+        self.form = jax.tree.structure(self._values)
+        self.parameters = tuple(i for i, x in enumerate(self._values) if is_trainable(x))
+        self._tree = parameters if function is None else with_arrays(parameters)
 
     def read(self) -> list:
-        return jax.tree.leaves(self._tree)
+        return self._values
 
     def commit(self, changes: Changes) -> None:
         del changes  # a function has no buffers
 
     def gradients(self, flat: list) -> PyTree:
-        return jax.tree.unflatten(self.form, flat)
+        remaining = iter(flat)
+        return jax.tree.map(lambda x: next(remaining) if is_trainable(x) else None, self._tree)
 
 
 def take_distinct(*objects: ObjectArrays) -> list[list]:

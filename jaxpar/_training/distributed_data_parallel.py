@@ -17,7 +17,9 @@ from flax import linen, nnx
 from .._counterparts import TorchNames
 from .._parallel.backends import backend as _backend
 from .._parallel.data_parallel import forward
-from .._parallel.modules.function_view import Applied, FunctionView
+from .._parallel.modules.applied_view import Applied, function_of, is_callable_pytree
+from .._parallel.modules.function_view import FunctionView
+from .._parallel.over_rows import over_rows
 from .._parallel.parallel_apply import compiled
 from .._parallel.placement import Placement
 from .._parallel.programs import Programs
@@ -108,7 +110,9 @@ class DistributedDataParallel(abc.ABC):
             return _NNXDistributed(module, world, backend, state, init_sync)
         if isinstance(module, linen.Module):
             return _LinenDistributed(module, world, backend, state)
-        return _FunctionDistributed(module, world, backend, state)
+        if is_callable_pytree(module):
+            return _PytreeDistributed(module, world, backend, state)
+        return _FunctionDistributed(function_of(module), world, backend, state)
 
     def __init_subclass__(cls) -> None:
         raise TypeError(
@@ -173,6 +177,36 @@ class _Distributed(TorchNames):
         """
         return self.engine_state.unsynchronised()
 
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Join:
+        """A context in which ranks may have different numbers of batches, and batches of different sizes.
+
+        >>> import jax.numpy as jnp, jaxpar
+        >>> from flax import nnx
+        >>> net = jaxpar.DistributedDataParallel(nnx.Linear(3, 1, rngs=nnx.Rngs(0)))
+        >>> with net.join():
+        ...     for x in (jnp.ones((8, 3)), jnp.ones((8, 3))):
+        ...         loss, gradients = net.value_and_grad(lambda net, x: net(x).mean())(x)
+
+        Args:
+          divide_by_initial_world_size: gradients are divided by all replicas, or else by those with rows.
+          enable: False does nothing, for ranks that are known to have as many batches.
+          throw_on_early_termination: the first rank that has finished ends the training of all.
+
+        Raises:
+          RuntimeError: on all ranks, with `throw_on_early_termination`.
+          DistributedError: a rank had no batch at all.
+          DivergenceError: ranks differ in more than their numbers of rows.
+
+        torch counterpart: `DistributedDataParallel.join` (docs/semantics.md section 2.3).
+        """
+        state, world = self.engine_state, self.world
+        return Join(state, world, divide_by_initial_world_size, enable, throw_on_early_termination)
+
     def register_comm_hook(self, hook: CommHook) -> None:
         """Reduce gradients with `hook` from the next call on. Can be called once.
 
@@ -193,8 +227,13 @@ class _Distributed(TorchNames):
             )
         self.engine_state.register(hook)
 
-    def _forward(self, module: Any, args: tuple, kwargs: dict) -> PyTree:
-        outputs = forward(module, args, kwargs, self.world.local, self.backend, self.programs)
+    def holding(self, module: nnx.Module) -> Any:
+        """Return a wrapper of an NNX module in the place of this one's, with the same state."""
+        return _NNXDistributed(module, self.world, self.backend, self.engine_state, True)
+
+    def _forward(self, module: Any, args: tuple, kwargs: dict, placement: Placement | None = None) -> PyTree:
+        where = placement or self.world.local, self.backend, self.programs
+        outputs = forward(module, args, kwargs, *where, function="DistributedDataParallel")
         return outputs if self.world.N == 1 else without_gradient(outputs)
 
     def _compare(self, what: str, values: PyTree) -> None:
@@ -272,43 +311,10 @@ class _NNXDistributed(_Distributed, nnx.Module):
 
         return value_and_grad
 
-    def join(
-        self,
-        divide_by_initial_world_size: bool = True,
-        enable: bool = True,
-        throw_on_early_termination: bool = False,
-    ) -> Join:
-        """A context in which ranks may have different numbers of batches, and batches of different sizes.
-
-        >>> import jax.numpy as jnp, jaxpar
-        >>> from flax import nnx
-        >>> net = jaxpar.DistributedDataParallel(nnx.Linear(3, 1, rngs=nnx.Rngs(0)))
-        >>> with net.join():
-        ...     for x in (jnp.ones((8, 3)), jnp.ones((8, 3))):
-        ...         loss, gradients = net.value_and_grad(lambda net, x: net(x).mean())(x)
-
-        Args:
-          divide_by_initial_world_size: gradients are divided by all replicas, or else by those with rows.
-          enable: False does nothing, for ranks that are known to have as many batches.
-          throw_on_early_termination: the first rank that has finished ends the training of all.
-
-        Raises:
-          RuntimeError: on all ranks, with `throw_on_early_termination`.
-          DistributedError: a rank had no batch at all.
-          DivergenceError: ranks differ in more than their numbers of rows.
-
-        torch counterpart: `DistributedDataParallel.join` (docs/semantics.md section 2.3).
-        """
-        state, world = self.engine_state, self.world
-        return Join(state, world, divide_by_initial_world_size, enable, throw_on_early_termination)
-
 
 class _LinenDistributed(_Distributed):
     def __init__(self, module: linen.Module, world: World, backend: str, state: EngineState):
         self._remember(module, world, backend, state)
-
-    def holding(self, module: nnx.Module) -> Any:
-        return _NNXDistributed(module, self.world, self.backend, self.engine_state, True)
 
     def init(self, rngs: Any, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """The module's variables, rank 0's on all ranks."""
@@ -367,7 +373,31 @@ class _FunctionDistributed(_Distributed):
         return value_and_grad
 
 
-for _kind in (_NNXDistributed, _LinenDistributed, _FunctionDistributed):
+class _PytreeDistributed(_Distributed):
+    def __init__(self, module: Callable[..., Any], world: World, backend: str, state: EngineState):
+        self._remember(module, world, backend, state)
+
+    def __call__(self, *inputs: PyTree, **kwargs: PyTree) -> PyTree:
+        """The wrapped module's outputs for this process's rows. Under `jax.vmap` it is called for each row."""
+        return over_rows(self._forward, self.module, inputs, kwargs, self.world.local)
+
+    def value_and_grad(self, loss_fn: Callable[..., Any], *, has_aux: bool = False) -> Callable[..., Any]:
+        """Return `f(module, *batch) -> (loss, gradients)`, as `equinox.filter_value_and_grad`.
+
+        `loss_fn(module, *batch)` is given the module. Gradients are such a module with None for what is not
+        trained. Raises DivergenceError if ranks hold other modules; see `jaxpar.distributed.broadcast`.
+        """
+
+        def value_and_grad(module: PyTree, *batch: PyTree, **kwargs: PyTree) -> Any:
+            self._compare("module", module)
+            arrays = FunctionArrays(None, module, self.world)
+            loss, gradients, _ = self._gradients(arrays, loss_fn, has_aux, batch, kwargs)
+            return loss, gradients
+
+        return value_and_grad
+
+
+for _kind in (_NNXDistributed, _LinenDistributed, _FunctionDistributed, _PytreeDistributed):
     # One public name: this is what repr and isinstance show.
     _kind.__name__ = "DistributedDataParallel"
     DistributedDataParallel.register(_kind)

@@ -21,6 +21,7 @@ from .._parallel.shards import combine
 from .._tree import is_real, paths
 from .._typing import PyTree, Static, TreeDef
 from ..errors import BatchError
+from . import function_net
 from .agreement import Agreement, Alone
 from .arrays import Arrays
 from .batch_checks import check_batch, empty, without_torch
@@ -68,8 +69,10 @@ def eval_step(
 
     torch counterpart: `net.eval()` and `torch.no_grad()`.
     """
+    if function_net.is_function(net):
+        return _with_state(net, function_net.variables_of, function_net.wrapped, function, precision)
     if is_linen(net):
-        return _of_linen(net, function, precision)
+        return _with_state(net, collections_of, wrapped, function, precision)
     nets = tuple(net) if isinstance(net, (tuple, list)) else (net,)
     for module in nets:
         if not isinstance(module, nnx.Module):
@@ -77,7 +80,7 @@ def eval_step(
     check_alike(nets, "eval_step")
     placement = local_placement(nets[0])
     check_precision(precision, "eval_step")
-    run = operator.call if function is None else function
+    run = function_net.evaluation_of(nets, operator.call if function is None else function)
     arrays = EvaluationArrays(as_one(net), as_one(net), placement, ALONE, "eval_step")
     state = EngineState(Alone())
     state.replace(ReplicaState())  # an evaluation has no per-replica state
@@ -98,15 +101,19 @@ def eval_step(
     return evaluate
 
 
-def _of_linen(
-    net: Any, function: Callable[..., Any] | None, precision: Precision | None
+def _with_state(
+    net: Any,
+    variables_of: Callable[[Any], dict[str, PyTree]],
+    holding: Callable[[Any, Any], Any],
+    function: Callable[..., Any] | None,
+    precision: Precision | None,
 ) -> Callable[..., Any]:
     latest: list[Any] = []
 
     def evaluate(state: Any, *batch: PyTree, **kwargs: PyTree) -> PyTree:
-        variables = collections_of(state) if hasattr(state, "params") else state
+        variables = variables_of(state)
         if not latest or not held_by(latest[0]).fits(variables):
-            holder = wrapped(net, variables)
+            holder = holding(net, variables)
             latest[:] = [holder, eval_step(holder, function, precision=precision)]
         else:
             held_by(latest[0]).take(variables)

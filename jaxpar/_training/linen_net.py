@@ -63,7 +63,9 @@ def is_linen(net: Any) -> bool:
 
 
 def collections_of(state: Any) -> dict[str, PyTree]:
-    """Return the variables in a TrainState: its parameters, and the collections with a field of their own."""
+    """Return the variables in a TrainState: parameters, and collections with a field; other trees stay."""
+    if not hasattr(state, PARAMS):
+        return state
     # A field with the parameters' own structure is an average of them, not a collection.
     form: Any = jax.tree.structure(state.params)
     collections = {name: x for name, x in vars(state).items() if isinstance(x, Mapping) and name != PARAMS}

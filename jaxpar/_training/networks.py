@@ -12,6 +12,7 @@ from .._parallel.modules.bundle import Bundle, nets_of, refuse_metrics
 from .._parallel.placement import Placement
 from .distributed_data_parallel import DistributedDataParallel
 from .engine_state import EngineState
+from .function_net import from_function, is_function
 from .linen_net import from_linen, is_linen
 from .work import placement_of
 
@@ -21,7 +22,9 @@ def as_one(nets: Any) -> Any:
 
 
 def as_nnx(net: Any, optimizer: Any) -> tuple[Any, Any]:
-    """Return Linen modules and their states as NNX modules and optimizers, and NNX objects as they are."""
+    """Return functions, Linen modules and their states as NNX modules and optimizers; NNX objects stay."""
+    if is_function(net):
+        return from_function(net, optimizer)
     if isinstance(net, tuple) and isinstance(optimizer, tuple) and len(net) == len(optimizer):
         pairs = [as_nnx(*pair) for pair in zip(net, optimizer, strict=True)]
         return tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs)

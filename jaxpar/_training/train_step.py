@@ -23,6 +23,7 @@ from .distributed_data_parallel import DistributedDataParallel
 from .divergence_guard import Fingerprint, fingerprint
 from .engine import Engine, Work
 from .engine_state import EngineState
+from .function_net import loss_of
 from .nonfinite import NONE, Reports
 from .precision import Precision, check_precision
 from .state_optimizer import StateOptimizer
@@ -130,7 +131,7 @@ class TrainStep:
         )
         # One device, or none, calls the module as it is: no replica casts anything there.
         replicas = all(isinstance(module, DataParallel) and module.placement.N > 1 for module in self._nets)
-        self._objective = Objective(loss_fn, has_aux, precision, make, replicas)
+        self._objective = Objective(loss_of(self._nets, loss_fn), has_aux, precision, make, replicas)
         self._engine, self._arrays = _engine(
             self._nets, networks.as_one(net), networks.as_one(optimizer), self._objective, loss_fn
         )

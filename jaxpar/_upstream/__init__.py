@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import jax
 from jax._src import cloud_tpu_init, clusters, core, xla_bridge
 from jax._src.distributed import global_state
+from jax._src.interpreters.batching import BatchTracer
 from jax.extend.backend import clear_backends as clear_backends
 from jax.extend.core import ClosedJaxpr as ClosedJaxpr
 from jax.extend.core import Jaxpr as Jaxpr
@@ -308,6 +309,15 @@ def concrete(x: Any) -> Any:
         below = getattr(x, "val", getattr(x, "primal", None))
         x = below if isinstance(below, jax.Array) else None
     return x
+
+
+def is_mapped(x: Any) -> bool:
+    """Return whether `jax.vmap` maps over x, by a `vmap` that is the innermost transformation.
+
+    A function of `jax.custom_batching.custom_vmap` learns it without private names, but JAX cannot
+    differentiate one that no vmap maps over.
+    """
+    return isinstance(x, BatchTracer)
 
 
 def address(x: jax.Array) -> int:

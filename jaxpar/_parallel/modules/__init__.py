@@ -1,4 +1,4 @@
-"""Modules: an NNX module, a bound Linen module or a plain function, in one form.
+"""Modules: an NNX module, a bound Linen module, a callable pytree or a plain function, in one form.
 
 An `nnx.Param` (Linen: a collection that is not mutable) is a parameter; everything else is what torch calls a
 buffer, of which replica 0's new value comes back (docs/semantics.md row 39). Attributes that a forward
@@ -12,10 +12,11 @@ from typing import Any
 
 from flax import linen, nnx
 
+from .applied_view import Applied, AppliedView, is_callable_pytree
 from .closure_view import ClosureView, watched_cells
 from .definition import Changes as Changes
 from .definition import Definition as Definition
-from .function_view import Applied, AppliedView, FunctionView
+from .function_view import FunctionView
 from .linen_view import LinenView
 from .nnx_view import NNXView, view_nnx
 
@@ -33,6 +34,8 @@ def view(module: Module) -> View:
     if isinstance(module, linen.Module):
         return LinenView(module)
     if isinstance(module, Applied):
-        return AppliedView(module)
+        return AppliedView(module.function, module.parameters)
+    if is_callable_pytree(module):
+        return AppliedView(None, module)
     cells = watched_cells(module)
     return ClosureView(module, cells) if cells else FunctionView(module)

@@ -32,9 +32,10 @@ class ClosureView(FunctionView):
         self.definition = FunctionDefinition(Static(emptied), _filled)
         self.cells = cells
 
-    def values(self, placement: Placement) -> Cells:  # type: ignore[override]
+    def values(self, placement: Placement, function: str = "DataParallel") -> Cells:  # type: ignore[override]
         leaves, form = jax.tree.flatten(self.cells)
-        return jax.tree.unflatten(form, spread(leaves, ["an array of the function"] * len(leaves), placement))
+        names = ["an array of the function"] * len(leaves)
+        return jax.tree.unflatten(form, spread(leaves, names, placement, function))
 
 
 def watched_cells(function: object) -> Cells:

@@ -23,6 +23,10 @@ class Definition(abc.ABC):
         """Return outputs and changed values. A `replica` is folded into every random stream."""
         return self.apply(operator.call, values, replica, args, kwargs)
 
+    def cast(self, values: Any, dtype: Any) -> Any:
+        """Return the values with floating parameters in `dtype`."""
+        return values
+
     @abc.abstractmethod
     def apply(
         self,

@@ -1,4 +1,4 @@
-"""Plain functions: modules without parameters, or with parameters as their first argument."""
+"""Plain functions: modules without parameters."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from typing import Any
 import jax
 from flax import nnx
 
-from ..._tree import check_alive, is_staged, paths
 from ..._typing import PyTree, Static
 from ..placement import Placement
-from ..spread import spread
 from .definition import Definition
 
 
@@ -25,6 +23,9 @@ class FunctionDefinition(Definition):
 
     function: Static
     bind: Callable[[Any, Any], Callable[..., Any]]
+
+    def cast(self, values: PyTree, dtype: Any) -> PyTree:
+        return jax.tree.map(lambda x: x.astype(dtype) if _is_floating(x) else x, values)
 
     def apply(
         self,
@@ -36,6 +37,10 @@ class FunctionDefinition(Definition):
     ) -> tuple[PyTree, dict[Any, PyTree]]:
         del replica
         return function(self.bind(self.function.value, values), *args, **kwargs), {}
+
+
+def _is_floating(x: Any) -> bool:
+    return jax.numpy.issubdtype(x.dtype, jax.numpy.floating)
 
 
 def _without_values(function: Callable[..., Any], values: tuple) -> Callable[..., Any]:
@@ -52,38 +57,12 @@ class FunctionView:
         refuse_hidden_module(function)
         self.definition = FunctionDefinition(Static(function), _without_values)
 
-    def values(self, placement: Placement) -> tuple:
-        del placement
+    def values(self, placement: Placement, function: str = "DataParallel") -> tuple:
+        del placement, function
         return ()
 
     def commit(self, changes: dict[Any, PyTree]) -> None:
         del changes
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Applied:
-    """A function whose first argument is its parameters, any tree of arrays, with these."""
-
-    function: Callable[..., Any]
-    parameters: PyTree
-
-    def __call__(self, *args: Any, **kwargs: Any) -> PyTree:
-        return self.function(self.parameters, *args, **kwargs)
-
-
-class AppliedView(FunctionView):
-    def __init__(self, applied: Applied):
-        super().__init__(applied.function)
-        self.definition = FunctionDefinition(Static(applied.function), functools.partial)
-        self.parameters = applied.parameters
-
-    def values(self, placement: Placement) -> PyTree:
-        leaves, form = jax.tree.flatten(self.parameters)
-        names = paths(self.parameters, "parameters")
-        check_alive(leaves, names, "DistributedDataParallel")
-        if is_staged():
-            return self.parameters
-        return jax.tree.unflatten(form, spread(leaves, names, placement))
 
 
 def refuse_hidden_module(value: object) -> None:

@@ -63,14 +63,15 @@ class LinenView:
         calls, stream = self.scope.rng_counters[name], self.scope.rngs[name]
         return stream.create(stream, calls) if calls else stream
 
-    def values(self, placement: Placement) -> dict:
+    def values(self, placement: Placement, function: str = "DataParallel") -> dict:
         leaves = jax.tree.leaves_with_path(self._values)
         names = ["".join(jax.tree_util.keystr((k,)) for k in path) for path, _ in leaves]
         arrays = [leaf for _, leaf in leaves]
-        check_alive(arrays, names, "DataParallel")
+        check_alive(arrays, names, function)
         if is_staged():
             return self._values
-        return jax.tree.unflatten(jax.tree.structure(self._values), spread(arrays, names, placement))
+        placed = spread(arrays, names, placement, function)
+        return jax.tree.unflatten(jax.tree.structure(self._values), placed)
 
     def commit(self, changes: dict[tuple[str, ...], PyTree]) -> None:
         for name in self.scope.rngs:

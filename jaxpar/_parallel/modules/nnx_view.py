@@ -45,6 +45,12 @@ class NNXDefinition(Definition):
             isinstance(other, NNXDefinition) and self._hash == other._hash and self._key == other._key
         )
 
+    def cast(self, values: list, dtype: Any) -> list:
+        return [
+            x.astype(dtype) if kind == "parameter" and jnp.issubdtype(x.dtype, jnp.floating) else x
+            for x, kind in zip(values, self.kinds, strict=True)
+        ]
+
     def merge(self, values: Sequence[Any]) -> nnx.Module:
         state = nnx.from_flat_state(zip(self.paths, values, strict=True))
         return nnx.merge(self.graphdef.value, state)
@@ -103,7 +109,7 @@ class NNXView:
             return values
         if is_staged():
             return values  # the enclosing program decides where tracers live
-        placed = spread(values, self.names, placement)
+        placed = spread(values, self.names, placement, function)
         if not has_tracers(values):
             self._remember(placed, placement)
         return placed

@@ -1,0 +1,233 @@
+"""function_net: a function with its parameters, or a callable pytree, as an NNX module that a step trains."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from flax import linen, nnx
+
+from .._parallel.data_parallel import DataParallel
+from .._parallel.modules.applied_view import function_of, is_callable_pytree, is_transform, with_arrays
+from .._typing import PyTree, Static
+from .distributed_data_parallel import DistributedDataParallel
+from .function_state import FunctionState, check_state, check_transformation, is_data, is_trainable
+from .state_optimizer import PARAMS, StateOptimizer
+from .tree_fields import TreeFields
+
+BUFFERS = "buffers"
+
+
+class Carried(nnx.Variable):
+    """An array that is not trained, and that no forward changes."""
+
+
+class FunctionNet(nnx.Module):
+    """A function with its parameters and buffers; `function` is None if the parameters are what is called."""
+
+    def __init__(self, function: Callable[..., Any] | None, params: PyTree, buffers: PyTree = None):
+        self.function = Static(function)
+        self.deterministic = False  # `nnx.Module.eval` sets it
+        self.fields = TreeFields(self, _variables(function, params, buffers), _kind)
+        self.has_buffers = buffers is not None
+
+    @property
+    def variables(self) -> dict[str, PyTree]:
+        return self.fields.read(self)
+
+    def fits(self, variables: dict[str, PyTree]) -> bool:
+        return FunctionNet(self.function.value, **variables).fields == self.fields
+
+    def take(self, variables: dict[str, PyTree]) -> None:
+        self.fields.write(self, _variables(self.function.value, **variables))
+
+    @property
+    def module(self) -> PyTree:
+        """The callable pytree, in evaluation mode after `eval()`."""
+        params = self.variables[PARAMS]
+        return _inference(params) if self.deterministic else params
+
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
+        variables, function = self.variables, self.function.value
+        if function is None:
+            return self.module(*args, **kwargs)
+        if not self.has_buffers:
+            return function(variables[PARAMS], *args, **kwargs)
+        result = function(variables[PARAMS], variables[BUFFERS], *args, **kwargs)
+        outputs, buffers = pair_of(result, "the function", "(outputs, buffers)")
+        self.keep(buffers)
+        return outputs
+
+    def keep(self, buffers: PyTree) -> None:
+        current = self.variables[BUFFERS]
+        if jax.tree.structure(buffers) != jax.tree.structure(current):
+            raise ValueError(
+                f"train_step: the new buffers are {jax.tree.structure(buffers)}, and those of the state are "
+                f"{jax.tree.structure(current)}."
+            )
+        self.fields.write(self, {BUFFERS: buffers})
+
+
+def _variables(function: Any, params: PyTree, buffers: PyTree = None) -> dict[str, PyTree]:
+    params = params if function is None else with_arrays(params)
+    return {PARAMS: params} if buffers is None else {PARAMS: params, BUFFERS: buffers}
+
+
+def _kind(name: str, leaf: Any) -> type[nnx.Variable] | None:
+    if name.partition(".")[0] == BUFFERS:
+        return nnx.BatchStat if is_data(leaf) or isinstance(leaf, (int, float, complex)) else None
+    if not is_data(leaf):
+        return None
+    return nnx.Param if is_trainable(leaf) else Carried
+
+
+def _inference(module: PyTree) -> PyTree:
+    """Return an Equinox module in evaluation mode, as `eqx.nn.inference_mode` does."""
+
+    def evaluated(path: Any, leaf: Any) -> Any:
+        flag = isinstance(leaf, bool) and path and getattr(path[-1], "name", None) == "inference"
+        return True if flag else leaf
+
+    return jax.tree.map_with_path(evaluated, module)
+
+
+def pair_of(result: Any, what: str, form: str) -> tuple[Any, Any]:
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise TypeError(
+            f"train_step: with buffers in its state {what} returns {form}, not {type(result).__name__}."
+        )
+    return result
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundFunction:
+    """What a loss function calls: a function with its parameters, which are its `params`."""
+
+    net: Callable[..., Any]
+    params: PyTree
+
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
+        return self.net(*args, **kwargs)
+
+
+@dataclasses.dataclass(frozen=True)
+class FunctionLoss:
+    """A user's loss function or evaluation, which is given a BoundFunction or a callable pytree itself."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, nets: Any, *args: PyTree, **kwargs: PyTree) -> Any:
+        inner = None if isinstance(nets, tuple) else inner_of(nets)
+        if inner is None or inner.function.value is not None or not inner.has_buffers:
+            return self.function(_arguments(nets), *args, **kwargs)
+        result = self.function(_arguments(nets), inner.variables[BUFFERS], *args, **kwargs)
+        value, buffers = pair_of(result, "the loss function of a module", "(loss, buffers)")
+        inner.keep(buffers)
+        return value
+
+
+@dataclasses.dataclass(frozen=True)
+class FunctionEvaluation(FunctionLoss):
+    """The same for `eval_step`, which reads buffers only."""
+
+    def __call__(self, nets: Any, *args: PyTree, **kwargs: PyTree) -> Any:
+        inner = None if isinstance(nets, tuple) else inner_of(nets)
+        if inner is not None and inner.function.value is None and inner.has_buffers:
+            args = inner.variables[BUFFERS], *args
+        return self.function(_arguments(nets), *args, **kwargs)
+
+
+def _arguments(nets: Any) -> Any:
+    return tuple(map(_argument, nets)) if isinstance(nets, tuple) else _argument(nets)
+
+
+def _argument(net: Any) -> Any:
+    inner = inner_of(net)
+    if inner is None:
+        return net
+    if inner.function.value is not None:
+        return BoundFunction(net, inner.variables[PARAMS])
+    module = inner.module
+    return net.around(module) if isinstance(net, DataParallel) else module  # type: ignore[attr-defined]
+
+
+def inner_of(net: Any) -> FunctionNet | None:
+    inner = net.module if isinstance(net, (DataParallel, DistributedDataParallel)) else net
+    return inner if isinstance(inner, FunctionNet) else None
+
+
+def loss_of(nets: tuple[Any, ...], loss_fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the loss function that a step traces for these nets."""
+    return loss_fn if all(inner_of(net) is None for net in nets) else FunctionLoss(loss_fn)
+
+
+def evaluation_of(nets: tuple[Any, ...], function: Callable[..., Any]) -> Callable[..., Any]:
+    return function if all(inner_of(net) is None for net in nets) else FunctionEvaluation(function)
+
+
+def is_function(net: Any) -> bool:
+    """Whether it is a function, a Haiku transform or a callable pytree, plain or wrapped."""
+    if isinstance(net, (nnx.Module, linen.Module, type)):
+        return False
+    if isinstance(net, (DataParallel, DistributedDataParallel)):
+        return is_function(net.module)
+    return is_transform(net) or callable(net)
+
+
+def from_function(net: Any, state: Any) -> tuple[Any, StateOptimizer]:
+    """Return the function with its parameters, wrapped as before, and its optimizer."""
+    state = _state(net, state)
+    variables = variables_of(state)
+    return wrapped(net, variables), StateOptimizer(state, tuple(variables))
+
+
+def variables_of(state: Any) -> dict[str, PyTree]:
+    """Return the parameters and buffers in a state; anything else is the parameters alone."""
+    if not isinstance(state, FunctionState) and not _is_train_state(state):
+        return {PARAMS: state}
+    buffers = getattr(state, BUFFERS, None)
+    return {PARAMS: state.params} if buffers is None else {PARAMS: state.params, BUFFERS: buffers}
+
+
+def wrapped(net: Any, variables: dict[str, PyTree]) -> Any:
+    """Return a function as an NNX module that holds its parameters and buffers, wrapped the same way."""
+    inner = net.module if isinstance(net, (DataParallel, DistributedDataParallel)) else net
+    module = FunctionNet(None if is_callable_pytree(inner) else function_of(inner), **variables)
+    if isinstance(net, DistributedDataParallel):
+        return net.holding(module)  # type: ignore[attr-defined]
+    if not isinstance(net, DataParallel):
+        return module
+    if module.function.value is None and BUFFERS in variables:
+        raise TypeError(
+            "train_step: a DataParallel gathers outputs row by row, and a module's new buffers have no rows. "
+            "Wrap the module in DistributedDataParallel, whose replica 0's buffers come back, as in torch."
+        )
+    return DataParallel(module, net.placement, backend=net.backend)  # type: ignore[attr-defined]
+
+
+def _is_train_state(state: Any) -> bool:
+    return all(hasattr(state, name) for name in (PARAMS, "opt_state", "apply_gradients", "replace"))
+
+
+def _state(net: Any, state: Any) -> Any:
+    inner = net.module if isinstance(net, (DataParallel, DistributedDataParallel)) else net
+    if is_callable_pytree(inner) and hasattr(state, "init") and hasattr(state, "update"):
+        return FunctionState.create(inner, state)
+    if type(state) is tuple and len(state) in (2, 3):
+        params, tx, *opt_state = state
+        check_transformation(tx)
+        params = params if is_callable_pytree(inner) else with_arrays(params)
+        if not opt_state:
+            return FunctionState.create(params, tx)
+        state = FunctionState(params=params, tx=tx, opt_state=opt_state[0])
+    if isinstance(state, FunctionState):
+        check_state(state)
+        return state
+    if _is_train_state(state):
+        return state
+    raise TypeError(
+        "train_step: a function comes with its parameters and an optax transformation, (params, tx), "
+        f"(params, tx, opt_state), a jaxpar.FunctionState or Flax's TrainState, not {type(state).__name__}."
+    )
