@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._typing import Array, PyTree
+from ._typing import Array, PyTree, Static, TreeDef
 from ._upstream import get_opaque_trace_state
 from .errors import DeletedError, LeafError, RangeError
 
@@ -23,6 +23,19 @@ def is_array(leaf: object) -> TypeGuard[Array]:
 
 def has_shape(leaf: object) -> bool:
     return is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
+
+
+def separate(tree: PyTree) -> tuple[list[Any], tuple[Static | None, ...], TreeDef]:
+    """Return arrays and shapes, other leaves at their positions (None for an array), and the structure."""
+    leaves, treedef = jax.tree.flatten(tree)
+    arrays = [leaf for leaf in leaves if has_shape(leaf)]
+    return arrays, tuple(None if has_shape(leaf) else Static(leaf) for leaf in leaves), treedef
+
+
+def combine(arrays: Sequence[Any], statics: Sequence[Static | None], treedef: TreeDef) -> PyTree:
+    """The inverse of `separate`."""
+    remaining = iter(arrays)
+    return jax.tree.unflatten(treedef, [next(remaining) if s is None else s.value for s in statics])
 
 
 def is_key(x: Array) -> bool:

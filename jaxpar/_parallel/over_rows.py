@@ -15,6 +15,7 @@ from jax.custom_batching import custom_vmap
 from .._typing import PyTree, Static
 from .._upstream import is_mapped
 from .placement import Placement
+from .replicated import unmarked
 from .shards import combine, separate
 
 Run = Callable[[Any, tuple, dict[str, Any], Placement], PyTree]
@@ -32,7 +33,7 @@ def over_rows(run: Run, module: Any, args: tuple, kwargs: dict[str, Any], placem
     # Only under vmap, because JAX cannot differentiate it anywhere else.
     @custom_vmap
     def one_row(arrays: list) -> PyTree:
-        module, args, kwargs = combine(arrays, statics, form)
+        module, args, kwargs = unmarked(combine(arrays, statics, form))
         return module(*args, **kwargs)
 
     @one_row.def_vmap
@@ -69,7 +70,7 @@ class _EachRow:
         def one(*row: Any) -> PyTree:
             remaining, others = iter(row), iter(self.arrays)
             arrays = [next(remaining) if each else next(others) for each in self.mapped]
-            module, args, kwargs = combine(arrays, self.statics, self.form.value)
+            module, args, kwargs = unmarked(combine(arrays, self.statics, self.form.value))
             return module(*args, **kwargs)
 
         return jax.vmap(one)(*rows)

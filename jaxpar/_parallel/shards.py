@@ -12,8 +12,10 @@ from typing import Any, overload
 
 import jax
 
-from .._tree import has_shape, is_array
-from .._typing import PyTree, Shape, Static, TreeDef
+from .._tree import combine as combine
+from .._tree import is_array
+from .._tree import separate as separate
+from .._typing import PyTree, Shape
 from .placement import Placement
 from .replicated import of_replica
 
@@ -71,19 +73,6 @@ class Shards(Sequence):
     def tree_unflatten(cls, aux: Any, arrays: Sequence[Any]) -> Shards:
         treedef, statics, sizes, shapes, placement = aux
         return cls(combine(arrays, statics, treedef), sizes, shapes, placement)
-
-
-def separate(tree: PyTree) -> tuple[list[Any], tuple[Static | None, ...], TreeDef]:
-    """Return arrays and shapes, other leaves at their positions (None for an array), and the structure."""
-    leaves, treedef = jax.tree.flatten(tree)
-    arrays = [leaf for leaf in leaves if has_shape(leaf)]
-    return arrays, tuple(None if has_shape(leaf) else Static(leaf) for leaf in leaves), treedef
-
-
-def combine(arrays: Sequence[Any], statics: Sequence[Static | None], treedef: TreeDef) -> PyTree:
-    """The inverse of `separate`."""
-    remaining = iter(arrays)
-    return jax.tree.unflatten(treedef, [next(remaining) if s is None else s.value for s in statics])
 
 
 def crop(piece: Any, shape: Shape) -> Any:

@@ -6,7 +6,6 @@ Unlike torch's, `value_and_grad` returns the mean gradient, because a JAX array 
 from __future__ import annotations
 
 import abc
-import contextlib
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -14,32 +13,22 @@ from typing import Any
 import jax
 from flax import linen, nnx
 
-from .._counterparts import TorchNames
 from .._parallel.backends import backend as _backend
-from .._parallel.data_parallel import forward
 from .._parallel.modules.applied_view import Applied, function_of, is_callable_pytree
 from .._parallel.modules.function_view import FunctionView
 from .._parallel.over_rows import over_rows
-from .._parallel.parallel_apply import compiled
 from .._parallel.placement import Placement
-from .._parallel.programs import Programs
 from .._parallel.replicated import unmarked
-from .._tree import is_staged
 from .._typing import DeviceLike, PyTree
 from ..comm_hooks import CommHook
-from ..distributed.check_replicas import check_replicas
 from ..distributed.group import Group, NonMember, registered
-from ..errors import GroupError, ParametersError
+from ..errors import GroupError
 from .agreement import SameRows
-from .arrays import Arrays, FunctionArrays, LinenArrays, ModuleArrays
-from .batch_checks import check_rows
-from .engine import Engine
+from .arrays import FunctionArrays, LinenArrays, ModuleArrays
+from .distributed_base import Distributed
 from .engine_state import EngineState
-from .initial_sync import NOTHING_TO_TRAIN, settle
-from .join import Join
-from .misuse import check_staged, without_gradient
+from .initial_sync import settle
 from .replica_groups import settle_groups
-from .work import Objective, ReplicaWork
 from .world import World, make_world
 
 
@@ -141,128 +130,7 @@ def _buffers(forward_sync: bool | None, broadcast: bool | None) -> bool:
     return flags[0] if flags else True
 
 
-class _Distributed(TorchNames):
-    def _remember(self, module: Any, world: World, backend: str, state: EngineState) -> None:
-        self.module, self.world, self.backend, self.engine_state = module, world, backend, state
-        self.programs = Programs(compiled)
-
-    @property
-    def device_ids(self) -> list[int]:
-        return list(self.world.local.device_ids)
-
-    @property
-    def dim(self) -> int:
-        return self.world.local.dim
-
-    @property
-    def replicas(self) -> int:
-        return self.world.N
-
-    def no_sync(self) -> contextlib.AbstractContextManager[None]:
-        """Leave gradients of calls in this context on the replicas; the next call outside adds to them.
-
-        >>> import jax.numpy as jnp, jaxpar
-        >>> from flax import nnx
-        >>> net = jaxpar.DistributedDataParallel(nnx.Linear(3, 1, rngs=nnx.Rngs(0)))
-        >>> value_and_grad = net.value_and_grad(lambda net, x: net(x).mean())
-        >>> with net.no_sync():
-        ...     loss, gradients = value_and_grad(jnp.ones((8, 3)))
-        >>> gradients is None
-        True
-
-        Inside, the loss is this process's mean. The next call outside returns the mean over the replicas of
-        the sum over the calls, after one all-reduce.
-
-        torch counterpart: `DistributedDataParallel.no_sync` (docs/semantics.md row D9).
-        """
-        return self.engine_state.unsynchronised()
-
-    def join(
-        self,
-        divide_by_initial_world_size: bool = True,
-        enable: bool = True,
-        throw_on_early_termination: bool = False,
-    ) -> Join:
-        """A context in which ranks may have different numbers of batches, and batches of different sizes.
-
-        >>> import jax.numpy as jnp, jaxpar
-        >>> from flax import nnx
-        >>> net = jaxpar.DistributedDataParallel(nnx.Linear(3, 1, rngs=nnx.Rngs(0)))
-        >>> with net.join():
-        ...     for x in (jnp.ones((8, 3)), jnp.ones((8, 3))):
-        ...         loss, gradients = net.value_and_grad(lambda net, x: net(x).mean())(x)
-
-        Args:
-          divide_by_initial_world_size: gradients are divided by all replicas, or else by those with rows.
-          enable: False does nothing, for ranks that are known to have as many batches.
-          throw_on_early_termination: the first rank that has finished ends the training of all.
-
-        Raises:
-          RuntimeError: on all ranks, with `throw_on_early_termination`.
-          DistributedError: a rank had no batch at all.
-          DivergenceError: ranks differ in more than their numbers of rows.
-
-        torch counterpart: `DistributedDataParallel.join` (docs/semantics.md section 2.3).
-        """
-        state, world = self.engine_state, self.world
-        return Join(state, world, divide_by_initial_world_size, enable, throw_on_early_termination)
-
-    def register_comm_hook(self, hook: CommHook) -> None:
-        """Reduce gradients with `hook` from the next call on. Can be called once.
-
-        >>> import jax.numpy as jnp, jaxpar
-        >>> from flax import nnx
-        >>> net = jaxpar.DistributedDataParallel(nnx.Linear(3, 1, rngs=nnx.Rngs(0)))
-        >>> net.register_comm_hook(jaxpar.comm_hooks.bf16_compress)
-
-        Raises:
-          RuntimeError: there is one already. TypeError: it is not a hook.
-
-        torch counterpart: `register_comm_hook(state, hook)` (docs/semantics.md row H1), without the state.
-        """
-        if not isinstance(hook, CommHook):
-            raise TypeError(
-                "Communication hook must be callable: give a jaxpar.comm_hooks.CommHook(init, reduce), not "
-                f"{type(hook).__name__}."
-            )
-        self.engine_state.register(hook)
-
-    def holding(self, module: nnx.Module) -> Any:
-        """Return a wrapper of an NNX module in the place of this one's, with the same state."""
-        return _NNXDistributed(module, self.world, self.backend, self.engine_state, True)
-
-    def _forward(self, module: Any, args: tuple, kwargs: dict, placement: Placement | None = None) -> PyTree:
-        where = placement or self.world.local, self.backend, self.programs
-        outputs = forward(module, args, kwargs, *where, function="DistributedDataParallel")
-        return outputs if self.world.N == 1 else without_gradient(outputs)
-
-    def _compare(self, what: str, values: PyTree) -> None:
-        """Check once that user-held values match on all ranks (we cannot sync them)."""
-        if self.engine_state.compared or is_staged():
-            return
-        if self.world.size > 1:
-            check_replicas({what: values}, self.world.group)
-        self.engine_state.compared = True  # for the life of the wrapper: later values come from equal steps
-
-    def _gradients(
-        self, arrays: Arrays, loss_fn: Callable[..., Any], has_aux: bool, batch: tuple, kwargs: dict[str, Any]
-    ) -> tuple[Any, PyTree, PyTree]:
-        if not arrays.parameters:
-            raise ParametersError(NOTHING_TO_TRAIN)
-        check_rows(batch, kwargs, "value_and_grad")
-        state = self.engine_state
-        check_staged(self.world, state)
-        work = ReplicaWork(Objective(loss_fn, has_aux), self.world, state, self.backend, state.programs)
-        engine = Engine(arrays, work, state, self.world, loss_fn)
-        keep = not state.synchronises
-        done = engine.step(batch, kwargs, keep)
-        value = (done.loss, done.aux) if has_aux else done.loss
-        if keep:
-            return value, None, done.committed
-        return value, arrays.gradients(self.world.local_shared(done.after)), done.committed
-
-
-class _NNXDistributed(_Distributed, nnx.Module):
+class _NNXDistributed(Distributed, nnx.Module):
     def __init__(self, module: nnx.Module, world: World, backend: str, state: EngineState, init_sync: bool):
         self._remember(module, world, backend, state)
         settle_groups(module, world)
@@ -312,7 +180,7 @@ class _NNXDistributed(_Distributed, nnx.Module):
         return value_and_grad
 
 
-class _LinenDistributed(_Distributed):
+class _LinenDistributed(Distributed):
     def __init__(self, module: linen.Module, world: World, backend: str, state: EngineState):
         self._remember(module, world, backend, state)
 
@@ -350,7 +218,7 @@ class _LinenDistributed(_Distributed):
         return value_and_grad
 
 
-class _FunctionDistributed(_Distributed):
+class _FunctionDistributed(Distributed):
     def __init__(self, module: Callable[..., Any], world: World, backend: str, state: EngineState):
         FunctionView(module)  # fail now rather than at the first call
         self._remember(module, world, backend, state)
@@ -373,12 +241,12 @@ class _FunctionDistributed(_Distributed):
         return value_and_grad
 
 
-class _PytreeDistributed(_Distributed):
+class _PytreeDistributed(Distributed):
     def __init__(self, module: Callable[..., Any], world: World, backend: str, state: EngineState):
         self._remember(module, world, backend, state)
 
     def __call__(self, *inputs: PyTree, **kwargs: PyTree) -> PyTree:
-        """The wrapped module's outputs for this process's rows. Under `jax.vmap` it is called for each row."""
+        """The module's outputs for this process's rows. Under `jax.vmap` it is called for each row."""
         return over_rows(self._forward, self.module, inputs, kwargs, self.world.local)
 
     def value_and_grad(self, loss_fn: Callable[..., Any], *, has_aux: bool = False) -> Callable[..., Any]:
@@ -401,3 +269,4 @@ for _kind in (_NNXDistributed, _LinenDistributed, _FunctionDistributed, _PytreeD
     # One public name: this is what repr and isinstance show.
     _kind.__name__ = "DistributedDataParallel"
     DistributedDataParallel.register(_kind)
+Distributed.of_nnx = _NNXDistributed

@@ -11,10 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..._tree import check_alive, has_shape, is_staged, paths
+from ..._tree import check_alive, combine, has_shape, is_staged, paths, separate
 from ..._typing import PyTree, Static
 from ..placement import Placement
-from ..shards import combine, separate
 from ..spread import spread
 from .function_view import FunctionDefinition, FunctionView
 
