@@ -9,6 +9,7 @@ import optax
 import pytest
 from comparing import assert_equal_numbers
 from flax import linen, nnx
+from processes import outputs, ranks
 
 import jaxpar
 from jaxpar import errors
@@ -283,16 +284,16 @@ def marking_loss(net, x, kind):
     return loss_of(net, x, kind) + (net(x, kind=marked(kind)) ** 4).mean()
 
 
-def five_losses(net, kind, loss, sizes):
-    """Plain gradients of the mean over batches of these sizes, and five updates."""
+def plain_training(net, kinds, loss, sizes, steps=5):
+    """Plain gradients of the mean over batches of these sizes, each with its kind, and updates."""
     optimizer, losses = sgd(net), []
-    for t in range(5):
+    for t in range(steps):
         x = rows(sum(sizes), t)
 
         pieces = np.split(x, np.cumsum(sizes)[:-1])
 
         def mean(net, pieces=pieces):
-            return sum(loss(net, piece, kind) for piece in pieces) / len(sizes)
+            return sum(loss(net, *both) for both in zip(pieces, kinds, strict=False)) / len(sizes)
 
         value, gradients = nnx.value_and_grad(mean)(net)
         optimizer.update(net, gradients)
@@ -317,7 +318,7 @@ def test_five_steps_are_one_devices(wrapper, name, B, loss):
     step = jaxpar.train_step(net, sgd(net), loss)
     losses = [step(rows(B, t), marked(kind)) for t in range(5)]
     sizes = {8: (2, 2, 2, 2), 10: (3, 3, 3, 1)}[B] if wrapper == "DistributedDataParallel" else (B,)
-    wanted, params = five_losses(Net(), kind, loss, sizes)
+    wanted, params = plain_training(Net(), [kind] * 4, loss, sizes)
     trained = nnx.to_pure_dict(nnx.state(getattr(net, "module", net), nnx.Param))
     close((losses, trained), (wanted, params))
 
@@ -448,3 +449,77 @@ def test_errors_name_the_mark():
         errors.RowsError, match=r"replicated\(\.\.\.\)\. .*raw key.*jax\.random\.wrap_key_data"
     ):
         jaxpar.scatter((rows(4), jax.random.PRNGKey(0)), IDS)
+
+
+# ------------------------------------------------------------------------------------------ processes
+
+PROCESSES = """
+import sys
+sys.path.insert(0, "tests")
+import jaxpar
+jaxpar.distributed.init_process_group(timeout=60)
+import numpy as np
+from test_replicated import DISTRIBUTED, MASK, SIZES, marked, number_in_join, trained
+from jaxpar import errors
+
+rank = jaxpar.distributed.get_rank()
+for name, argument in DISTRIBUTED.items():
+    for sizes in SIZES:
+        B = sum(sizes)
+        losses, kernel = trained(argument, slice(rank * B // 2, (rank + 1) * B // 2), B)
+        print(name, sizes, *losses, *kernel, sep="|")
+for what, argument in {
+    "number": [0.5, 0.6][rank],
+    "text": ["a", "bc"][rank],
+    "shape": marked(MASK[: rank + 3]),
+    "mark": [np.ones((4, 4)), marked(np.ones((2, 4)))][rank],
+}.items():
+    try:
+        trained(argument, slice(0, 4), 4)
+    except errors.DivergenceError as error:
+        print(what, error, sep="|")
+print("join", *number_in_join(2 + rank), sep="|")
+jaxpar.distributed.destroy_process_group()
+"""
+SIZES = [(2, 2, 2, 2), (3, 2, 3, 2)]  # of the replicas, two in each process
+LONE = jax.random.key(9)
+DISTRIBUTED = {name: marked(KINDS[name]) for name in ("mask", "raw key", "float", "text", "nested")}
+DISTRIBUTED["lone key"] = LONE
+
+
+def trained(argument, part, B):
+    """Three steps with this part of every batch; the losses and the kernel."""
+    net = jaxpar.DistributedDataParallel(Net())
+    step = jaxpar.train_step(net, sgd(net), loss_of)
+    losses = [float(step(rows(B, t)[part], argument)) for t in range(3)]
+    return losses, np.asarray(net.module.inner.kernel[...]).ravel().tolist()
+
+
+def number_in_join(steps):
+    """The losses of steps with a number that is another one in each."""
+    net = jaxpar.DistributedDataParallel(Net())
+    step = jaxpar.train_step(net, sgd(net), loss_of)
+    with net.join():
+        return [float(step(rows(4, t), t + 0.5)) for t in range(steps)]
+
+
+@pytest.mark.slow
+def test_two_processes():
+    said = outputs(ranks(2, PROCESSES, devices=2))
+    said = [[line.split("|") for line in out.splitlines() if "|" in line] for out in said]
+    cases = [(name, sizes) for name in DISTRIBUTED for sizes in SIZES]
+    for lines in said:
+        for (name, sizes), (case, shown, *numbers) in zip(cases, lines, strict=False):
+            assert (case, shown) == (name, str(sizes))
+            kinds = [jax.random.fold_in(LONE, i) if name == "lone key" else KINDS[name] for i in range(4)]
+            losses, params = plain_training(Net(), kinds, loss_of, sizes, 3)
+            wanted = [*map(float, losses), *np.asarray(params["inner"]["kernel"]).ravel().tolist()]
+            close([*map(float, numbers)], wanted)
+        texts = {what: more[0] for what, *more in lines[len(cases) :]}
+        assert "the batch's other arguments: rank 0 has 0.5, rank 1 has 0.6" in texts["number"]
+        assert "the batch's other arguments: rank 0 has 'a', rank 1 has 'bc'" in texts["text"]
+        assert "the batch's shapes" in texts["shape"]
+        assert "the batch's structure" in texts["mark"]
+    short, long = ([*map(float, lines[-1][1:])] for lines in said)
+    assert (len(short), len(long)) == (2, 3)
+    close(short, long[:2])

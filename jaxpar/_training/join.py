@@ -31,6 +31,7 @@ class Announced:
         self._world, self._timeout = world, timeout
         self._divides_by_all, self._throws, self.shares_buffers = divides_by_all, throws, shares_buffers
         self.rows: LocalRows | None = None
+        self.numbers: list[Any] = []  # of the rank in `last`, see `LocalRows.numbers`
         self.last = 0
         self.keeps_gradients = False
 
@@ -43,7 +44,10 @@ class Announced:
         agreed = self.announce(rows, keep)
         if agreed is None:
             return None
-        # One program runs on all ranks, so every rank's arrays have the shapes of the largest pieces.
+        # One program runs on all ranks, with the numbers of this step among its arguments, and with arrays of
+        # the shapes of the largest pieces.
+        if not rows.sizes:
+            rows = rows.with_numbers(self.numbers)
         return agreed, rows.widened(agreed.kinds, self._world.local)
 
     def announce(self, rows: LocalRows | None, keep: bool = False) -> Agreement | None:
@@ -56,6 +60,7 @@ class Announced:
             return None
         self._check(announcements, done)
         self.last = max(r for r in range(len(announcements)) if r not in done)
+        self.numbers = announcements[self.last].get("numbers", [])
         none = [None] * self._world.local.N
         by_rank = [none if r in done else message["kinds"] for r, message in enumerate(announcements)]
         pieces = [shapes for replicas in by_rank for shapes in replicas]
@@ -139,4 +144,4 @@ def _announcement(rows: LocalRows, keep: bool) -> dict[str, Any]:
     same = rows.describe() | {"the mode": "no_sync()" if keep else "averaging"}
     # They may differ inside of join, and `kinds` has them.
     del same["the batch's shapes"]
-    return {"kinds": rows.kinds, "keep": keep, "same": same}
+    return {"kinds": rows.kinds, "keep": keep, "same": same, "numbers": rows.numbers}

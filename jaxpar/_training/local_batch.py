@@ -14,7 +14,7 @@ from .._parallel.placement import Placement
 from .._parallel.scatter import cut
 from .._parallel.shards import Shards, combine, separate
 from .._tree import LazyPaths
-from .._typing import Shape
+from .._typing import Shape, Static
 from .world import World
 
 
@@ -42,6 +42,20 @@ class LocalRows:
         largest = [tuple(map(max, zip(*shapes, strict=True))) for shapes in zip(*used, strict=True)]
         wide = [_widen(x, shape, placement) for x, shape in zip(arrays, largest, strict=True)]
         return dataclasses.replace(self, batch=combine(wide, statics, form))
+
+    @property
+    def numbers(self) -> list[Any]:
+        """The numbers and texts among the arguments, for other processes; None for each other object."""
+        values = [s.value for s in separate(self.batch)[1] if s is not None]
+        return [value if type(value) in (bool, int, float, str) else None for value in values]
+
+    def with_numbers(self, numbers: Sequence[Any]) -> LocalRows:
+        """Return the same rows with another process's `numbers`."""
+        arrays, statics, form = separate(self.batch)
+        others = iter(numbers)
+        both = [(s, None if s is None else next(others, None)) for s in statics]
+        replaced = [s if value is None else Static(value) for s, value in both]
+        return dataclasses.replace(self, batch=combine(arrays, replaced, form))
 
     def empty(self) -> LocalRows:
         return LocalRows(self.batch, (), (None,) * len(self.kinds))

@@ -306,8 +306,8 @@ def concrete(x: Any) -> Any:
         value = x.to_concrete_value()
         if value is not None:
             return value
-        below = getattr(x, "val", getattr(x, "primal", None))
-        x = below if isinstance(below, jax.Array) else None
+        inner = getattr(x, "val", getattr(x, "primal", None))
+        x = inner if isinstance(inner, jax.Array) else None
     return x
 
 
