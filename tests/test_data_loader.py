@@ -706,7 +706,6 @@ class Endless(data.IterableDataset):
 
 BAD = {
     "workers below 0": lambda d: d.DataLoader(ROWS, num_workers=-1),
-    "text as workers": lambda d: d.DataLoader(ROWS, num_workers="3"),
     "timeout below 0": lambda d: d.DataLoader(ROWS, timeout=-1),
     "prefetch without workers": lambda d: d.DataLoader(ROWS, prefetch_factor=2),
     "prefetch below 0": lambda d: d.DataLoader(ROWS, num_workers=1, prefetch_factor=-1),

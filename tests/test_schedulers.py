@@ -293,7 +293,7 @@ def test_a_plain_nnx_optimizer_has_a_rate_too():
 
 
 REFUSED = [
-    (lambda o: ours.StepLR(o, 0), ValueError, "step_size must be positive"),
+    (lambda o: ours.StepLR(o, 0), ValueError, "step_size is 0; it must be 1 or more"),
     (lambda o: ours.StepLR(0.1, 3), TypeError, "float is not an Optimizer"),
     (lambda o: ours.LambdaLR("o", len), TypeError, "str is not an Optimizer"),
     (lambda o: ours.ConstantLR(o, 2.0), ValueError, "between 0 and 1"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import operator
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
+from .._arguments import folder, whole
 from .._training.watchdog import reached
 from .._typing import PyTree
 from ..errors import CheckpointError
@@ -106,13 +106,9 @@ class Checkpointer:
             raise ValueError(f"Checkpointer: on_save_error is 'raise' or 'warn', not {on_save_error!r}.")
         numbers = {"save_every": save_every, "max_to_keep": max_to_keep, "keep_best": keep_best}
         for name, number in numbers.items():
-            if number is None and name == "max_to_keep":
-                continue
-            if not isinstance(number, int):
-                raise TypeError(f"Checkpointer: {name} is {number!r}; it must be a whole number.")
-            if number < 1:
-                raise ValueError(f"Checkpointer: {name} is {number}; it must be 1 or more.")
-        self.directory = Path(os.path.abspath(os.fspath(directory)))
+            if number is not None or name != "max_to_keep":
+                whole("Checkpointer", name, number, 1)
+        self.directory = Path(os.path.abspath(folder("Checkpointer", "directory", directory)))
         self.save_every, self.asynchronous, self.on_save_error = save_every, asynchronous, on_save_error
         self._store = Store(self.directory, max_to_keep)
         self._saver = Saver(self._store, on_save_error)
@@ -152,7 +148,7 @@ class Checkpointer:
         [True, False, True, False]
         >>> checkpointer.close()
         """
-        step = _number(step, "save")
+        step = whole("Checkpointer.save", "the step", step, 0)
         leaving = preempted(step)
         if not (leaving or force or step % self.save_every == 0):
             return False
@@ -197,7 +193,7 @@ class Checkpointer:
         [True, True, False]
         >>> checkpointer.close()
         """
-        step, score = _number(step, "save_best"), Metric.of(metric, mode)
+        step, score = whole("Checkpointer.save_best", "the step", step, 0), Metric.of(metric, mode)
         if not items:
             raise TypeError("Checkpointer.save_best: there is nothing to save; pass items by name: net=net.")
         _, started = self._best.begin(step, items, together=True, metric=score)
@@ -383,10 +379,3 @@ class Checkpointer:
         for epoch in range(start, n):
             yield epoch
             self.save(epoch, force=epoch == n - 1, **items)
-
-
-def _number(step: int, function: str) -> int:
-    step = operator.index(step)
-    if step < 0:
-        raise ValueError(f"Checkpointer.{function}: the step is {step}; it must be 0 or more.")
-    return step

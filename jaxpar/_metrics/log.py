@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
+from .._arguments import folder
 from ..errors import MetricError
 from .progress import is_first
 from .rows import Csv, File, Json, Row
@@ -71,7 +72,7 @@ class MetricsLog:
     ) -> None:
         if not csv and not jsonl:
             raise ValueError("MetricsLog: csv=False and jsonl=False leave no file to write.")
-        self.directory = Path(directory)
+        self.directory = Path(folder("MetricsLog", "directory", directory))
         self._waiting: Waiting = deque()
         self._files: list[File] = []
         self._last: int | None = None

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .._arguments import whole
 from .._tree import LazyPaths, check_alive, check_leaves, has_tracers, is_array, is_real, is_staged, paths
 from .._typing import DeviceLike, PyTree, Shape, TreeDef
 from .._upstream import concrete
@@ -46,7 +47,12 @@ def gather(
     torch counterpart: `torch.nn.parallel.gather` (docs/semantics.md section 1.5).
     """
     if not isinstance(outputs, Shards):
-        return _gather_list(list(outputs), target_device, dim)
+        if not isinstance(outputs, Sequence):
+            raise TypeError(
+                f"gather: outputs are {type(outputs).__name__}; give jaxpar.Shards, or a list with one "
+                "output for each replica."
+            )
+        return _gather_list(list(outputs), target_device, whole("gather", "dim", dim))
     target = _placement.output(target_device, outputs.placement.devices[0])
     return assemble(outputs, None if is_staged() else target)
 

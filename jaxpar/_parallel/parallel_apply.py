@@ -61,6 +61,11 @@ def parallel_apply(
 
     torch counterpart: `torch.nn.parallel.parallel_apply` (docs/semantics.md section 1.4).
     """
+    if not isinstance(modules, (Replicas, Sequence)):
+        raise TypeError(
+            f"parallel_apply: modules are {type(modules).__name__}; give jaxpar.Replicas, or a list of "
+            "modules."
+        )
     _check_counts(len(modules), inputs, kwargs_tup, devices)
     _check_alive(inputs=inputs, kwargs_tup=kwargs_tup)
     if not isinstance(modules, Replicas):

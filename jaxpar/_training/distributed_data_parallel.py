@@ -90,6 +90,10 @@ class DistributedDataParallel(abc.ABC):
         gradient_as_bucket_view: bool = False,
         static_graph: bool = False,
     ) -> Any:
+        if not isinstance(bucket_cap_mb, int | float | None):
+            raise TypeError(
+                f"DistributedDataParallel: bucket_cap_mb is {bucket_cap_mb!r}; it must be a number."
+            )
         del output_device, bucket_cap_mb, find_unused_parameters, gradient_as_bucket_view, static_graph
         _backend(backend)
         world = make_world(device_ids, dim, _members(process_group))

@@ -93,6 +93,8 @@ def train_step(
     if on_nonfinite not in ("raise", "skip", "ignore"):
         raise ValueError(f"train_step: on_nonfinite={on_nonfinite!r} must be 'raise', 'skip' or 'ignore'.")
     check_precision(precision, "train_step")
+    if not callable(loss_fn):
+        raise TypeError(f"train_step: loss_fn is {loss_fn!r}; it must be a function loss_fn(net, *batch).")
     return TrainStep(net, optimizer, loss_fn, accumulate, has_aux, precision, on_nonfinite)
 
 

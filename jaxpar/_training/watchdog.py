@@ -12,6 +12,8 @@ import mmap
 import os
 from pathlib import Path
 
+from .._arguments import whole
+
 STEP_TIMEOUT = "JAXPAR_STEP_TIMEOUT"
 BEAT_FILE = "JAXPAR_BEAT_FILE"
 LIFELINE = "JAXPAR_LIFELINE"  # the descriptor of a pipe that a living supervisor holds open
@@ -63,7 +65,10 @@ def beat(step: int | None = None) -> None:
 
     Raises:
       ValueError: `JAXPAR_STEP_TIMEOUT` is not a positive number of seconds.
+      TypeError: the step is not a whole number.
     """
+    if step is not None:
+        whole("beat", "step", step)
     if not _process.looked:
         _look()
     marks = _process.marks

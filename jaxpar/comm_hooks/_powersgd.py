@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .._arguments import whole
 from .._typing import Shape
 from ..random import Generator
 from ._uncompressed import allreduce
@@ -63,6 +64,8 @@ def powersgd(
     >>> [q.shape for q in state.queries]
     [(64, 2)]
     """
+    whole("powersgd", "matrix_approximation_rank", matrix_approximation_rank, 1)
+    whole("powersgd", "start_powersgd_iter", start_powersgd_iter, 0)
     if (use_error_feedback or warm_start) and start_powersgd_iter <= 1:
         raise ValueError(
             "Expect `start_powersgd_iter` > 1 if `use_error_feedback` or `warm_start` is enabled, because "

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.context import BaseContext
 from typing import Any, cast
 
+from .._arguments import whole
 from ..random import Generator
 from ._collate import default_collate, default_convert
 from ._dataset import is_stream
@@ -308,7 +309,7 @@ class DataLoader:
 
 
 def _check_workers(n: int, timeout: float, factor: int | None, persistent: bool) -> int | None:
-    if n < 0:
+    if whole("DataLoader", "num_workers", n) < 0:
         raise ValueError(
             "num_workers option should be non-negative; use num_workers=0 to disable multiprocessing."
         )

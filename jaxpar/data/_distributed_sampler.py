@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from .._arguments import whole
 from ..random import distributed_order
 
 _ORDER_DEPENDS_ON = ("num_replicas", "shuffle", "seed", "drop_last")
@@ -44,8 +45,9 @@ class DistributedSampler:
         drop_last: bool = False,
     ):
         self.dataset = dataset
-        self.num_replicas, self.rank = _group(num_replicas, rank)
-        self.shuffle, self.seed, self.drop_last, self.epoch = shuffle, seed, drop_last, 0
+        self.num_replicas, self.rank = _group(type(self).__name__, num_replicas, rank)
+        self.seed = whole("DistributedSampler", "seed", seed)
+        self.shuffle, self.drop_last, self.epoch = shuffle, drop_last, 0
         n, R = len(dataset), self.num_replicas
         self.num_samples = n // R if drop_last else -(-n // R)
         self.total_size = self.num_samples * R
@@ -120,7 +122,7 @@ class EvaluationSampler:
         interleaved: bool = False,
     ):
         self.dataset, self.interleaved = dataset, interleaved
-        self.num_replicas, self.rank = _group(num_replicas, rank)
+        self.num_replicas, self.rank = _group(type(self).__name__, num_replicas, rank)
 
     def _rows(self) -> range:
         n, R, r = len(self.dataset), self.num_replicas, self.rank
@@ -137,7 +139,7 @@ class EvaluationSampler:
         return len(self._rows())
 
 
-def _group(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
+def _group(sampler: str, num_replicas: int | None, rank: int | None) -> tuple[int, int]:
     if num_replicas is None or rank is None:
         from .. import distributed
 
@@ -147,6 +149,7 @@ def _group(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
             )
         num_replicas = distributed.get_world_size() if num_replicas is None else num_replicas
         rank = distributed.get_rank() if rank is None else rank
+    num_replicas, rank = whole(sampler, "num_replicas", num_replicas), whole(sampler, "rank", rank)
     if not 0 <= rank < num_replicas:
         raise ValueError(f"Invalid rank {rank}, rank should be in the interval [0, {num_replicas - 1}]")
     return num_replicas, rank

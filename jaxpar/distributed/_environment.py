@@ -10,6 +10,7 @@ import dataclasses
 import os
 from urllib.parse import parse_qs, urlparse
 
+from .._arguments import whole
 from ..errors import DistributedError, GroupError
 
 ENV = "env://"
@@ -44,6 +45,12 @@ class Start:
 
 
 def find(init_method: str | None, world_size: int, rank: int, timeout: float) -> Start:
+    if not isinstance(init_method, str | None):
+        raise TypeError(f"init_process_group: init_method is {init_method!r}; it must be a text.")
+    rank, world_size = (
+        whole("init_process_group", name, number)
+        for name, number in (("rank", rank), ("world_size", world_size))
+    )
     method = init_method or ENV
     if method.startswith(ENV):
         start = _from_environment(world_size, rank, timeout)

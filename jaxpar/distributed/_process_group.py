@@ -11,6 +11,7 @@ import datetime
 import logging
 import os
 import threading
+from typing import SupportsFloat
 
 from .._devices import virtual as _virtual
 from ..errors import BackendError, DistributedError, DivergenceError, GroupError
@@ -63,6 +64,8 @@ def init_process_group(
     if current() is not None:
         raise GroupError("trying to initialize the default process group twice!")
     check_backend(backend, "init_process_group")
+    if isinstance(timeout, str) or not isinstance(timeout, (datetime.timedelta, SupportsFloat)):
+        raise TypeError(f"init_process_group: timeout is {timeout!r}; it must be a timedelta or seconds.")
     seconds = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else float(timeout)
     if not seconds > 0:
         raise GroupError(f"init_process_group: timeout must be positive, not {timeout}.")

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from .._arguments import whole
 from ._checks import check_eps
 from ._layer import Layer
 from ._variable import arrays, cast, constant
@@ -64,7 +65,7 @@ class BatchNorm(Layer):
         rngs: nnx.Rngs | None = None,
     ):
         check_eps(eps, training=False)
-        shape = (num_features,)
+        shape = (whole("BatchNorm", "num_features", num_features, 0),)
         self.scale = constant(affine, 1, shape, param_dtype)
         self.bias = constant(affine and bias, 0, shape, param_dtype)
         self.mean = constant(track_running_stats, 0, shape, param_dtype, nnx.BatchStat)

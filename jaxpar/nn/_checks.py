@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 
+from .._arguments import whole
 from .._typing import Shape
 from ._window import Sizes
 
@@ -49,7 +50,9 @@ def check_bounds(lower: float, upper: float) -> None:
         )
 
 
-def check_embedding(function: str, num_embeddings: int, padding_idx: int | None, sparse: bool) -> None:
+def check_embedding(function: str, table: Sequence[int], padding_idx: int | None, sparse: bool) -> None:
+    num_embeddings = whole(function, "num_embeddings", table[0], 0)
+    whole(function, "embedding_dim", table[1], 0)
     if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
         raise ValueError(
             f"{function}: padding_idx must be within num_embeddings, but is {padding_idx} for "
@@ -60,7 +63,7 @@ def check_embedding(function: str, num_embeddings: int, padding_idx: int | None,
 
 
 def check_embedding_bag(
-    num_embeddings: int, mode: str, scale_grad_by_freq: bool, sparse: bool, padding_idx: int | None
+    table: Sequence[int], mode: str, scale_grad_by_freq: bool, sparse: bool, padding_idx: int | None
 ) -> None:
     if mode not in ("sum", "mean", "max"):
         raise ValueError(f"mode has to be one of sum, mean or max, but is {mode!r}")
@@ -68,7 +71,7 @@ def check_embedding_bag(
         raise ValueError("max mode does not support scaling the gradient by the frequency")
     if mode == "max" and sparse:
         raise ValueError("max mode does not support sparse weights")
-    check_embedding("embedding_bag", num_embeddings, padding_idx, sparse)
+    check_embedding("embedding_bag", table, padding_idx, sparse)
 
 
 def check_divisor(function: str, divisor_override: int | None) -> None:

@@ -49,7 +49,8 @@ class Embedding(TypedLayer):
     sparse: bool = False
 
     def __post_init__(self, rngs: nnx.Rngs) -> None:
-        check_embedding("Embedding", self.num_embeddings, self.padding_idx, self.sparse)
+        shape = self.num_embeddings, self.embedding_dim
+        check_embedding("Embedding", shape, self.padding_idx, self.sparse)
         self.embedding = _table(self, rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -87,9 +88,8 @@ class EmbeddingBag(TypedLayer):
     padding_idx: int | None = None
 
     def __post_init__(self, rngs: nnx.Rngs) -> None:
-        check_embedding_bag(
-            self.num_embeddings, self.mode, self.scale_grad_by_freq, self.sparse, self.padding_idx
-        )
+        shape = self.num_embeddings, self.embedding_dim
+        check_embedding_bag(shape, self.mode, self.scale_grad_by_freq, self.sparse, self.padding_idx)
         self.embedding = _table(self, rngs)
 
     def __call__(

@@ -228,6 +228,8 @@ class Optimizer(TorchNames, nnx.Optimizer):
         wrt: nnx.filterlib.Filter = nnx.Param,
         **kwargs: Any,
     ):
+        if not isinstance(model, nnx.Module):
+            raise TypeError(f"Optimizer: model is {type(model).__name__}; it must be an nnx.Module.")
         super().__init__(model, tx, wrt=wrt, **kwargs)
         for group in self.param_groups:
             if "lr" in group:
@@ -255,5 +257,7 @@ class Optimizer(TorchNames, nnx.Optimizer):
 
     @lr.setter
     def lr(self, value: Any) -> None:
+        if not isinstance(value, jax.core.Tracer) and _number("lr", value) < 0:
+            raise ValueError(f"Optimizer.lr: {value} is negative; a rate is 0 or more.")
         for group in self.param_groups:
             group["lr"] = value

@@ -44,7 +44,7 @@ def embedding(
     torch counterpart: `torch.nn.functional.embedding`. Source: ATen/native/Embedding.cpp.
     """
     _check_indices("embedding", x, embedding.shape[0])
-    check_embedding("embedding", embedding.shape[0], padding_idx, sparse)
+    check_embedding("embedding", embedding.shape, padding_idx, sparse)
     if max_norm is not None:
         embedding = embedding_renorm(x, embedding, max_norm, norm_type)
     y = _take_rows(x, embedding)
@@ -140,7 +140,7 @@ def embedding_bag(
     torch counterpart: `torch.nn.functional.embedding_bag`. Source: ATen/native/EmbeddingBag.cpp.
     """
     _check_indices("embedding_bag", x, embedding.shape[0])
-    check_embedding_bag(embedding.shape[0], mode, scale_grad_by_freq, sparse, padding_idx)
+    check_embedding_bag(embedding.shape, mode, scale_grad_by_freq, sparse, padding_idx)
     _check_call(x, offsets, per_sample_weights, mode)
     if max_norm is not None:
         embedding = embedding_renorm(x, embedding, max_norm, norm_type)

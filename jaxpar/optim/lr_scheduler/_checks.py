@@ -28,7 +28,12 @@ def check_restarts(T_0: int, T_mult: int, eta_min: float) -> None:
         raise ValueError(f"Expected float or int eta_min, but got {eta_min} of type {type(eta_min)}")
 
 
-def check_cycle(mode: str, scale_fn: object) -> None:
+def check_cycle(function: str, mode: str, scale_fn: object, up: float, down: float | None) -> None:
+    # torch divides by their sum; a part of a step may be a fraction.
+    if not up > 0 or not (down is None or down >= 0):
+        raise ValueError(
+            f"{function}: step_size_up is {up} and step_size_down {down}; a cycle must have a step up."
+        )
     if mode not in ("triangular", "triangular2", "exp_range") and scale_fn is None:
         raise ValueError("mode is invalid and scale_fn is None")
 

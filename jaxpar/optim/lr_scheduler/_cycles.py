@@ -44,7 +44,7 @@ def cyclic_lr(
     >>> [round(float(schedule(t)), 4) for t in (0, 5, 10, 20)]
     [0.1, 0.55, 1.0, 0.1]
     """
-    check_cycle(mode, scale_fn)
+    check_cycle("cyclic_lr", mode, scale_fn, step_size_up, step_size_down)
     up = float(step_size_up)
     total = up + (up if step_size_down is None else float(step_size_down))
     by_cycle = scale_mode == "cycle" if scale_fn else mode != "exp_range"

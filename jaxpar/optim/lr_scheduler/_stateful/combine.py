@@ -10,7 +10,7 @@ from flax import nnx
 
 from .._checks import check_milestones, check_not_empty, refuse_plateau
 from .plateau import ReduceLROnPlateau
-from .scheduler import LRScheduler
+from .scheduler import LRScheduler, require_key
 
 
 class _Combined(LRScheduler):
@@ -35,6 +35,7 @@ class _Combined(LRScheduler):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        require_key(self, state_dict, "_schedulers")
         saved = state_dict["_schedulers"]
         if len(saved) != len(self._schedulers):
             raise ValueError(

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from flax import nnx
 
+from ...._arguments import whole
 from ..._groups import ParamGroup, check_optimizer, for_each_group, param_groups_of
 from .._checks import check_cycle, check_one_cycle, check_restarts, total_of
 from .scheduler import LRScheduler, attributes
@@ -39,7 +40,7 @@ class CyclicLR(LRScheduler):
         last_epoch: int = -1,
     ):
         self.optimizer = check_optimizer(optimizer)
-        check_cycle(mode, scale_fn)
+        check_cycle("CyclicLR", mode, scale_fn, step_size_up, step_size_down)
         lows = for_each_group("base_lr", optimizer, base_lr)
         self.max_lrs = for_each_group("max_lr", optimizer, max_lr)
         up = float(step_size_up)
@@ -209,7 +210,7 @@ class CosineAnnealingLR(LRScheduler):
     """Write the rates of `cosine_annealing_lr` into an optimizer, as torch's class of this name."""
 
     def __init__(self, optimizer: nnx.Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1):
-        self.T_max, self.eta_min = T_max, eta_min
+        self.T_max, self.eta_min = whole("CosineAnnealingLR", "T_max", T_max, 1), eta_min
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[float]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from flax import nnx
 
+from ...._arguments import whole
 from ..._groups import check_optimizer, param_groups_of
 from .._checks import check_constant, check_linear
 from .scheduler import LRScheduler, attributes
@@ -29,9 +30,7 @@ class StepLR(_ByFactor):
     """Write the rates of `step_lr` into an optimizer, as torch's class of this name."""
 
     def __init__(self, optimizer: nnx.Optimizer, step_size: int, gamma: float = 0.1, last_epoch: int = -1):
-        if step_size <= 0:
-            raise ValueError(f"StepLR: step_size must be positive, but is {step_size}.")
-        self.step_size, self.gamma = step_size, gamma
+        self.step_size, self.gamma = whole("StepLR", "step_size", step_size, 1), gamma
         super().__init__(optimizer, last_epoch)
 
     def _scale(self) -> float | None:
@@ -47,7 +46,8 @@ class MultiStepLR(_ByFactor):
     def __init__(
         self, optimizer: nnx.Optimizer, milestones: Iterable[int], gamma: float = 0.1, last_epoch: int = -1
     ):
-        self.milestones, self.gamma = Counter(milestones), gamma
+        self.milestones = Counter(whole("MultiStepLR", "a milestone", epoch) for epoch in milestones)
+        self.gamma = gamma
         super().__init__(optimizer, last_epoch)
 
     def _scale(self) -> float | None:
@@ -137,7 +137,7 @@ class PolynomialLR(_ByFactor):
     def __init__(
         self, optimizer: nnx.Optimizer, total_iters: int = 5, power: float = 1.0, last_epoch: int = -1
     ):
-        self.total_iters, self.power = total_iters, power
+        self.total_iters, self.power = whole("PolynomialLR", "total_iters", total_iters, 0), power
         super().__init__(optimizer, last_epoch)
 
     def _scale(self) -> float | None:

@@ -49,6 +49,8 @@ class ReduceLROnPlateau(LRScheduler):
 
     def step(self, metrics: SupportsFloat, epoch: int | None = None) -> None:  # type: ignore[override]
         """Record an epoch's metric, waiting for it if it is on a device."""
+        if metrics is None:
+            raise TypeError("ReduceLROnPlateau.step: the metric is None; give the epoch's loss or score.")
         current = float(metrics)
         if epoch is not None:
             warnings.warn(EPOCH_IS_DEPRECATED, UserWarning, stacklevel=2)

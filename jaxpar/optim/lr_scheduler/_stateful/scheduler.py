@@ -83,7 +83,11 @@ class LRScheduler:
         return {key: value for key, value in self.__dict__.items() if key != "optimizer"}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a `state_dict`, ours or torch's. The rate itself is in the optimizer's state."""
+        """Continue from a `state_dict`, ours or torch's. The rate itself is in the optimizer's state.
+
+        Raises: ValueError: it is not the state of a scheduler. Nothing has changed then.
+        """
+        require_key(self, state_dict, "_last_lr")
         self.__dict__.update(state_dict)
         for group, lr in zip(self._groups, self._last_lr, strict=True):
             group.remind("lr", float(lr))
@@ -112,6 +116,14 @@ class LRScheduler:
 
     def _rates(self) -> list[float]:
         return [group["lr"] for group in self._groups]
+
+
+def require_key(scheduler: LRScheduler, state: dict[str, Any], key: str) -> None:
+    if key not in state:
+        raise ValueError(
+            f"{type(scheduler).__name__}.load_state_dict: the state has no {key!r}, so it is not the state of "
+            f"a scheduler of this kind; it has {', '.join(map(repr, state)) or 'nothing'}."
+        )
 
 
 def attributes(function: Any) -> dict[str, Any] | None:

@@ -1,0 +1,32 @@
+"""Checks of arguments at construction, with one text for each kind of mistake."""
+
+from __future__ import annotations
+
+import operator
+import os
+from typing import Any
+
+
+def whole(function: str, name: str, value: Any, least: int | None = None) -> int:
+    """Return a whole number, also of NumPy; raise TypeError for anything else, ValueError below `least`."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise TypeError(f"{function}: {name} is {value!r}; it must be a whole number.")
+    if least is not None and number < least:
+        raise ValueError(f"{function}: {name} is {number}; it must be {least} or more.")
+    return number
+
+
+def folder(function: str, name: str, value: Any) -> str:
+    """Return a path as text; raise TypeError for what is not one, ValueError for an empty one or NUL."""
+    try:
+        path = os.fspath(value)
+    except TypeError:
+        raise TypeError(f"{function}: {name} is {value!r}; it must be a path.") from None
+    path = os.fsdecode(path)
+    if not path or "\0" in path:
+        raise ValueError(f"{function}: {name} is {path!r}, which is not the name of a folder.")
+    return path
