@@ -121,8 +121,8 @@ class LRScheduler:
 def require_key(scheduler: LRScheduler, state: dict[str, Any], key: str) -> None:
     if key not in state:
         raise ValueError(
-            f"{type(scheduler).__name__}.load_state_dict: the state has no {key!r}, so it is not the state of "
-            f"a scheduler of this kind; it has {', '.join(map(repr, state)) or 'nothing'}."
+            f"{type(scheduler).__name__}.load_state_dict: the state has no {key!r}, so it is not the "
+            f"state of a scheduler of this kind; it has {', '.join(map(repr, state)) or 'nothing'}."
         )
 
 
