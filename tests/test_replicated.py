@@ -364,6 +364,33 @@ def test_an_array_made_of_a_marked_one_has_no_mark():
     step(rows(8), jaxpar.replicated(MASK))
 
 
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_rows_and_the_same_array_in_a_loss(wrapper):
+    """`x` marked is the replica's rows in a DistributedDataParallel, and all rows in a DataParallel."""
+    net = WRAPPERS[wrapper](Similar())
+    step = jaxpar.train_step(net, sgd(net), lambda net, x: net(x, jaxpar.replicated(x)).mean())
+    x = rows(8)
+    pieces = np.split(x, 4) if wrapper == "DistributedDataParallel" else [x]
+    close(float(step(x)), float(np.mean([(piece @ piece.T).mean() for piece in pieces])))
+
+
+class Similar(nnx.Module):
+    def __init__(self):
+        self.w = nnx.Param(jnp.ones(3))
+
+    def __call__(self, x, table):
+        return (self.w * x) @ table.T
+
+
+def test_a_loss_that_marks_takes_the_masked_program(monkeypatch):
+    united, found = program._united, []
+    monkeypatch.setattr(program, "_united", lambda *args: found.append(united(*args)) or found[-1])
+    net = WRAPPERS["DistributedDataParallel"](Net())
+    net.value_and_grad(lambda net, x: net(jaxpar.replicated(x)).mean())(rows(10))
+    assert found != []
+    assert None not in found
+
+
 def test_marks_end_with_the_loss():
     net = WRAPPERS["DataParallel"](Net())
     step = jaxpar.train_step(net, sgd(net), lambda net, x, mask: net(x, jaxpar.replicated(mask)).mean())

@@ -21,7 +21,7 @@ from .convolution_in_branch import for_branch
 from .lift import communicates, switch, zeros
 from .padding import Padded, Plan, planned
 from .placement import Placement
-from .replicated import in_replica
+from .replicated import plain_arguments
 from .shards import combine, separate
 
 Replica = Callable[[PyTree, PyTree, jax.Array | None, tuple, dict], Local]
@@ -119,7 +119,7 @@ def run(
         def branches_of(data: PyTree, replica: Replica) -> list[Branch]:
             def one(index: jax.Array, shared: PyTree, state: PyTree, cropped: list[jax.Array]) -> Local:
                 number = None if split.k == 1 else index
-                with in_replica(combine(cropped, statics, treedef), number) as (args, kwargs):
+                with plain_arguments(combine(cropped, statics, treedef), number) as (args, kwargs):
                     local = replica(shared, state, number, args, kwargs)
                 check_outputs(local.outputs)
                 return local

@@ -126,15 +126,8 @@ def array_marks(tree: PyTree) -> list[bool]:
     ]
 
 
-class _Replica:
-    """Inside of a replica nothing is split."""
-
-    def marked(self, tree: PyTree) -> PyTree:
-        return tree
-
-
-class _Step:
-    """While the loss of a complete batch is traced: the arrays that are marked, by identity."""
+class _Scope:
+    """The arrays that are marked, by identity, while a function with plain arguments is traced."""
 
     def __init__(self) -> None:
         self.arrays: dict[int, Any] = {}  # the values keep their identities from being reused
@@ -148,30 +141,17 @@ class _Step:
         return tree
 
 
-_scope: contextvars.ContextVar[_Replica | _Step | None] = contextvars.ContextVar("scope", default=None)
+_scope: contextvars.ContextVar[_Scope | None] = contextvars.ContextVar("scope", default=None)
 
 
 @contextlib.contextmanager
-def in_replica(tree: PyTree, index: Any) -> Iterator[PyTree]:
-    """A context in which nothing is split, with the replica's arguments, see `of_replica`."""
-    token = _scope.set(_Replica())
-    try:
-        yield of_replica(tree, index)
-    finally:
-        _scope.reset(token)
-
-
-@contextlib.contextmanager
-def in_step(tree: PyTree) -> Iterator[PyTree]:
-    """A context with a step's arguments as plain arrays, in which `with_marks` returns their marks."""
-    if isinstance(_scope.get(), _Replica):
-        yield tree
-        return
-    step = _Step()
-    token = _scope.set(step)
+def plain_arguments(tree: PyTree, index: Any = None) -> Iterator[PyTree]:
+    """A context with plain arguments, see `of_replica`, in which `with_marks` returns their marks."""
+    scope = _Scope()
+    token = _scope.set(scope)
 
     def plain(x: Any) -> Any:
-        return step.remember(unmarked(x)) if isinstance(x, Replicated) else x
+        return scope.remember(unmarked(x)) if isinstance(x, Replicated) else of_replica(x, index)
 
     try:
         yield jax.tree.map(plain, tree, is_leaf=is_marked)
@@ -180,12 +160,12 @@ def in_step(tree: PyTree) -> Iterator[PyTree]:
 
 
 def with_marks(tree: PyTree) -> PyTree:
-    """Return the tree with a mark for every array that was marked in the step whose loss is traced."""
-    step = _scope.get()
-    if not isinstance(step, _Step) or not step.arrays:
+    """Return the tree with a mark for every array that is marked where the caller is traced."""
+    scope = _scope.get()
+    if scope is None or not scope.arrays:
         return tree
 
     def mark(x: Any) -> Any:
-        return Replicated(x) if not isinstance(x, Replicated) and id(x) in step.arrays else x
+        return Replicated(x) if not isinstance(x, Replicated) and id(x) in scope.arrays else x
 
     return jax.tree.map(mark, tree, is_leaf=is_marked)

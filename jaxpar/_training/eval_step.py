@@ -16,7 +16,7 @@ from .._parallel.modules.bundle import set_aside
 from .._parallel.modules.nnx_view import NNXDefinition, view_nnx
 from .._parallel.placement import Placement
 from .._parallel.programs import Programs
-from .._parallel.replicated import in_step
+from .._parallel.replicated import plain_arguments
 from .._parallel.shards import combine
 from .._tree import is_real, paths
 from .._typing import PyTree, Static, TreeDef
@@ -53,18 +53,18 @@ def eval_step(
     (4, 2)
 
     Args:
-      net: as for `train_step`; its mode, statistics and streams stay as they are. For a Linen module
+      net: as for `traplain_arguments`; its mode, statistics and streams stay as they are. For a Linen module
         `evaluate(state, *batch)` takes its TrainState, or its variables.
       function: `function(net, *batch)`, any tree of arrays; the module's outputs if left out. The batch may
         hold modules, which are evaluated and stay as they are, and `nnx.Rngs`, whose streams advance.
-      precision: as for `train_step`; outputs stay in the computing type.
+      precision: as for `traplain_arguments`; outputs stay in the computing type.
 
     Returns:
       A function that returns the tree for the complete batch; for a DistributedDataParallel, for this
       process's rows. Results stay on the device.
 
     Raises (when called):
-      LeafError, RangeError, DeletedError: as `train_step`.
+      LeafError, RangeError, DeletedError: as `traplain_arguments`.
       BatchError: the batch is empty, and the result, for which this waits, holds a NaN.
 
     torch counterpart: `net.eval()` and `torch.no_grad()`.
@@ -174,7 +174,7 @@ def _compiled(
             pairs = zip(values, definition.kinds, strict=True)
             values = [precision.cast(x) if kind == "parameter" else x for x, kind in pairs]
             arrays = precision.cast(arrays)
-        with in_step(combine(arrays, statics, form)) as (args, kwargs):
+        with plain_arguments(combine(arrays, statics, form)) as (args, kwargs):
             result, changes = definition.apply(outputs, values, None, args, kwargs)
         return StepResult((), result, (), changes, {}, None)
 

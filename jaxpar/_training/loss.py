@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from .._parallel.modules import Changes, Definition
 from .._parallel.parallel_apply import cast_on_replicas
-from .._parallel.replicated import in_step
+from .._parallel.replicated import plain_arguments
 from .._typing import PyTree, Static, TreeDef
 from ..errors import LossError
 from .precision import Precision
@@ -110,7 +110,7 @@ class Loss:
             for i in self.parameters:
                 full[i] = self._cast(values[i])
         module = self.form.unflatten(full)
-        with casts, in_step((args, kwargs)) as (plain, named):
+        with casts, plain_arguments((args, kwargs)) as (plain, named):
             result, changes = self.definition.apply(self.function.value, module, replica, plain, named)
         loss, aux = _split(result, self.has_aux, len(self.groups))
         if self.precision is not None:
