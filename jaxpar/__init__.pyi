@@ -51,6 +51,7 @@ from ._parallel.programs import clear_caches as clear_caches
 from ._training.train_step import train_step as train_step
 from ._training.train_step import TrainStep as TrainStep
 from ._training.function_state import FunctionState as FunctionState
+from ._training.on_update import StepUpdate as StepUpdate
 from ._training.eval_step import eval_step as eval_step
 from ._training.precision import Precision as Precision
 from ._training.distributed_data_parallel import DistributedDataParallel as DistributedDataParallel

@@ -54,6 +54,7 @@ class StepOutcome(NamedTuple):
     after: list  # the mean gradients, a list, where there was no update
     committed: PyTree  # what `Arrays.put` returned for changed buffers
     report: jax.Array | None  # on gradients that are not finite, if the update checked them
+    metrics: PyTree = None  # what a function of the update returned, if there was one
 
 
 class Engine:
@@ -147,8 +148,10 @@ class Engine:
         loss, aux, changes = self.work.read(done, agreed, batch)
         # Not part of the state that `put` stores for the next step, which may donate it.
         report = done.extra.pop("report", None)
+        metrics = done.extra.pop("metrics", None)
         committed = self.arrays.put(done.after, done.extra, changes)
-        return StepOutcome(loss, aux, done.after, committed, self.world.local_shared(report))
+        report, metrics = self.world.local_shared((report, metrics))
+        return StepOutcome(loss, aux, done.after, committed, report, metrics)
 
     def _metadata(self, keep: bool) -> StepMetadata:
         state, arrays = self.state, self.arrays

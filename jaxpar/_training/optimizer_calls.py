@@ -38,6 +38,11 @@ class OptimizerCall(NamedTuple):
         optimizer.update(net, self.tree(gradients))
         optimizer.tx = tx
 
+    def user_tree(self, net: nnx.Module, optimizer: nnx.Optimizer, flat: list) -> PyTree:
+        """Return gradients, or parameters, in the structure that the user has: an NNX state, or params."""
+        tree_of = getattr(optimizer, "tree_of", None)
+        return self.tree(flat) if tree_of is None else tree_of(net, self.tree(flat))
+
     def tree(self, flat: list) -> nnx.State:
         return self.form.unflatten([flat[i] for i in self.order])
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._tree import is_key
 from ..distributed import all_gather
 from ..errors import CheckpointError
 from .compiled_step import ReplicaState
@@ -26,7 +27,11 @@ def saved(engine: Engine, arrays: TrainingArrays) -> dict[str, Any]:
         "hook": [_gathered(x, world) for x in jax.tree.leaves(replica_state.hook)],
     }
     losses = [_gathered(x, world) for x in jax.tree.leaves(replica_state.losses)]
-    return {**state, "losses": losses} if losses else state
+    if losses:
+        state["losses"] = losses
+    if arrays.hook is not None:
+        state["on_update"] = {name: _on_host(x) for name, x in arrays.hook_values().items()}
+    return state
 
 
 def counts(state: dict[str, Any], accumulate: int) -> tuple[int, int]:
@@ -59,9 +64,12 @@ def restore(engine: Engine, arrays: TrainingArrays, state: dict[str, Any]) -> No
     expected, form = jax.tree.flatten(replica_state)
     stored_arrays = [*state["gradients"], *state["hook"], *state.get("losses", ())]
     _check(expected, stored_arrays)
+    hook_values = state.get("on_update", {})
+    _check_hook(arrays.hook_values(), hook_values)
     # All checks come first, so that a state that does not fit leaves everything as it was.
     arrays.reset({name: jnp.asarray(x) for name, x in state["step"].items()})
     engine.state.replace(jax.tree.unflatten(form, list(map(_placed, expected, stored_arrays))))
+    arrays.put_hook_values(hook_values)
 
 
 def _listed(names: set[str]) -> str:
@@ -79,6 +87,21 @@ def _check(expected: list, stored_arrays: list) -> None:
         f"{WHERE}: the gradients and the hook's state were saved as {what} would fit: another module, hook "
         "or number of replicas. Resume with those that it was saved with, or at the end of an accumulation."
     )
+
+
+def _check_hook(current: dict[str, Any], stored: dict[str, Any]) -> None:
+    shapes, saved = ({name: np.shape(x) for name, x in values.items()} for values in (current, stored))
+    differing = sorted(name for name in {*shapes, *saved} if shapes.get(name) != saved.get(name))
+    if differing:
+        name = differing[0]
+        raise CheckpointError(
+            f"{WHERE}: {name} of on_update has shape {shapes.get(name)} and was saved with {saved.get(name)} "
+            "(None: it is not there). Give train_step the on_update that it had."
+        )
+
+
+def _on_host(x: jax.Array) -> Any:
+    return x if is_key(x) else np.asarray(x)
 
 
 def _gathered(x: jax.Array, world: World) -> Any:

@@ -14,6 +14,7 @@ from .._parallel.data_parallel import DataParallel
 from .._parallel.modules.bundle import nets_of, set_aside
 from .._parallel.programs import Programs
 from .._typing import PyTree
+from ..distributed.check_replicas import check_replicas
 from ..errors import NonFiniteError
 from . import networks
 from .agreement import Alone
@@ -25,6 +26,7 @@ from .engine import Engine, Work
 from .engine_state import EngineState
 from .function_net import loss_of
 from .nonfinite import NONE, Reports
+from .on_update import StepUpdate, UpdateHook
 from .precision import Precision, check_precision
 from .state_optimizer import StateOptimizer
 from .step_state import counts, restore, saved
@@ -44,6 +46,7 @@ def train_step(
     has_aux: bool = False,
     precision: Precision | None = None,
     on_nonfinite: str = "raise",
+    on_update: Callable[[StepUpdate], Any] | None = None,
 ) -> TrainStep:
     """A function that trains: `loss = step(*batch)`.
 
@@ -72,6 +75,10 @@ def train_step(
       on_nonfinite: a gradient that is infinite or not a number raises some steps later ("raise"; nothing
         moves in between), leaves the update out ("skip"), or is not looked for ("ignore"). With a loss
         scale such updates are always left out.
+      on_update: `on_update(update)`, a function of a `StepUpdate` that is compiled into the step. What it
+        returns, a tree of arrays, is `step.metrics`. Its Variables move with the step if it is an NNX
+        module, or binds them: `functools.partial(hook, module)`. Where the update is left out they do not,
+        unless its attribute `on_skipped` is True.
 
     Returns:
       A TrainStep. The loss stays on the device: nothing waits until it is read. Arrays that the net
@@ -95,7 +102,8 @@ def train_step(
     check_precision(precision, "train_step")
     if not callable(loss_fn):
         raise TypeError(f"train_step: loss_fn is {loss_fn!r}; it must be a function loss_fn(net, *batch).")
-    return TrainStep(net, optimizer, loss_fn, accumulate, has_aux, precision, on_nonfinite)
+    hook = None if on_update is None else UpdateHook(on_update)
+    return TrainStep(net, optimizer, loss_fn, accumulate, has_aux, precision, on_nonfinite, hook)
 
 
 class TrainStep:
@@ -109,7 +117,8 @@ class TrainStep:
     >>> step(jnp.ones((8, 3))).shape, step.calls
     ((), 1)
 
-    Attributes: `net` and `optimizer`; the numbers of `calls` and of the optimizer's `updates`.
+    Attributes: `net` and `optimizer`; the numbers of `calls` and of the optimizer's `updates`; `metrics`,
+    what `on_update` returned at the last update, on the device.
     """
 
     def __init__(
@@ -121,9 +130,11 @@ class TrainStep:
         has_aux: bool,
         precision: Precision | None,
         on_nonfinite: str,
+        hook: UpdateHook | None = None,
     ):
         self.net, self.optimizer = net, optimizer
         self.calls = self.updates = 0
+        self.metrics: PyTree = None
         self._accumulate, self._has_aux = accumulate, has_aux
         self._nets = net if isinstance(net, tuple) else (net,)
         placement = networks.local_placement(self._nets[0])
@@ -135,7 +146,7 @@ class TrainStep:
         replicas = all(isinstance(module, DataParallel) and module.placement.N > 1 for module in self._nets)
         self._objective = Objective(loss_of(self._nets, loss_fn), has_aux, precision, make, replicas)
         self._engine, self._arrays = _engine(
-            self._nets, networks.as_one(net), networks.as_one(optimizer), self._objective, loss_fn
+            self._nets, networks.as_one(net), networks.as_one(optimizer), self._objective, loss_fn, hook
         )
         self._batches = Batches()
         self._reports = Reports(together=self._engine.world.size > 1)
@@ -156,6 +167,8 @@ class TrainStep:
         self.updates += last
         if done.report is not None:
             self._reports.add(done.report)
+        if last:
+            self.metrics = done.metrics
         self._throttle.add(jax.tree.leaves(done.loss)[0])
         return (done.loss, done.aux) if self._has_aux else done.loss
 
@@ -285,7 +298,12 @@ class TrainStep:
 
 
 def _engine(
-    nets: Sequence[nnx.Module], net: Any, optimizer: Any, objective: Objective, loss_fn: Callable[..., Any]
+    nets: Sequence[nnx.Module],
+    net: Any,
+    optimizer: Any,
+    objective: Objective,
+    loss_fn: Callable[..., Any],
+    hook: UpdateHook | None,
 ) -> tuple[Engine, TrainingArrays]:
     programs = Programs(compiled)
     work: Work
@@ -296,7 +314,11 @@ def _engine(
     else:
         world, state = ALONE, EngineState(Alone())
         work = BatchWork(objective, placement, programs)
-    arrays = TrainingArrays(net, networks.unwrapped(net), optimizer, placement, world)
+    arrays = TrainingArrays(net, networks.unwrapped(net), optimizer, placement, world, hook)
+    if hook is not None:
+        hook.refuse_shared(net, optimizer)
+        if world.size > 1:
+            check_replicas({"on_update": arrays.hook_values()}, world.group)
     objective.prepare(arrays)
     assert objective.update is not None
     arrays.reset(objective.update.start())

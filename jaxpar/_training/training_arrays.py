@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from .. import _exact
 from .._parallel.modules import Changes
 from .._parallel.modules.bundle import Bundle
 from .._parallel.placement import Placement
+from .._tree import is_array
 from .arrays import ObjectArrays, take_distinct
 from .call_arrays import CallArrays
+from .on_update import UpdateHook
 from .optimizer_calls import OptimizerCall, optimizer_calls
 from .world import World
 
@@ -27,9 +30,12 @@ class TrainingArrays(CallArrays):
         optimizer: nnx.Module | nnx.Optimizer,
         placement: Placement | None,
         world: World,
+        hook: UpdateHook | None = None,
     ):
         super().__init__(net, module, placement, world)
         self.optimizer = ObjectArrays(optimizer, placement, world)
+        self.hook = hook
+        self.hook_objects = None if hook is None else ObjectArrays(hook.objects, placement, world)
         self.extra: dict[str, Any] = {}
         self._numbers: dict[int, float] = {}  # from which the optimizer's arrays were made, by position
 
@@ -39,7 +45,8 @@ class TrainingArrays(CallArrays):
 
     @property
     def definitions(self) -> Any:
-        return self.definition, self.optimizer.view.definition
+        hook = None if self.hook_objects is None else self.hook_objects.view.definition
+        return self.definition, self.optimizer.view.definition, hook
 
     @property
     def parameters(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -65,8 +72,11 @@ class TrainingArrays(CallArrays):
     def take(self) -> tuple[list, dict[str, Any]]:
         # Before reading, which may move the arrays: a number is found by its array's identity.
         self._numbers = _exact.recall_all(self.optimizer.current_values())
-        values, optimizer = take_distinct(self, self.optimizer)
-        return values, {**self.extra, "optimizer": optimizer}
+        if self.hook_objects is None:
+            values, optimizer = take_distinct(self, self.optimizer)
+            return values, {**self.extra, "optimizer": optimizer}
+        values, optimizer, hook = take_distinct(self, self.optimizer, self.hook_objects)
+        return values, {**self.extra, "optimizer": optimizer, "on_update": hook}
 
     def program_extra(self, extra: dict[str, Any], keep: bool) -> dict[str, Any]:
         # Without an update the gradients need the loss scale and nothing else.
@@ -76,7 +86,23 @@ class TrainingArrays(CallArrays):
         values, optimizer, extra = self._shapes(
             (self.current_values(), self.optimizer.current_values(), self.extra)
         )
+        if self.hook_objects is not None:
+            extra = {**extra, "on_update": self._shapes(self.hook_objects.current_values())}
         return values, self.program_extra({**extra, "optimizer": optimizer}, keep)
+
+    def hook_values(self) -> dict[str, Any]:
+        """Return the Variables' values of what the function of an update binds, by name."""
+        if self.hook_objects is None:
+            return {}
+        assert self.hook is not None
+        values = self.hook_objects.current_values()
+        return {name: x for name, x in zip(self.hook.traced().names, values, strict=True) if is_array(x)}
+
+    def put_hook_values(self, values: dict[str, Any]) -> None:
+        if self.hook is not None and self.hook_objects is not None:
+            view = self.hook_objects.view
+            pairs = zip(self.hook.traced().names, view.current_values(), strict=True)
+            view.put([jnp.asarray(values[name]) if name in values else x for name, x in pairs])
 
     def put(self, after: list, extra: dict[str, Any], changes: Changes) -> None:
         if extra:
@@ -86,5 +112,7 @@ class TrainingArrays(CallArrays):
             for i, number in self._numbers.items():
                 _exact.remember(rates[i], number)
             self.write(after)
+            if self.hook_objects is not None:
+                self.hook_objects.write(extra.pop("on_update"))
             self.extra = extra
         self.commit(changes)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from .._parallel.modules.bundle import nets_of
+from .._parallel.modules.bundle import Bundle, nets_of
 from .._parallel.modules.nnx_view import NNXDefinition, NNXView, view_nnx
 from .._parallel.placement import Placement
 from .._tree import is_real
@@ -20,6 +20,7 @@ from .._typing import PyTree
 from ..errors import OptimizerError
 from .evaluation import Evaluation, unknown
 from .nonfinite import NONE, first_bad, first_bad_on_cpu
+from .on_update import StepUpdate, TracedHook, check_values
 from .optimizer_calls import OptimizerCall, optimizer_calls
 from .precision import Precision
 from .training_arrays import TrainingArrays
@@ -57,6 +58,8 @@ class Update:
     precision: Precision | None  # which may scale the gradients
     strategy: UpdateStrategy
     keeps_losses: bool = False  # whether it uses the loss, the mean over the accumulated calls
+    hook: TracedHook | None = None  # the user's function of what it did
+    module: NNXDefinition | None = None  # what the loss function is given, for the hook
 
     def name(self, i: int) -> str:
         """Return the i-th trained parameter's name for users."""
@@ -89,10 +92,52 @@ class Update:
         advance = functools.partial(self.advance, evaluation=evaluation)
         if self.on_nonfinite == "ignore" and "scale" not in extra:
             after, extra["optimizer"] = advance(*old)
-            return after, extra
-        good, extra = self._judge(self.strategy.first_bad(gradients), extra)
-        after, extra["optimizer"] = self._advance_if(good, advance, *old)
+            good = jnp.array(True)
+        else:
+            good, extra = self._judge(self.strategy.first_bad(gradients), extra)
+            after, extra["optimizer"] = self._advance_if(good, advance, *old)
+        if self.hook is not None:
+            after, extra = self._call_hook(self.hook, good, after, extra, (values, gradients, evaluation))
         return after, extra
+
+    def _call_hook(
+        self,
+        hook: TracedHook,
+        good: jax.Array,
+        after: list,
+        extra: dict[str, Any],
+        step: tuple[list, list, Evaluation],
+    ) -> tuple[list, dict[str, Any]]:
+        """Return the net's values and the extra state after the user's function of the update."""
+        values, gradients, evaluation = step
+        assert self.module is not None
+        module, optimizer = self.module.merge(after), self.optimizer.merge(extra["optimizer"])
+        nets = nets_of(module)
+        several = isinstance(module, Bundle) and module.several
+
+        def trees(flat: list) -> PyTree:
+            pairs = zip(self.calls, nets, nets_of(optimizer), strict=True)
+            each = tuple(call.user_tree(net, its, flat) for call, net, its in pairs)
+            return each if several else each[0]
+
+        before, params = ([x[i] for i in self.parameters] for x in (values, after))
+        updates = [jnp.subtract(a, b) for a, b in zip(params, before, strict=True)]
+        gradients, updates, before, params = map(trees, (gradients, updates, before, params))
+        update = StepUpdate(
+            evaluation.value, gradients, updates, before, params, good, nets if several else nets[0]
+        )
+        extra["metrics"], hook_values = hook(update, extra["on_update"])
+        changed = self.module.read(module)
+        names = [".".join(map(str, path)) for path in self.module.paths]
+        check_values(names, after, changed, "on_update")
+        if not hook.hook.always:
+            # An update that was left out leaves the hook's objects as they were, like the optimizer.
+            pairs = (after, extra["on_update"]), (changed, hook_values)
+            changed, hook_values = jax.tree.map(
+                lambda old, new: old if old is new else jnp.where(good, new, old), *pairs
+            )
+        extra["on_update"] = hook_values
+        return changed, extra
 
     def advance(
         self,
@@ -224,10 +269,13 @@ def update_of(
         on_nonfinite,
         precision,
         strategy_for(_platform(values, arrays.placement), nbytes),
+        hook=None if arrays.hook is None else arrays.hook.traced(),
+        module=None if arrays.hook is None else view_nnx(arrays.thing).definition,
     )
     wrong = check(update, values, other.current_values(), split.names)
     if wrong is None and accumulate > 1:
-        update = dataclasses.replace(update, keeps_losses=uses_loss(update, values, other.current_values()))
+        uses = uses_loss(update, values, other.current_values()) or update.hook is not None
+        update = dataclasses.replace(update, keeps_losses=uses)
     if wrong is None and not all(call.order for call in calls):
         wrong = "nothing in the module is trained by it"
     if wrong is not None:

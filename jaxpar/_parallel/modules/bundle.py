@@ -67,7 +67,17 @@ def nets_of(module: Any) -> tuple[Any, ...]:
     return module.nets if isinstance(module, Bundle) else (module,)
 
 
-def set_aside(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any], tuple[Any, ...]]:
+def is_object(x: object) -> bool:
+    """Whether x is an NNX object; `nnx.List` and `nnx.Dict` are containers, like lists and dicts."""
+    return isinstance(x, _OBJECTS) and not isinstance(x, (nnx.List, nnx.Dict))
+
+
+_OBJECTS = (nnx.Module, nnx.Rngs, nnx.RngStream, nnx.Metric, nnx.Optimizer)
+
+
+def set_aside(
+    args: tuple, kwargs: dict[str, Any], is_object: Callable[[object], bool] = is_object
+) -> tuple[tuple, dict[str, Any], tuple[Any, ...]]:
     """The arguments with an `ArgumentMarker` for every object with variables, and these objects."""
     leaves, form = jax.tree.flatten((args, kwargs), is_leaf=is_object)
     objects = {id(leaf): leaf for leaf in leaves if is_object(leaf)}
@@ -76,14 +86,6 @@ def set_aside(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any
     markers = {key: ArgumentMarker(i) for i, key in enumerate(objects)}
     args, kwargs = jax.tree.unflatten(form, [markers.get(id(leaf), leaf) for leaf in leaves])
     return args, kwargs, tuple(objects.values())
-
-
-def is_object(x: object) -> bool:
-    """Whether x is an NNX object; `nnx.List` and `nnx.Dict` are containers, like lists and dicts."""
-    return isinstance(x, _OBJECTS) and not isinstance(x, (nnx.List, nnx.Dict))
-
-
-_OBJECTS = (nnx.Module, nnx.Rngs, nnx.RngStream, nnx.Metric, nnx.Optimizer)
 
 
 def refuse_metrics(objects: Sequence[Any], function: str) -> None:

@@ -67,7 +67,7 @@ class FunctionView:
 
 def refuse_hidden_module(value: object) -> None:
     # jit would take the module's arrays for constants: they would never be updated, and never be averaged.
-    hidden = next((content for content in _contents(value) if isinstance(content, nnx.Module)), None)
+    hidden = next((content for content in contents(value) if isinstance(content, nnx.Module)), None)
     if hidden is not None:
         raise TypeError(
             f"{getattr(value, '__qualname__', value)!r} holds the NNX module {type(hidden).__name__}; "
@@ -76,15 +76,16 @@ def refuse_hidden_module(value: object) -> None:
         )
 
 
-def _contents(value: object) -> list[Any]:
+def contents(value: object) -> list[Any]:
+    """Return what a function closes over, or what is bound to it."""
     if isinstance(value, functools.partial):
-        return [*value.args, *value.keywords.values(), *_contents(value.func)]
+        return [*value.args, *value.keywords.values(), *contents(value.func)]
     if isinstance(value, types.MethodType):
         return [value.__self__]
     if not isinstance(value, types.FunctionType):
         return []
-    contents = []
+    cells = []
     for cell in value.__closure__ or ():
         with contextlib.suppress(ValueError):  # a name that is not bound yet
-            contents.append(cell.cell_contents)
-    return contents
+            cells.append(cell.cell_contents)
+    return cells

@@ -142,7 +142,8 @@ class AveragedModel(nnx.Module):
         averaged = [x.get_value() for x in variables]
         current = [x.get_value() for x in other]
         for i, (x, mean) in enumerate(zip(current, averaged, strict=True)):
-            if x.sharding != mean.sharding:
+            # Inside of a compiled step, as its `on_update`, the program determines where arrays are.
+            if not isinstance(x, jax.core.Tracer) and x.sharding != mean.sharding:
                 current[i] = jax.device_put(x, mean.sharding)
         kinds = tuple(isinstance(x, nnx.Param) for x in variables)
         average = _averager(self.avg_fn, self.multi_avg_fn, self.use_buffers, kinds)
