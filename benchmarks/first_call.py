@@ -1,0 +1,199 @@
+"""What a step costs before it is warm, and how much memory it takes: train_step against a step by hand.
+
+    python benchmarks/first_call.py [--devices 2] [--rounds 5] [--model many large] [--small]
+
+`many` has 1,040 small arrays: tracing and Python are what its first call costs. `large` has 160 MB of parameters: its
+peak memory shows what is donated. Every side is a process of its own, the sides take turns, and a ratio is the median of
+the rounds' ratios. JAX's cache of compiled programs is off. By hand the parameters are a plain tree, the loss and the
+update a function, and the program `jit(shard_map)` or `jit` over sharded arrays, donated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import jaxpar
+
+SIDES = {"DataParallel": "jit by hand", "DistributedDataParallel": "shard_map by hand"}
+"""The two wrappers, and the program by hand that does the same."""
+MODELS = {"many": (520, 8), "large": (10, 2000)}  # layers, and the width of each
+SMALL = {"many": (20, 8), "large": (2, 400)}
+WARM = {"many": 30, "large": 8}  # steps that are timed after the first
+
+
+def clock() -> list[float]:
+    return [time.perf_counter(), time.process_time()]
+
+
+def measure(side: str, model: str, layers: int, width: int, N: int, optimizer: str) -> dict[str, float]:
+    """Run one side in this process; return seconds, of all cores in `cpu`, and the peak memory in MB."""
+    jaxpar.virtual_devices(N)
+    import jax
+    import numpy as np
+    import optax
+
+    tx = {"sgd": optax.sgd(0.01), "momentum": optax.sgd(0.01, momentum=0.9), "adam": optax.adam(1e-3)}[optimizer]
+    random = np.random.RandomState(0)
+    x, t = random.randn(2, 8 * N, width).astype(np.float32)
+    jax.block_until_ready(jax.device_put(x))  # JAX has started
+    by_hand = side in SIDES.values()
+    make = (_by_hand if by_hand else _jaxpar)(side, layers, width, tx, N, x, t)
+    before = clock()
+    step = make()
+    made = clock()
+    jax.block_until_ready(step())
+    called = clock()
+    jax.block_until_ready(step())  # compiles again where the first step's results have other types
+    times = []
+    for _ in range(WARM[model]):
+        start = time.perf_counter()
+        jax.block_until_ready(step())
+        times.append(time.perf_counter() - start)
+    return {
+        "first call": called[0] - made[0],
+        "first call, cpu": called[1] - made[1],
+        "with setup": called[0] - before[0],
+        "with setup, cpu": called[1] - before[1],
+        "warm": statistics.median(times),
+        "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+def _by_hand(side, layers, width, tx, N, x, t):
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    import optax
+    from jax.sharding import AxisType, Mesh, NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    mesh = Mesh(np.array(jaxpar.devices()[:N]), ("d",), axis_types=(AxisType.Auto,))
+    params = [_layer(width, i) for i in range(layers)]
+
+    def loss_of(params, x, t):
+        for kernel, bias in params:
+            x = jnp.tanh(x @ kernel + bias)
+        return ((x - t) ** 2).mean()
+
+    def step(params, state, x, t):
+        loss, gradients = jax.value_and_grad(loss_of)(params, x, t)
+        if side == "shard_map by hand":
+            loss, gradients = jax.lax.pmean((loss, gradients), "d")
+        updates, state = tx.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state, loss
+
+    if side == "shard_map by hand":
+        specs = (P(), P(), P("d"), P("d"))
+        step = jax.shard_map(step, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False)
+    rows, everywhere = NamedSharding(mesh, P("d")), NamedSharding(mesh, P())
+
+    def make():
+        nonlocal params
+        trained = jax.device_put(params, everywhere)
+        params = None  # the module of the other sides does not hold its first arrays either
+        state = [trained, jax.device_put(tx.init(trained), everywhere)]
+        program = jax.jit(step, donate_argnums=(0, 1))
+
+        def once():
+            *state[:], loss = program(*state, *jax.device_put((x, t), rows))
+            return loss
+
+        return once
+
+    return make
+
+
+def _layer(width, i):
+    import jax.numpy as jnp
+    import numpy as np
+
+    kernel = np.random.RandomState(i).randn(width, width).astype(np.float32) / width**0.5
+    return jnp.asarray(kernel), jnp.zeros(width)
+
+
+def _jaxpar(side, layers, width, tx, N, x, t):
+    import jax.numpy as jnp
+    from flax import nnx
+
+    class Layer(nnx.Module):
+        def __init__(self, i):
+            kernel, bias = _layer(width, i)
+            self.kernel, self.bias = nnx.Param(kernel), nnx.Param(bias)
+
+        def __call__(self, x):
+            return jnp.tanh(x @ self.kernel + self.bias)
+
+    class Net(nnx.Module):
+        def __init__(self):
+            self.layers = nnx.List([Layer(i) for i in range(layers)])
+
+        def __call__(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    net = Net()
+
+    def make():
+        wrapped = getattr(jaxpar, side)(net, list(range(N)))
+        optimizer = nnx.Optimizer(wrapped, tx, wrt=nnx.Param)
+        step = jaxpar.train_step(wrapped, optimizer, lambda net, x, t: ((net(x) - t) ** 2).mean())
+        return lambda: step(x, t)
+
+    return make
+
+
+def child(side: str, model: str, options: argparse.Namespace) -> dict[str, float]:
+    flags = ["--side", side, "--model", model, "--devices", str(options.devices)]
+    flags += ["--optimizer", options.optimizer] + ["--small"] * options.small
+    environment = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
+    command = [sys.executable, __file__, *flags]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stderr)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--devices", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--model", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--optimizer", choices=["sgd", "momentum", "adam"], default="momentum")
+    parser.add_argument("--small", action="store_true", help="20 layers, and 2 of 0.6 MB")
+    parser.add_argument("--side", help="run this side here, and print one line of JSON")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
+    options = parser.parse_args()
+    sizes = SMALL if options.small else MODELS
+    if options.side:
+        (model,) = options.model
+        print(json.dumps(measure(options.side, model, *sizes[model], options.devices, options.optimizer)))
+        return
+    for model in options.model:
+        rounds: list[dict[str, dict[str, float]]] = []
+        for _ in range(options.rounds):
+            rounds.append({s: child(s, model, options) for side in options.sides for s in (side, SIDES[side])})
+        layers, width = sizes[model]
+        print(f"{model}: {2 * layers} arrays, width {width}, {options.optimizer}, {options.devices} devices")
+        for side in options.sides:
+            print(f"  {side} / {SIDES[side]}")
+            for what in rounds[0][side]:
+                ours, theirs = ([row[s][what] for row in rounds] for s in (side, SIDES[side]))
+                ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+                unit, scale = ("MB", 1) if what == "peak" else ("ms", 1e3)
+                a, b = (scale * statistics.median(values) for values in (ours, theirs))
+                print(f"    {what:16} {a:8.1f} {b:8.1f} {unit}  ratio {ratio:.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
