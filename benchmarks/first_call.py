@@ -2,10 +2,10 @@
 
     python benchmarks/first_call.py [--devices 2] [--rounds 5] [--model many large] [--small]
 
-`many` has 1,040 small arrays: tracing and Python are what its first call costs. `large` has 160 MB of parameters: its
-peak memory shows what is donated. Every side is a process of its own, the sides take turns, and a ratio is the median of
-the rounds' ratios. JAX's cache of compiled programs is off. By hand the parameters are a plain tree, the loss and the
-update a function, and the program `jit(shard_map)` or `jit` over sharded arrays, donated.
+`many` has 1,040 small arrays: tracing and Python are what its first call costs. `large` has 160 MB of
+parameters: its peak memory shows what is donated. Every side is a process of its own, the sides take turns, and
+a ratio is the median of the rounds' ratios. JAX's cache of compiled programs is off. By hand the parameters are
+a plain tree, and the program is `jit(shard_map)` or `jit` over sharded arrays, donated.
 """
 
 from __future__ import annotations
@@ -28,6 +28,11 @@ SIDES = {"DataParallel": "jit by hand", "DistributedDataParallel": "shard_map by
 """The two wrappers, and the program by hand that does the same."""
 MODELS = {"many": (520, 8), "large": (10, 2000)}  # layers, and the width of each
 SMALL = {"many": (20, 8), "large": (2, 400)}
+OPTIMIZERS = {
+    "sgd": lambda optax: optax.sgd(0.01),
+    "momentum": lambda optax: optax.sgd(0.01, momentum=0.9),
+    "adam": lambda optax: optax.adam(1e-3),
+}
 WARM = {"many": 30, "large": 8}  # steps that are timed after the first
 
 
@@ -42,7 +47,7 @@ def measure(side: str, model: str, layers: int, width: int, N: int, optimizer: s
     import numpy as np
     import optax
 
-    tx = {"sgd": optax.sgd(0.01), "momentum": optax.sgd(0.01, momentum=0.9), "adam": optax.adam(1e-3)}[optimizer]
+    tx = OPTIMIZERS[optimizer](optax)
     random = np.random.RandomState(0)
     x, t = random.randn(2, 8 * N, width).astype(np.float32)
     jax.block_until_ready(jax.device_put(x))  # JAX has started
@@ -169,7 +174,7 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--model", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--optimizer", choices=["sgd", "momentum", "adam"], default="momentum")
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="momentum")
     parser.add_argument("--small", action="store_true", help="20 layers, and 2 of 0.6 MB")
     parser.add_argument("--side", help="run this side here, and print one line of JSON")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
@@ -180,9 +185,8 @@ def main() -> None:
         print(json.dumps(measure(options.side, model, *sizes[model], options.devices, options.optimizer)))
         return
     for model in options.model:
-        rounds: list[dict[str, dict[str, float]]] = []
-        for _ in range(options.rounds):
-            rounds.append({s: child(s, model, options) for side in options.sides for s in (side, SIDES[side])})
+        order = [s for side in options.sides for s in (side, SIDES[side])]
+        rounds = [{s: child(s, model, options) for s in order} for _ in range(options.rounds)]
         layers, width = sizes[model]
         print(f"{model}: {2 * layers} arrays, width {width}, {options.optimizer}, {options.devices} devices")
         for side in options.sides:

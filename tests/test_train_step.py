@@ -365,7 +365,7 @@ def test_a_buffer_may_come_back_in_another_type(way):
     assert net.module.count[...] == 3
 
 
-SHAPES = [(), (3,), (3, 1), (1, 3), (2, 3, 4), (1030,), (1100, 2)]
+SHAPES = [(), (3,), (3, 1), (1, 3), (2, 3, 4), (1030,), (1100, 2), (4097,), (1100, 4)]
 
 
 @pytest.mark.sampled

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 
 NONE = -1  # replaces a parameter's number: all gradients were finite so far
 WIDTH = 1024  # of the table, at most
+SMALL = 4096  # elements; gradients up to that are looked at together
 
 
 def first_bad(gradients: list) -> jax.Array:
@@ -20,21 +22,43 @@ def first_bad(gradients: list) -> jax.Array:
 
 def first_bad_on_cpu(gradients: list) -> jax.Array:
     """`first_bad` for CPU devices, where XLA compiles `isfinite(g).all()` to a slow loop."""
-    numbers = [i for i, g in enumerate(gradients) if g.size]
-    if not numbers:
-        return jnp.int32(NONE)
-    nonempty = [gradients[i] for i in numbers]
-    # Not a constant: a compiler may leave out a product with zeros that it knows. Should it be nan, all rows
-    # seem bad, and the first of them is.
-    zero = nonempty[0][(0,) * nonempty[0].ndim].real * 0
-    # 0 times a value that is not finite is nan, and nan survives every sum. A matrix is multiplied with zeros
-    # as fast as memory is read.
-    rows = [_row(g, zero) for g in nonempty]
-    # One table, so that a small net does not pay for several more operations for each of its parameters.
+    small = [i for i, g in enumerate(gradients) if 0 < g.size <= SMALL]
+    large = [i for i, g in enumerate(gradients) if g.size > SMALL]
+    found = [look(gradients, numbers) for look, numbers in ((_joined, small), (_apart, large)) if numbers]
+    first = functools.reduce(jnp.minimum, found, jnp.int32(len(gradients)))
+    return jnp.where(first == len(gradients), NONE, first)
+
+
+def _joined(gradients: list, numbers: list[int]) -> jax.Array:
+    """Return the number of the first small gradient that is not finite, or how many gradients there are."""
+    # As one array: an operation for each of a thousand parameters takes longer to compile than their step.
+    wide = functools.reduce(jnp.promote_types, (gradients[i].dtype for i in numbers))
+    joined = jnp.concatenate([gradients[i].ravel().astype(wide) for i in numbers])
+    # Not a constant: a compiler may leave out a product with zeros that it knows. Should it be nan, the
+    # other branch looks at every element.
+    zero = joined[0] * 0
+
+    def find() -> jax.Array:
+        ends = np.cumsum([gradients[i].size for i in numbers])
+        at = jnp.argmin(jnp.isfinite(joined))
+        leaf = jnp.array(numbers, jnp.int32)[jnp.searchsorted(ends, at, side="right")]
+        return jnp.where(jnp.isfinite(joined[at]), jnp.int32(len(gradients)), leaf)
+
+    # 0 times a value that is not finite is nan, and nan survives every sum.
+    return jax.lax.cond(jnp.isfinite((joined * zero).sum()), lambda: jnp.int32(len(gradients)), find)
+
+
+def _apart(gradients: list, numbers: list[int]) -> jax.Array:
+    """`_joined` for large gradients, of which a copy would take longer than looking at them."""
+    zero = gradients[numbers[0]][(0,) * gradients[numbers[0]].ndim].real * 0
+    # A matrix is multiplied with zeros as fast as memory is read. Should zero be nan, all rows seem bad, and
+    # the first of them is.
+    rows = [_row(gradients[i], zero) for i in numbers]
     n = max(len(row) for row in rows)
     table = jnp.stack([jnp.pad(row, (0, n - len(row))) for row in rows])
     finite = jnp.isfinite(table @ jnp.full(n, zero.astype(table.dtype)))
-    return jnp.where(finite.all(), NONE, jnp.array(numbers, jnp.int32)[jnp.argmin(finite)])
+    first = jnp.array(numbers, jnp.int32)[jnp.argmin(finite)]
+    return jnp.where(finite.all(), jnp.int32(len(gradients)), first)
 
 
 def _row(g: jax.Array, zero: jax.Array) -> jax.Array:

@@ -94,6 +94,8 @@ PLANTS = [
         ('if not arrays.parameters', 'if arrays.parameters is None', "tests/test_value_and_grad.py -k construction"),
     ),
     *plants("jaxpar/_training/nonfinite.py",
+        ('side="right"', 'side="left"', "tests/test_train_step.py -k \"looked_at or first_of_several\""),
+        ('large = [i for i, g in enumerate(gradients) if g.size > SMALL]', 'large = []', "tests/test_train_step.py -k looked_at"),
         ('return jnp.atleast_1d(g) * zero.astype(g.dtype)', 'return jnp.atleast_1d(g[..., :1]) * zero.astype(g.dtype)', "tests/test_train_step.py -k \"every_number\""),
         ('jnp.array(numbers, jnp.int32)[jnp.argmin(finite)]', 'jnp.argmin(finite).astype(jnp.int32)', "tests/test_train_step.py -k \"every_number or several_gradients\""),
         ('None if report is self._last else self._last', 'None', "tests/test_train_step.py -k report"),
