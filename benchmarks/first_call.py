@@ -3,9 +3,9 @@
     python benchmarks/first_call.py [--devices 2] [--rounds 5] [--model many large] [--small]
 
 `many` has 1,040 small arrays: tracing and Python are what its first call costs. `large` has 160 MB of
-parameters: its peak memory shows what is donated. Every side is a process of its own, the sides take turns, and
-a ratio is the median of the rounds' ratios. JAX's cache of compiled programs is off. By hand the parameters are
-a plain tree, and the program is `jit(shard_map)` or `jit` over sharded arrays, donated.
+parameters: its peak memory shows what is donated. Every side is a process of its own, the sides take turns,
+and a ratio is the median of the rounds' ratios. JAX's cache of compiled programs is off. By hand the
+parameters are a plain tree, and the program is `jit(shard_map)` or `jit` over sharded arrays, donated.
 """
 
 from __future__ import annotations
