@@ -58,6 +58,8 @@ from ._training.distributed_data_parallel import DistributedDataParallel as Dist
 from .distributed.check_replicas import check_replicas as check_replicas
 from ._checkpointer import Checkpointer as Checkpointer
 from ._checkpointer import Restored as Restored
+from ._checkpointer import load_unwrapped_state as load_unwrapped_state
+from ._checkpointer import unwrapped_state as unwrapped_state
 from ._metrics import MetricsLog as MetricsLog
 from ._metrics.progress import progress as progress
 from ._training.watchdog import beat as beat

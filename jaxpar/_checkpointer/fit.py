@@ -37,15 +37,21 @@ def fit(
     if opaque and opaque[0] in saved:
         # Large arrays of the state have entries of their own in `saved`, but belong to this leaf.
         return {name: name for name in opaque}
-    names = _matched(item, leaves, saved, path)
+    names, only_live, only_saved = matched(leaves, saved)
+    if only_live or only_saved:
+        raise CheckpointError(
+            f"Checkpointer.restore: {item} is another object than the one in {path}. Only here: "
+            f"{listed(only_live)}; only there: {listed(only_saved)}. Nothing was restored."
+        )
     for name, leaf in leaves.items():
-        _check_same(
-            f"Checkpointer.restore: {item}: {name}", _spec(leaf.value), saved[names[name]], path, strict
+        check_same(
+            f"Checkpointer.restore: {item}: {name}", spec_of(leaf.value), saved[names[name]], path, strict
         )
     return names
 
 
-def _check_same(name: str, live: Spec, saved: Spec, path: Path, strict: bool) -> None:
+def check_same(name: str, live: Spec, saved: Spec, path: Path | str, strict: bool) -> None:
+    """Raise CheckpointError, or warn, if a leaf and its saved value differ in kind, shape or dtype."""
     if live == saved or not (isinstance(live, tuple) or isinstance(saved, tuple)):
         return
     if not isinstance(live, tuple) or not isinstance(saved, tuple):
@@ -93,14 +99,17 @@ def _kind(spec: Spec) -> str:
     return "text or None" if spec is None else f"the {type(spec).__name__} {spec}"
 
 
-def _matched(item: str, live: Iterable[str], saved: Iterable[str], path: Path) -> dict[str, str]:
-    """Match leaves by name, or else by name without the `module` that wrappers insert."""
+def matched(live: Iterable[str], saved: Iterable[str]) -> tuple[dict[str, str], list[str], list[str]]:
+    """Match leaves by name, or else by name without the `module` that wrappers insert.
+
+    Returns the name in the checkpoint of every leaf that has one, and the names that exist on one side only.
+    """
     # Exact names first: a module that is really called `module` must not be confused with a wrapper. torch
     # users strip `module.` by hand.
     live, saved = list(live), set(saved)
     if set(live) == saved:
-        return {name: name for name in live}
-    live_bare, saved_bare = _bare(live), _bare(saved)
+        return {name: name for name in live}, [], []
+    live_bare, saved_bare = bare(live), bare(saved)
     if len(set(live_bare.values())) == len(live_bare) and len(set(saved_bare.values())) == len(saved_bare):
         saved_by_bare = {bare: name for name, bare in saved_bare.items()}
     else:
@@ -108,25 +117,20 @@ def _matched(item: str, live: Iterable[str], saved: Iterable[str], path: Path) -
         live_bare, saved_by_bare = {name: name for name in live}, {name: name for name in saved}
     only_live = [name for name in live if live_bare[name] not in saved_by_bare]
     only_saved = sorted(set(saved_by_bare) - set(live_bare.values()))
-    if only_live or only_saved:
-        raise CheckpointError(
-            f"Checkpointer.restore: {item} is another object than the one in {path}. Only here: "
-            f"{_listed(only_live)}; only there: {_listed([saved_by_bare[name] for name in only_saved])}. "
-            "Nothing was restored."
-        )
-    return {name: saved_by_bare[live_bare[name]] for name in live}
+    names = {name: saved_by_bare[live_bare[name]] for name in live if live_bare[name] in saved_by_bare}
+    return names, only_live, [saved_by_bare[name] for name in only_saved]
 
 
-def _bare(names: Iterable[str]) -> dict[str, str]:
+def bare(names: Iterable[str]) -> dict[str, str]:
     return {name: ".".join(part for part in name.split(".") if part != "module") for name in names}
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
     more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
     return ", ".join(names[:MAX_LISTED]) + more or "nothing"
 
 
-def _spec(value: PyTree) -> Spec:
+def spec_of(value: PyTree) -> Spec:
     if isinstance(value, (jax.Array, np.ndarray, jax.ShapeDtypeStruct)):
         return tuple(value.shape), str(value.dtype)
     return value if type(value) in KINDS else None
@@ -134,7 +138,7 @@ def _spec(value: PyTree) -> Spec:
 
 def saved_specs(arrays: Mapping[str, SavedArray], small: Mapping[str, SavedValue]) -> dict[str, Spec]:
     specs: dict[str, Spec] = {name: (tuple(entry["shape"]), entry["dtype"]) for name, entry in arrays.items()}
-    return specs | {name: _spec(decode(entry["value"], arrays)) for name, entry in small.items()}
+    return specs | {name: spec_of(decode(entry["value"], arrays)) for name, entry in small.items()}
 
 
 def like(old: PyTree, new: PyTree) -> PyTree:

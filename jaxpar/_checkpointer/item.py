@@ -6,7 +6,7 @@ one opaque leaf.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -30,6 +30,15 @@ class ItemLeaf(NamedTuple):
     opaque: bool = False
 
 
+class NNXEntry(NamedTuple):
+    """A leaf of an NNX object: its variable's path, its own path in the variable's value, both values."""
+
+    path: tuple
+    subpath: tuple
+    variable: PyTree
+    value: PyTree
+
+
 class NNXItem:
     """An NNX module, optimizer or `Rngs`; `replicated` if all ranks hold equal values in every leaf."""
 
@@ -42,24 +51,34 @@ class NNXItem:
             if not isinstance(leaf, (nnx.Intermediate, nnx.Perturbation))
         ]
 
+    def entries(self) -> Iterator[NNXEntry]:
+        for path, leaf in self._state:
+            for subpath, value in jax.tree_util.tree_leaves_with_path(raw(leaf)):
+                yield NNXEntry(path, subpath, leaf, value)
+
     def leaves(self) -> dict[str, ItemLeaf]:
         leaves: dict[str, ItemLeaf] = {}
-        for path, leaf in self._state:
-            for subpath, value in jax.tree_util.tree_leaves_with_path(_raw(leaf)):
-                name = ".".join(map(str, path)) + jax.tree_util.keystr(subpath)
-                if name in leaves:
-                    raise CheckpointError(f"Checkpointer: {self.name} has two leaves called {name}.")
-                leaves[name] = ItemLeaf(value, isinstance(leaf, nnx.RngState) or is_key(value))
+        for path, subpath, leaf, value in self.entries():
+            name = ".".join(map(str, path)) + jax.tree_util.keystr(subpath)
+            if name in leaves:
+                raise CheckpointError(f"Checkpointer: {self.name} has two leaves called {name}.")
+            leaves[name] = ItemLeaf(value, isinstance(leaf, nnx.RngState) or is_key(value))
         return leaves
 
     def put(self, values: Mapping[str, PyTree]) -> None:
         # `leaves` and `put` flatten in the same order, so the values need no names here.
-        state, remaining = [], iter(values.values())
+        nnx.update(self.node, self.state(values.values(), {}))
+
+    def state(self, values: Iterable[PyTree], names: Mapping[tuple, tuple]) -> nnx.State:
+        """Return the object's state with other values, and with other paths where `names` has them."""
+        state, remaining = [], iter(values)
         for path, leaf in self._state:
-            leaves, treedef = jax.tree.flatten(_raw(leaf))
+            leaves, treedef = jax.tree.flatten(raw(leaf))
             value = jax.tree.unflatten(treedef, [next(remaining) for _ in leaves])
-            state.append((path, leaf.copy(value) if isinstance(leaf, nnx.Variable) else value))
-        nnx.update(self.node, nnx.from_flat_state(state))
+            state.append(
+                (names.get(path, path), leaf.copy(value) if isinstance(leaf, nnx.Variable) else value)
+            )
+        return nnx.from_flat_state(state)
 
 
 class TreeItem:
@@ -121,7 +140,7 @@ def item_of(name: str, target: PyTree) -> Item:
             f"Checkpointer: {name} is a tree with an NNX object in it; pass that as an item of its own, it "
             "is updated in place."
         )
-    if stuck or (len(leaves) == 1 and leaves[0] is target and not _is_value(target)):
+    if stuck or (len(leaves) == 1 and leaves[0] is target and not is_value(target)):
         raise CheckpointError(
             f"Checkpointer: {name} is a {type(target).__module__}.{type(target).__qualname__}, which has "
             "neither state_dict and load_state_dict nor get_state and set_state. Its position cannot be "
@@ -131,11 +150,11 @@ def item_of(name: str, target: PyTree) -> Item:
     return TreeItem(name, target)
 
 
-def _raw(leaf: PyTree) -> PyTree:
+def raw(leaf: PyTree) -> PyTree:
     return leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf
 
 
-def _is_value(value: object) -> bool:
+def is_value(value: object) -> bool:
     return is_array(value) or isinstance(
         value, (bool, int, float, str, bytes, np.generic, jax.ShapeDtypeStruct)
     )

@@ -87,7 +87,7 @@ def _file_of(step: Path, name: str, nbytes: int) -> str:
 
 def _write_tree(folder: Path, tree: Mapping[str, Mapping[str, np.ndarray]]) -> None:
     leaves = _Leaves()
-    with _quiet():  # making the handler warns too, that the registry has no jax.Array
+    with quiet():  # making the handler warns too, that the registry has no jax.Array
         handler = ocp.PyTreeCheckpointHandler(
             use_ocdbt=False,
             use_compression=False,
@@ -118,7 +118,7 @@ class _Leaves(ocp.type_handlers.NumpyHandler):
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     def is_foreign(record: logging.LogRecord) -> bool:
         return "orbax" not in record.pathname
 
