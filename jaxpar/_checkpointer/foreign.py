@@ -29,10 +29,6 @@ STEP = re.compile(r"(?:.*_)?(\d+)")
 """The name of a step of `CheckpointManager`, perhaps with its prefix, or of `flax.training.checkpoints`."""
 
 
-class Unreadable:
-    """An item of a step that is neither a tree nor JSON, such as a data iterator."""
-
-
 def read_foreign(source: PyTree, function: str, ignored: Callable[[str], bool]) -> tuple[PyTree, str]:
     """Return the tree in a path, in msgpack's bytes, or given as it is, and how an error names the source."""
     if isinstance(source, (bytes, bytearray)):
@@ -60,7 +56,7 @@ def _folder(path: Path, function: str, ignored: Callable[[str], bool]) -> tuple[
         return read_foreign(newest, function, ignored)
     items = [child for child in sorted(path.iterdir()) if child.is_dir() and not ignored(child.name)]
     if is_step or any((child / TREE).exists() for child in items):
-        tree = {child.name: _item(child) for child in items}
+        tree = {child.name: _item(child, function) for child in items}
         unnamed = [name for name in UNNAMED if list(tree) == [name]]
         return (tree[unnamed[0]] if unnamed else tree), str(path)
     held = ", ".join(sorted(child.name for child in path.iterdir())[:5]) or "nothing"
@@ -70,12 +66,15 @@ def _folder(path: Path, function: str, ignored: Callable[[str], bool]) -> tuple[
     )
 
 
-def _item(path: Path) -> PyTree:
+def _item(path: Path, function: str) -> PyTree:
     if (path / TREE).exists():
         return _orbax_tree(path)
     if (path / JSON_ITEM).is_file():
         return json.loads((path / JSON_ITEM).read_text())
-    return Unreadable()
+    raise CheckpointError(
+        f"{function}: {path} is neither a tree nor JSON, but an item of another kind, such as a data "
+        f"iterator; leave it out with ignore=[{path.name!r}]."
+    )
 
 
 def _orbax_tree(path: Path) -> PyTree:
