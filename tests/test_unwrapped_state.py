@@ -14,7 +14,7 @@ from flax import linen, nnx, serialization
 from flax.core import freeze
 from jax.sharding import NamedSharding, PartitionSpec
 from test_without_jaxpar import data_parallel, distributed, plain, target_of
-from without_jaxpar import PROGRAMS, TX, Net, as_dicts, leaves, save
+from without_jaxpar import PROGRAMS, SAVERS, TX, Net, as_dicts, leaves, save
 
 import jaxpar
 from jaxpar.errors import CheckpointError, DeletedError
@@ -64,6 +64,14 @@ def test_every_form_of_a_state_is_loaded_by_path(source, wrap):
     assert jax.tree.structure(jaxpar.unwrapped_state(target)) == jax.tree.structure(state)
 
 
+@pytest.mark.parametrize("saver", SAVERS)
+def test_every_file_is_read(saver, tmp_path):
+    state, target = state_of(), target_of(PROGRAMS["noisy nnx"](1, data_parallel))
+    save(saver, tmp_path / "run", state)
+    jaxpar.load_unwrapped_state(tmp_path / "run", target, ignore=["notes"])
+    assert bits(jaxpar.unwrapped_state(target)) == bits(state)
+
+
 def test_of_a_pair_or_alone():
     state, program = state_of(), PROGRAMS["noisy nnx"](1, data_parallel)
     pair = (program.net, program.optimizer)
@@ -86,11 +94,12 @@ def test_an_optimizer_of_the_net_inside_a_wrapper():
 
 
 class Part(nnx.Module):
-    """A wrapped part, under two names, with a parameter beside it that has the name of one inside."""
+    """A wrapped part, under two names, with a parameter and a layer beside it that have the names inside."""
 
     def __init__(self, wrap, seed):
         self.part = wrap(nnx.Linear(3, 3, rngs=nnx.Rngs(seed)))
         self.again = self.part
+        self.module = nnx.Linear(2, 2, rngs=nnx.Rngs(seed))
         self.kernel = nnx.Param(jnp.full(2, float(seed)))
         self.table = nnx.Param({"a": jnp.full(2, float(seed)), "b": [jnp.zeros(3)]})
 

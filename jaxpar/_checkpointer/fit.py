@@ -24,7 +24,7 @@ MAX_LISTED = 5
 """Leaves that an error lists."""
 
 Spec: TypeAlias = "tuple[tuple[int, ...], str] | bool | int | float | complex | None"
-"""Shape and dtype of an array; a Python number; None for any other value."""
+"""Shape and dtype of an array; a Python number; None for texts and objects."""
 
 KINDS = {bool: np.bool_, int: np.integer, float: np.floating, complex: np.complexfloating}
 

@@ -59,10 +59,10 @@ def _folder(path: Path, function: str, ignored: Callable[[str], bool]) -> tuple[
         tree = {child.name: _item(child, function) for child in items}
         unnamed = [name for name in UNNAMED if list(tree) == [name]]
         return (tree[unnamed[0]] if unnamed else tree), str(path)
-    held = ", ".join(sorted(child.name for child in path.iterdir())[:5]) or "nothing"
+    files = ", ".join(sorted(child.name for child in path.iterdir())[:5]) or "nothing"
     raise CheckpointError(
         f"{function}: {path} is neither a checkpoint of orbax nor of flax.training.checkpoints; it holds "
-        f"{held}. Give the folder that orbax's `save` was given, or a step of its CheckpointManager."
+        f"{files}. Give the folder that orbax's `save` was given, or a step of its CheckpointManager."
     )
 
 

@@ -70,7 +70,7 @@ class NNXItem:
         nnx.update(self.node, self.state(values.values(), {}))
 
     def state(self, values: Iterable[PyTree], names: Mapping[tuple, tuple]) -> nnx.State:
-        """Return the object's state with other values, and with other paths where `names` has them."""
+        """Return the object's state with new values, and with new paths where `names` has them."""
         state, remaining = [], iter(values)
         for path, leaf in self._state:
             leaves, treedef = jax.tree.flatten(raw(leaf))

@@ -1,4 +1,4 @@
-"""The names of all leaves of a tree with NNX objects in it, with and without wrappers' levels.
+"""The names of all leaves of a tree that contains NNX objects, with and without wrappers' levels.
 
 A wrapper adds a level `module` to the path of every leaf of its module, and of every leaf of an optimizer
 that belongs to a parameter. Which levels are wrappers' is read from the objects: a module may be called
@@ -81,7 +81,7 @@ class Leaves:
         return renamed
 
     def _of_optimizer(self, path: Path, of_nets: Mapping[Path, Path]) -> Path:
-        """Return an optimizer leaf's path, which ends with that of a parameter, without wrappers."""
+        """Return the path of an optimizer's leaf, which ends with a parameter's, without wrappers' levels."""
         for i in range(len(path)):
             if path[i:] in of_nets:
                 return path[:i] + of_nets[path[i:]]
@@ -112,7 +112,7 @@ class Leaves:
             yield Leaf(forms, forms, node)
 
     def replaced(self, values: Iterable[PyTree]) -> PyTree:
-        """Return the tree with other values, and update its NNX objects."""
+        """Return the tree with new values, and update its NNX objects."""
         remaining, nodes = iter(values), []
         for i, (_, node) in enumerate(self._nodes):
             new = [next(remaining) for _ in self._leaves_of(i)]
@@ -160,7 +160,7 @@ def _forms(path: Path, subpath: Path) -> tuple[str, ...]:
 
 
 def _paths(item: NNXItem) -> dict[Path, Path]:
-    """Map the paths of a module's variables to those without the levels of the wrappers in it."""
+    """Map the paths of a module's variables to their paths without its wrappers' levels."""
     wrappers = {path for path, node in nnx.iter_graph(item.node, graph=True) if isinstance(node, WRAPPERS)}
     return {
         path: tuple(key for i, key in enumerate(path) if key != LEVEL or path[:i] not in wrappers)

@@ -45,7 +45,7 @@ def load_unwrapped_state(
       source: a folder that orbax wrote (StandardCheckpointer, PyTreeCheckpointer, a CheckpointManager or one
         of its steps), a file or folder of `flax.training.checkpoints`, the bytes of `flax.serialization`, or
         a tree that was restored: an `nnx.State`, dicts with numbers or texts as keys, a FrozenDict, a
-        TrainState. Of several steps, the newest one.
+        TrainState. The newest step is read where there are several.
       target: the objects in the structure in which their states were saved: one NNX module or optimizer, or
         a dict or tuple of these and of trees, such as Linen's variables, a TrainState, or a pair of
         parameters and optax state.
@@ -57,8 +57,8 @@ def load_unwrapped_state(
       `target` with the values: the same NNX objects, updated in place, and new trees.
 
     Raises:
-      CheckpointError: a leaf exists on one side only, or has another shape, dtype or kind there; the source
-        cannot be read. Nothing has changed then.
+      CheckpointError: a leaf exists on one side only or differs in shape, dtype or kind; the source cannot
+        be read. Nothing has changed then.
 
     torch counterpart: `load_state_dict`, and in `torch.nn.modules.utils`
     `consume_prefix_in_state_dict_if_present`.
@@ -84,17 +84,17 @@ def load_unwrapped_state(
 
 
 def unwrapped_state(target: PyTree, net: Any = None, *, ignore: Sequence[str] = ()) -> PyTree:
-    """Return the states that the same program without jaxpar's wrappers would have, to save them for it.
+    """Return the states that the same program without jaxpar's wrappers would have, for its checkpoints.
 
-    Any saver of orbax or Flax takes them, and `restore(path, nnx.state(net))` or `from_bytes` in the other
-    program fits. The arrays are the target's own: save them before the next training step, which may donate
-    them. What lies on several devices in equal copies is returned on one; if any array is divided between
-    devices, all stay where they are.
+    Any saver of orbax or Flax takes them, and the other program restores them by
+    `restore(path, nnx.state(net))` or `from_bytes`. The arrays are the target's own: save them before the
+    next training step, which may donate them. Arrays with equal copies on several devices are returned on one
+    device; if any array is divided between devices, all keep their shardings.
 
     Args:
       target: NNX modules, optimizers and streams, or a dict or tuple of these and of trees, such as Linen's
         variables or a TrainState, in the structure in which the other program saves them.
-      net: the wrapped module, if `target` does not have it: of an optimizer alone, or of Linen's variables.
+      net: the wrapped module, if `target` does not contain it: for an optimizer alone, for Linen's variables.
       ignore: paths of NNX leaves to leave out with everything below them, where `*` is any text.
 
     Returns:
@@ -132,9 +132,9 @@ def _matched(live: Sequence[Leaf], saved: Mapping[str, PyTree], where: str) -> l
         names = [next((form for form in forms if form in saved), "") for forms in all_forms]
         if sorted(names) == sorted(saved):
             return names
-    # Neither fits exactly: wrappers stand elsewhere there, or leaves are missing.
-    there = set(bare(saved).values())
-    names = [next((form for form in leaf.forms if _bare(form) in there), leaf.name) for leaf in live]
+    # Neither fits exactly: the source has wrappers at other levels, or leaves are missing.
+    saved_bare = set(bare(saved).values())
+    names = [next((form for form in leaf.forms if _bare(form) in saved_bare), leaf.name) for leaf in live]
     of_names, only_live, only_saved = matched(names, saved)
     if only_live or only_saved:
         raise CheckpointError(
