@@ -87,6 +87,32 @@ def test_the_line_of_the_tutorials(made, n, tmp_path):
         assert "DONE" in out
 
 
+NANOGPT = """
+checkpointer = jaxpar.Checkpointer(folder)
+net = jaxpar.DistributedDataParallel(Net(rngs=nnx.Rngs(0)))
+optimizer = optim.Optimizer(net, optim.adam(lr=0.1))
+step = jaxpar.train_step(net, optimizer, loss, accumulate=2)
+for iteration in range(6):
+    optimizer.lr = 0.1 / (1 + iteration)
+    if iteration % 2 == 0 and rank == 0:
+        assert checkpointer.save(iteration, net=net, optimizer=optimizer, iteration=iteration)
+    for _ in range(2):
+        step(x)
+if rank == 0:
+    checkpointer.close()
+    assert jaxpar.Checkpointer(folder).latest_step() == 4
+dist.barrier()
+print("DONE", step.updates)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [2, 3])
+def test_a_rate_in_every_iteration_and_a_save_on_rank_0_alone(n, tmp_path):
+    for out in outputs(ranks(n, START + NANOGPT, env={"RUN": str(tmp_path)})):
+        assert "DONE 6" in out
+
+
 ALONE = """
 checkpointer = jaxpar.Checkpointer(folder)
 step(x)

@@ -53,7 +53,7 @@ class CallLog:
         self.problem = ""
         """Error text of a deadlock. Once set, every call raises it."""
         self.after: Callable[[], object] | None = None
-        """Called after every call that is begun."""
+        """Called after every call that is begun, and before this rank waits in anything else."""
         self.raised = False
         """Whether the main thread has raised the problem."""
 
@@ -129,6 +129,13 @@ def begin(call: str, name: str = "", needs: Sequence[int] | Group | None = None)
         # Calls are counted per group: calls in different groups need no common order.
         name, needs = (f"{name}, {needs.name}", needs.ranks) if needs.name else (name, None)
     log.begin(call, name, needs)
+
+
+def waits() -> None:
+    """Report that this rank waits for others in something that is not a call."""
+    log = _process.log
+    if log is not None and log.after is not None:
+        log.after()
 
 
 @contextlib.contextmanager

@@ -3,7 +3,8 @@
 torch tutorials write `if rank == 0: checkpointer.save(...)`, and `save` cannot see the `if`. So rank 0
 announces the call to all ranks. A rank that makes the same call sends its text. A rank that begins a
 different call, which rank 0 had not begun at the announcement, has passed the call and reports that: ranks
-make the same calls in the same order, so it cannot join later. Rank 0 waits until one of the two happens, and
+make the same calls in the same order, so it cannot join later. So has a rank that waits for rank 0's answer
+about a step that rank 0 had not reached. Rank 0 waits until one of the two happens, and
 then sends all texts to the ranks that joined. A text from a rank that had begun more calls than rank 0
 belongs to a later call, however early it arrives.
 """
@@ -14,15 +15,25 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from ..errors import DistributedError
-from . import _fail_together, _messages, call_log
+from . import _fail_together, _messages, call_log, step_agreement
 from .exchange import PREFIX, delete, post, read
 from .group import Group, current, ranks_text
 
 Counts = dict[str, int]
 """Calls begun by a rank, by name, counting only calls that need rank 0 and a second rank."""
+
+
+class Announcement(NamedTuple):
+    """Rank 0's call number `call` of the name `what`; the calls and steps that it had begun before."""
+
+    what: str
+    call: int
+    begun: Counts
+    steps: dict[str, int]
+
 
 _sent: Counter[tuple[int, str]] = Counter()
 """Number of entries in this rank's stream, by group generation and name."""
@@ -31,8 +42,8 @@ _read: Counter[tuple[int, str, int]] = Counter()
 _early: dict[tuple[int, str, int], dict[str, Any]] = {}
 """On rank 0: entries that belong to a later call."""
 _calls: Counter[tuple[int, str]] = Counter()
-_pending: list[tuple[str, int, Counts]] = []
-"""Announced calls that this rank has neither joined nor passed: name, number, and rank 0's counts."""
+_pending: list[Announcement] = []
+"""Announced calls that this rank has neither joined nor passed."""
 _lock = threading.Lock()
 
 
@@ -54,7 +65,7 @@ def _lead(group: Group, what: str, text: str, timeout: float, label: str) -> lis
         call = _calls[group.generation, what]
     begun = _counts()
     call_log.begin(label, f"{what} led", ())
-    _messages.send("attend", what=what, call=call, begun=begun)
+    _messages.send("attend", what=what, call=call, begun=begun, steps=step_agreement.latest_steps())
     texts: list[str | None] = [text]
     text_numbers = {}
     for rank in range(1, group.size):
@@ -112,7 +123,9 @@ def _come(group: Group, what: str, text: str, timeout: float, label: str) -> lis
     delete(key)
     result = json.loads(answer)
     with _lock:
-        _pending[:] = [pending for pending in _pending if pending[0] != what or pending[1] > result["call"]]
+        _pending[:] = [
+            pending for pending in _pending if pending.what != what or pending.call > result["call"]
+        ]
     return result["texts"]
 
 
@@ -139,13 +152,13 @@ def hear(message: _messages.Message) -> None:
     if group is None or log is None or group.rank == 0:
         return
     with _lock:
-        _pending.append((message["what"], message["call"], message["begun"]))
+        _pending.append(Announcement(message["what"], message["call"], message["begun"], message["steps"]))
         log.after = go_by
     go_by()
 
 
 def go_by() -> None:
-    """Report the calls that this rank has passed; runs again after every call it begins."""
+    """Report the calls that this rank has passed; runs again after every call that it begins, and waits."""
     group, log = current(), call_log.current()
     assert group is not None
     assert log is not None
@@ -155,14 +168,14 @@ def go_by() -> None:
         for pending in _pending:
             counts = log.counts(0)
             # This rank's own texts for the same call do not pass it.
-            counts.pop(f"{pending[0]} of rank {group.rank}", None)
-            if _beyond(counts, pending[2]):
+            counts.pop(f"{pending.what} of rank {group.rank}", None)
+            if _beyond(counts, pending.begun) or step_agreement.asks_beyond(pending.steps, 0):
                 missed.append(pending)
         for pending in missed:
             _pending.remove(pending)
         log.after = go_by if _pending else None
-    for what, call, _ in missed:
-        _send(group, what, {"passed": call})
+    for pending in missed:
+        _send(group, pending.what, {"passed": pending.call})
 
 
 def take_along(text: str, code: int) -> NoReturn:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 
 from ..errors import DistributedError, DivergenceError
 from . import _messages, call_log
@@ -44,6 +44,8 @@ class Ledger:
         self.latest = -1
         self.asks_at = ""
         """While this rank waits for answers: the user's source line that made the step."""
+        self.asked_step: int | None = None
+        """While this rank waits for answers: the step."""
         self.questions: dict[int, list[str]] = {}
         self.problem = ""
         self.lock = threading.Lock()
@@ -79,11 +81,13 @@ class Ledger:
         )
         # Waits for all answers, even after one that differs: the error lists every rank's value.
         others = [rank for rank in self.group.ranks if rank != self.group.me]
-        self.asks_at = call_log.caller()
+        self.asks_at, self.asked_step = call_log.caller(), step
+        # Gradients that are kept need no other rank, so such a step is not in the call log. This one waits.
+        call_log.waits()
         try:
             answers = {rank: json.loads(self._wait(folder, rank, step)) for rank in others}
         finally:
-            self.asks_at = ""
+            self.asks_at, self.asked_step = "", None
         delete(folder)
         parts_by_rank = {rank: answer["parts"] for rank, answer in answers.items()} | {
             self.group.me: own_parts
@@ -178,6 +182,21 @@ def positions(number: int) -> dict[str, call_log.Begun]:
         )
         for (_, name), book in list(_ledgers.items())
     }
+
+
+def latest_steps() -> dict[str, int]:
+    """Return this rank's last step in every ledger, by group and name."""
+    return {"/".join(key): book.latest for key, book in list(_ledgers.items())}
+
+
+def asks_beyond(steps: Mapping[str, int], rank: int) -> bool:
+    """Return whether this rank waits for `rank` at a step that is not among that rank's `latest_steps`."""
+    return any(
+        book.asked_step is not None
+        and rank in book.group.ranks
+        and book.asked_step > steps.get("/".join(key), -1)
+        for key, book in list(_ledgers.items())
+    )
 
 
 def hear(message: _messages.Message) -> None:
