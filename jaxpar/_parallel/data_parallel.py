@@ -11,6 +11,7 @@ import jax
 from flax import linen, nnx
 
 from .._counterparts import TorchNames
+from .._statistics.linen_batch_norm import over_replicas
 from .._tree import is_real, is_staged
 from .._typing import REPLICA, DeviceLike, PyTree
 from ..errors import JaxparError, NestedError
@@ -77,7 +78,7 @@ def forward(
     """Return the module's outputs; `function` is the wrapper that errors name."""
     if not placement.devices:
         args, kwargs = unmarked((args, kwargs))
-        return module(*args, **kwargs)
+        return _alone(module, args, kwargs)
     _refuse_nesting(function)
     args, kwargs, objects = set_aside(args, kwargs)
     if objects:
@@ -87,10 +88,17 @@ def forward(
     if placement.N == 1:
         # docs/semantics.md row 31: with one device the module is called as it is.
         view(module).values(placement, function)
-        return module(*inputs[0], **named[0])
+        return _alone(module, inputs[0], named[0])
     replicas = Replicas(module, placement, len(inputs), function=function)
     outputs = apply_replicas(replicas, inputs, named, backend, programs)
     return assemble(outputs, target)
+
+
+def _alone(module: Module, args: tuple, kwargs: dict[str, Any]) -> PyTree:
+    if not isinstance(module, linen.Module):
+        return module(*args, **kwargs)
+    with over_replicas(REPLICA):  # of which there is one
+        return module(*args, **kwargs)
 
 
 def bundled(

@@ -10,7 +10,7 @@ PLANTS = [
         ('axes = tuple(range(x.ndim - 1))', 'axes = tuple(range(1, x.ndim - 1))', "tests/test_nn_norms.py -m \"not long\" -k BatchNorm"),
         ('nonempty = jnp.asarray(count > 0)', 'nonempty = jnp.asarray(count >= 0)', "tests/test_sync_batch_norm.py -m \"not long\" tests/test_nn_norms.py -m \"not long\""),
     ),
-    *plants("jaxpar/nn/functional/_moments.py",
+    *plants("jaxpar/_statistics/moments.py",
         ('((1 - momentum) * before + momentum *', '(momentum * before + (1 - momentum) *', "tests/test_nn_norms.py -m \"not long\" -k BatchNorm"),
         ('jnp.promote_types(x.dtype, jnp.float32)', 'x.dtype', "tests/test_nn_norms.py -m \"not long\" -k \"half or bfloat16 or float16\""),
         ('return jax.lax.psum(rows, REPLICA)[group]', 'return jax.lax.psum(rows, REPLICA).sum(0)', "tests/test_groups.py -k another_number"),

@@ -9,8 +9,9 @@ from typing import Any
 import jax
 from flax import linen, traverse_util
 
+from ..._statistics.linen_batch_norm import over_replicas
 from ..._tree import check_alive, is_staged, same
-from ..._typing import PyTree, Static
+from ..._typing import REPLICA, PyTree, Static
 from ...errors import UninitializedError
 from ..placement import Placement
 from ..spread import spread
@@ -35,9 +36,10 @@ class LinenDefinition(Definition):
         # Each replica's stream is its own, as torch's generators on several devices are once they have run.
         if replica is not None:
             rngs = {name: rng.replace(rng=fold(rng.rng, replica)) for name, rng in rngs.items()}
-        outputs, updates = self.module.value.apply(
-            variables, *args, rngs=rngs, mutable=self.mutable.value or [], method=function, **kwargs
-        )
+        with over_replicas(REPLICA):
+            outputs, updates = self.module.value.apply(
+                variables, *args, rngs=rngs, mutable=self.mutable.value or [], method=function, **kwargs
+            )
         # By identity: a collection that is mutable and untouched costs no all-reduce.
         before = traverse_util.flatten_dict(dict(variables))
         after = traverse_util.flatten_dict(dict(updates))

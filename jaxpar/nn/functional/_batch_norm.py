@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from ..._typing import Axis, ReplicaGroups
 from .._checks import check_eps
-from ._moments import global_count, global_moments, standardize, update_running, widened
+from ..._statistics.moments import global_count, global_moments, standardize, update_running, widened
 
 
 def batch_norm(

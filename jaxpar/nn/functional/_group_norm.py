@@ -7,7 +7,7 @@ import math
 import jax
 
 from .._checks import check_groups
-from ._moments import moments, standardize, update_running, widened
+from ..._statistics.moments import moments, standardize, update_running, widened
 
 
 def group_norm(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from ..._typing import Shape
 from .._checks import checked_shape
-from ._moments import moments, standardize, widened
+from ..._statistics.moments import moments, standardize, widened
 
 
 def layer_norm(

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..._typing import REPLICA, Axis, ReplicaGroups
+from .._typing import REPLICA, Axis, ReplicaGroups
 
 
 def widened(function: str, x: jax.Array) -> jax.Array:
