@@ -280,7 +280,7 @@ class Own(BatchNorm):
             ValueError,
             "has axis_index_groups",
         ),
-        (lambda: jnp.sin, TypeError, "is no NNX module"),
+        (lambda: jnp.sin, TypeError, "is neither an NNX module nor a Linen module"),
     ],
 )
 def test_what_cannot_be_converted(module, error, message):

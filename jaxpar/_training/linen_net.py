@@ -9,7 +9,8 @@ import jax
 from flax import linen, nnx
 
 from .._parallel.data_parallel import DataParallel
-from .._typing import PyTree, Static
+from .._statistics.linen_batch_norm import over_replicas
+from .._typing import REPLICA, PyTree, Static
 from .distributed_data_parallel import DistributedDataParallel
 from .state_optimizer import PARAMS, StateOptimizer
 from .tree_fields import TreeFields
@@ -39,12 +40,13 @@ class LinenNet(nnx.Module):
         """Apply the module. `rngs` may be an `nnx.Rngs`, whose streams each give their next key."""
         if isinstance(rngs, nnx.Rngs):
             rngs = {name: stream() for name, stream in rngs.items()}
-        kwargs["rngs"], variables = rngs, self.variables
+        variables = self.variables
         if self.deeper:
             variables = {collection: tree["module"] for collection, tree in variables.items()}
-        if not self.mutable:
-            return self.linen.value.apply(variables, *args, **kwargs)
-        outputs, updates = self.linen.value.apply(variables, *args, mutable=list(self.mutable), **kwargs)
+        with over_replicas(REPLICA):
+            outputs, updates = self.linen.value.apply(
+                variables, *args, rngs=rngs, mutable=list(self.mutable), **kwargs
+            )
         if self.deeper:
             updates = {collection: {"module": tree} for collection, tree in updates.items()}
         self.fields.write(self, dict(updates))

@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
+from flax import linen, nnx
 from jax.typing import DTypeLike
 
 from .._typing import REPLICA, Axis, AxisName, ReplicaGroups
 from ._batch_norm import BatchNorm
+from ._bound_axis import bound_axis
+from ._linen_sync_batch_norm import synchronised
 
 
 class SyncBatchNorm(BatchNorm):
@@ -67,29 +69,10 @@ class SyncBatchNorm(BatchNorm):
         self.process_group = process_group
 
     def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-        axis: Axis = None if self.use_running_average else _bound_axis(self.axis_name)
+        axis: Axis = None if self.use_running_average else bound_axis("SyncBatchNorm", self.axis_name)
         if axis is not None and self.process_group is not None:
             axis = _settled(self.process_group)
         return self._normalize(x, axis_name=axis, mask=mask)
-
-
-def _bound_axis(axis_name: AxisName) -> AxisName:
-    """The axis, or None outside of any mapped program."""
-    if axis_name is None:
-        return None
-    try:
-        jax.lax.axis_size(axis_name)
-    # An unbound name is a mistake in a program over other axes; outside of any program there is one replica.
-    except NameError:
-        axes = jax.sharding.get_abstract_mesh().manual_axes
-        if not axes:
-            return None
-        raise ValueError(
-            f"SyncBatchNorm: this program runs over the mesh axes {tuple(axes)}, and "
-            f"axis_name={axis_name!r} is none of them. Pass the axis over which the batch is spread, or "
-            "axis_name=None to let every replica take its own statistics."
-        ) from None
-    return axis_name
 
 
 def _settled(process_group: object) -> ReplicaGroups:
@@ -115,31 +98,42 @@ def _check_group(function: str, process_group: object) -> None:
 
 
 def convert_sync_batchnorm(
-    module: nnx.Module, process_group: object = None, *, axis_name: AxisName = REPLICA
-) -> nnx.Module:
+    module: nnx.Module | linen.Module, process_group: object = None, *, axis_name: AxisName = REPLICA
+) -> Any:
     """Replace every BatchNorm in a module by a SyncBatchNorm with the same variables.
+
+    >>> from flax import linen
+    >>> from jaxpar import nn
+    >>> net = nn.convert_sync_batchnorm(linen.Sequential([linen.Dense(3), linen.BatchNorm()]))
+    >>> isinstance(net, linen.Sequential)
+    True
 
     Args:
       module: an NNX module. Its `jaxpar.nn.BatchNorm` and `flax.nnx.BatchNorm` layers are replaced, in
-        attributes, lists, tuples and dicts, however deep.
+        attributes, lists, tuples and dicts, however deep. Or a Linen module that no wrapper holds yet.
       process_group: of the new layers, see `SyncBatchNorm`.
       axis_name: of the new layers; a Flax layer that has one keeps it.
 
     Returns: The same module, changed; a SyncBatchNorm if `module` is itself a BatchNorm. Parameters and
     statistics are the same `nnx.Variable` objects, so an optimizer made before keeps working. A Flax layer's
     `momentum` becomes torch's, 1 - momentum, and from here on the running variance is the unbiased one.
-    Raises: TypeError: not an NNX module, or a subclass of BatchNorm of your own, whose additions would be
-    lost (torch converts it and drops them). ValueError: an invalid process group, or a Flax layer with
+    Of a Linen module: one of a subclass of its class, equal but that all `flax.linen.BatchNorm` layers which
+    its methods call, also those made there, take the mean and the variance of all rows of all replicas;
+    variables, momentum and the biased running variance stay Flax's.
+    Raises: TypeError: no such module, a Linen module that a wrapper or a parent holds, or in an NNX module
+    a subclass of BatchNorm of your own, whose additions would be lost (torch converts it and drops them).
+    ValueError: an invalid process group, or any for a Linen module; in an NNX module a Flax layer with
     `axis_index_groups` or with its channels elsewhere than last.
 
     torch counterpart: `torch.nn.SyncBatchNorm.convert_sync_batchnorm`. A layer that two names share is
     converted once, under both; torch leaves the second one as it was (docs/semantics.md row B5).
     """
     _check_group("convert_sync_batchnorm", process_group)
+    if isinstance(module, linen.Module):
+        return synchronised(module, process_group, axis_name)
     if not isinstance(module, nnx.Module):
         raise TypeError(
-            f"convert_sync_batchnorm: {type(module).__name__} is no NNX module. In a Linen module write "
-            "nn.BatchNorm(axis_name=...), or call jaxpar.nn.functional.batch_norm."
+            f"convert_sync_batchnorm: {type(module).__name__} is neither an NNX module nor a Linen module."
         )
     return _converted(module, "module", _Where(process_group, axis_name), {})
 

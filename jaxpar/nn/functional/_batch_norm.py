@@ -12,9 +12,9 @@ import math
 import jax
 import jax.numpy as jnp
 
+from ..._statistics.moments import global_count, global_moments, standardize, update_running, widened
 from ..._typing import Axis, ReplicaGroups
 from .._checks import check_eps
-from ..._statistics.moments import global_count, global_moments, standardize, update_running, widened
 
 
 def batch_norm(

@@ -6,8 +6,8 @@ import math
 
 import jax
 
-from .._checks import check_groups
 from ..._statistics.moments import moments, standardize, update_running, widened
+from .._checks import check_groups
 
 
 def group_norm(

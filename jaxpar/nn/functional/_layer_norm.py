@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..._statistics.moments import moments, standardize, widened
 from ..._typing import Shape
 from .._checks import checked_shape
-from ..._statistics.moments import moments, standardize, widened
 
 
 def layer_norm(
