@@ -356,6 +356,19 @@ def test_intermediates_are_recorded_once():
     assert jax.tree.structure(got["intermediates"]) == jax.tree.structure(want["intermediates"])
 
 
+def test_a_layers_own_name_is_used_where_it_is_bound():
+    net = jaxpar.convert_sync_batchnorm(Norm(axis_name="batch"))
+    variables = float64(Norm().init(KEY, X))
+    want = one_step(Norm(), variables, X)
+    equal("one replica", one_step(net, variables, X), want)
+    mesh = jax.make_mesh(
+        (2,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2]
+    )
+    apply = lambda x: net.apply(variables, x, mutable=["batch_stats"])[0]  # noqa: E731
+    run = jax.shard_map(apply, mesh=mesh, in_specs=P("batch"), out_specs=P("batch"), check_vma=False)
+    np.testing.assert_allclose(jax.jit(run)(X), want["y"], rtol=1e-10)
+
+
 def test_as_a_submodule_of_another_one():
     class Outer(nn.Module):
         block: nn.Module

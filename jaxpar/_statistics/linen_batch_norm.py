@@ -42,10 +42,7 @@ def over_all_rows(axis_of: AxisOf) -> AbstractContextManager[None]:
         # By the function: of a subclass, the call of its parent is taken, wherever it makes it.
         if getattr(context.orig_method, "func", None) is not CALL or layer.is_initializing():
             return next_fun(*args, **kwargs)
-        axis = UNCHANGED if layer.axis_index_groups is not None else axis_of(layer)
-        if isinstance(axis, UnchangedType):
-            return next_fun(*args, **kwargs)
-        return _normalized(layer, axis, next_fun, *args, **kwargs)
+        return _normalized(layer, axis_of, next_fun, *args, **kwargs)
 
     return linen.intercept_methods(interceptor)
 
@@ -76,15 +73,17 @@ def is_bound(axis_name: AxisName) -> bool:
 
 def _normalized(
     layer: linen.BatchNorm,
-    axis: AxisName,
+    axis_of: AxisOf,
     flax_call: Callable[..., Any],
     x: jax.Array,
     use_running_average: bool | None = None,
     *,
     mask: jax.Array | None = None,
 ) -> jax.Array:
-    """`layer(x)`, of which the statistics are the mean and variance over the axis as well."""
-    if linen.merge_param("use_running_average", layer.use_running_average, use_running_average):
+    """Return `layer(x)`, with its statistics taken over the axis as well."""
+    averaged = linen.merge_param("use_running_average", layer.use_running_average, use_running_average)
+    axis = UNCHANGED if averaged or layer.axis_index_groups is not None else axis_of(layer)
+    if isinstance(axis, UnchangedType):
         return flax_call(x, use_running_average, mask=mask)
     batch = dict(zip((MEAN, VARIANCE), _statistics(layer, x, axis, mask), strict=True))
     alone = layer.clone(parent=None, name=None, axis_name=None, use_running_average=True)
