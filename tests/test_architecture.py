@@ -34,7 +34,8 @@ FLOORS = [
     {"__main__"},
 ]
 LEAVES = {"nn", "optim"}
-"""They import nothing above the ground floor, the rulebook and the statistics, and nothing below the roof imports them."""
+"""They import nothing above the ground floor but the rulebook and the statistics, and only the roof imports
+them."""
 
 ROOT_ENTRIES = 31
 LONGEST_FILE, LONGEST_FUNCTION = 400, 60
