@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 from flax import linen, nnx, serialization
 from flax.core import freeze
@@ -70,6 +71,15 @@ def test_every_file_is_read(saver, tmp_path):
     save(saver, tmp_path / "run", state)
     jaxpar.load_unwrapped_state(tmp_path / "run", target, ignore=["notes"])
     assert bits(jaxpar.unwrapped_state(target)) == bits(state)
+
+
+def test_the_level_of_an_only_item_is_optional(tmp_path):
+    tree = {"w": jnp.ones(2)}
+    with ocp.CheckpointManager(tmp_path) as manager:
+        manager.save(0, args=ocp.args.Composite(state=ocp.args.StandardSave(tree)))
+    for target in ({"w": jnp.zeros(2)}, {"state": {"w": jnp.zeros(2)}}):
+        loaded = jaxpar.load_unwrapped_state(tmp_path, target)
+        assert bits(loaded.get("state", loaded)) == bits(tree)
 
 
 def test_of_a_pair_or_alone():

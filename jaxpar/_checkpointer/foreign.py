@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,17 @@ from .step import ARRAYS, MANIFEST
 TREE, JSON_ITEM, STEP_METADATA = "_METADATA", "metadata", "_CHECKPOINT_METADATA"
 """The files by which a folder is recognised as orbax's tree, as an item of `JsonSave`, and as a step."""
 
-UNNAMED = ("default", "pytree")
-"""The names that orbax gives to the only item of a step."""
-
 STEP = re.compile(r"(?:.*_)?(\d+)")
 """The name of a step of `CheckpointManager`, perhaps with its prefix, or of `flax.training.checkpoints`."""
 
 
-def read_foreign(source: PyTree, function: str, ignored: Callable[[str], bool]) -> tuple[PyTree, str]:
-    """Return the tree in a path, in msgpack's bytes, or given as it is, and how an error names the source."""
+def read_foreign(
+    source: PyTree, function: str, ignored: Callable[[str], bool], top: Collection[str]
+) -> tuple[PyTree, str]:
+    """Return the tree in a path, in msgpack's bytes, or given as it is, and how an error names the source.
+
+    `ignored` items are not read, and `top` holds the names at the first level of the tree that is needed.
+    """
     if isinstance(source, (bytes, bytearray)):
         return _msgpack(bytes(source), "the bytes", function), "the bytes"
     if not isinstance(source, (str, os.PathLike)):
@@ -40,10 +42,12 @@ def read_foreign(source: PyTree, function: str, ignored: Callable[[str], bool]) 
         return _msgpack(path.read_bytes(), str(path), function), str(path)
     if not path.is_dir():
         raise CheckpointError(f"{function}: {path} does not exist.")
-    return _folder(path, function, ignored)
+    return _folder(path, function, ignored, top)
 
 
-def _folder(path: Path, function: str, ignored: Callable[[str], bool]) -> tuple[PyTree, str]:
+def _folder(
+    path: Path, function: str, ignored: Callable[[str], bool], top: Collection[str]
+) -> tuple[PyTree, str]:
     if (path / TREE).exists():
         return _orbax_tree(path), str(path)
     is_step = (path / STEP_METADATA).exists()
@@ -53,12 +57,13 @@ def _folder(path: Path, function: str, ignored: Callable[[str], bool]) -> tuple[
     if any((folder / MANIFEST).exists() and (folder / ARRAYS).exists() for folder in (path, newest)):
         raise CheckpointError(f"{function}: {path} is jaxpar.Checkpointer's; its `restore` reads it.")
     if newest is not path:
-        return read_foreign(newest, function, ignored)
+        return read_foreign(newest, function, ignored, top)
     items = [child for child in sorted(path.iterdir()) if child.is_dir() and not ignored(child.name)]
     if is_step or any((child / TREE).exists() for child in items):
         tree = {child.name: _item(child, function) for child in items}
-        unnamed = [name for name in UNNAMED if list(tree) == [name]]
-        return (tree[unnamed[0]] if unnamed else tree), str(path)
+        # An only item may have a name of orbax's: "default", "pytree" or "state", by version and interface.
+        only = tree[items[0].name] if len(items) == 1 and items[0].name not in top else tree
+        return only, str(path)
     files = ", ".join(sorted(child.name for child in path.iterdir())[:5]) or "nothing"
     raise CheckpointError(
         f"{function}: {path} is neither a checkpoint of orbax nor of flax.training.checkpoints; it holds "

@@ -117,7 +117,7 @@ class Leaves:
         for i, (_, node) in enumerate(self._nodes):
             new = [next(remaining) for _ in self._leaves_of(i)]
             if isinstance(node, NNXItem):
-                node.put(dict(enumerate(new)))
+                node.put(dict(zip(node.leaves(), new, strict=True)))
             elif isinstance(node, nnx.Variable):
                 node = node.copy(jax.tree.unflatten(jax.tree.structure(raw(node)), new))
             else:

@@ -71,10 +71,10 @@ def load_unwrapped_state(
     >>> bool((net.module.kernel[...] == saved["kernel"]).all())
     True
     """
-    ignored = _ignores(ignore)
-    tree, where = read_foreign(source, LOAD, ignored)
+    ignored, targets = _ignores(ignore), Leaves(target, LOAD)
+    top = {name.partition(".")[0] for leaf in targets.leaves for name in (leaf.full, leaf.name)}
+    tree, where = read_foreign(source, LOAD, ignored, top)
     saved = {leaf.full: leaf.value for leaf in Leaves(tree, LOAD).leaves if not ignored(leaf.full)}
-    targets = Leaves(target, LOAD)
     live = [leaf for leaf in targets.leaves if not (ignored(leaf.name) or ignored(leaf.full))]
     names = _matched(live, saved, where)
     values = {}
