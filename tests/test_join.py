@@ -121,6 +121,18 @@ def test_a_rank_that_has_left_learns_what_the_others_do(monkeypatch):
     assert strategy.announce(rows().empty()).keep
 
 
+def test_a_rank_without_rows_takes_the_numbers_of_a_step(monkeypatch):
+    def batch(*more):
+        return local_batch.take((np.ones((3, 3)), *more, {"flag": True}), {}, world())
+
+    other = json.loads(json.dumps(join._announcement(batch(0.1 + 0.2, "b", None, np.float32(2)), True)))
+    strategy = announced(monkeypatch, other)
+    strategy.rows = batch(5, "a", None, np.float32(1))
+    _, mine = strategy.agree(strategy.rows.empty(), None, False)
+    # An object that is no number or text of Python's stays this rank's own.
+    assert mine.batch[0][1:] == (0.1 + 0.2, "b", None, np.float32(1), {"flag": True})
+
+
 # ----------------------------------------------------------------------------------------- the block
 
 

@@ -35,7 +35,7 @@ def prefetch(
 
     Args:
       iterable: a `DataLoader`, torch's or this one, a grain data set, anything that yields pytrees of arrays.
-        Other leaves stay as they are.
+        Other leaves stay as they are, and what `jaxpar.replicated` marks goes to all devices.
       placement: a `Placement` or devices: rows that divide evenly are spread over them, others go to all of
         them; or one device, which gets everything; all devices if left out.
       size: how many batches may wait at most, including the one being made.

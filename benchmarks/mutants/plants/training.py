@@ -135,7 +135,7 @@ PLANTS = [
         ('if not 0 < seconds < float("inf")', 'if not 0 <= seconds < float("inf")', "tests/test_watchdog.py -k limit_that_is_none"),
     ),
     *plants("jaxpar/_training/join.py",
-        ('rows = rows.with_numbers(self.numbers)', 'pass', "tests/test_replicated.py -k two_processes"),
+        ('rows = rows.with_numbers(self.numbers)', 'pass', "tests/test_join.py -k numbers_of_a_step"),
         ('enable and world.size > 1', 'world.size > 1', "tests/test_join.py"),
         ('if kind is None:  # docs', 'if True:  # docs', "tests/test_join.py"),
         ('self._state.leave_join()', 'self._state.engine = None', "tests/test_join.py"),
