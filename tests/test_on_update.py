@@ -154,7 +154,7 @@ POLICIES = {
 def test_an_update_that_was_left_out(policy, branches, monkeypatch):
     from jaxpar._training import update
 
-    strategy = update.strategy_for("cpu", 0)
+    strategy = update.strategy_for("cpu")
     monkeypatch.setattr(update, "strategy_for", lambda *a: strategy._replace(branches=branches))
     average, always = Average(parameters()), Average(parameters())
     always.on_skipped = True

@@ -13,7 +13,6 @@ import jaxpar
 from jaxpar import errors
 from jaxpar._devices.cards import CARDS, card_of
 from jaxpar._devices.topology import Topology, compiler_options, of_topology, refuse_topology
-from jaxpar._training.update import strategy_for
 
 
 @pytest.mark.parametrize("card", CARDS)
@@ -158,8 +157,3 @@ def test_lower_changes_nothing():
 def test_lower_refuses_what_a_call_refuses(rows, error):
     with pytest.raises(error):
         step_of(jaxpar.DistributedDataParallel).lower(*rows)
-
-
-def test_accelerators_donate():
-    assert strategy_for("gpu", 2**30).donates
-    assert not strategy_for("cpu", 2**30).donates

@@ -28,21 +28,13 @@ from .training_arrays import TrainingArrays
 
 class UpdateStrategy(NamedTuple):
     branches: bool  # skip an update by not computing it, rather than by selecting the old values
-    donates: bool  # the old state gives its buffers to the next
     first_bad: Callable[[list], jax.Array]  # finds the first gradient that is not finite
 
 
-def strategy_for(platform: str, nbytes: int) -> UpdateStrategy:
+def strategy_for(platform: str) -> UpdateStrategy:
     # A selection between results reads what it would overwrite, so XLA's CPU compiler copies donated state
     # first; an accelerator's does not, and its host would have to wait before a branch.
-    if platform != "cpu":
-        return UpdateStrategy(False, True, first_bad)
-    # Gradients and their sum are one buffer of twice the parameters' size. glibc maps a buffer of more than
-    # 32 MiB anew in every step, and the system fills it with zeros, for up to half of a step's time. If
-    # nothing is donated, they reuse the buffers of the next state, which are smaller. The total is larger:
-    # ResNet-18 takes 201 MiB instead of 172 with momentum, 274 instead of 214 with Adam.
-    small = 2 * nbytes <= 2**25
-    return UpdateStrategy(small, small, first_bad_on_cpu)
+    return UpdateStrategy(True, first_bad_on_cpu) if platform == "cpu" else UpdateStrategy(False, first_bad)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -258,8 +250,6 @@ def update_of(
     split, other = view_nnx(net), view_nnx(optimizer)
     parameters, calls = optimizer_calls(net, optimizer, split)
     values = split.current_values()
-    trained = [values[i] for i in parameters]
-    nbytes = sum(x.size * jnp.result_type(x.dtype).itemsize for x in trained)
     update = Update(
         split.definition,
         other.definition,
@@ -268,7 +258,7 @@ def update_of(
         accumulate,
         on_nonfinite,
         precision,
-        strategy_for(_platform(values, arrays.placement), nbytes),
+        strategy_for(_platform(values, arrays.placement)),
         hook=None if arrays.hook is None else arrays.hook.traced(),
         module=None if arrays.hook is None else view_nnx(arrays.thing).definition,
     )

@@ -85,9 +85,7 @@ class Objective:
 
     def donates(self, keep: bool) -> tuple[str, ...]:
         # A training step owns its state. `value_and_grad` leaves the arrays to its caller.
-        if self.update is None or keep or not self.update.strategy.donates:
-            return ()
-        return ("values", "extra")
+        return () if self.update is None or keep else ("values", "extra")
 
 
 MOST = 16  # cached definitions of one module: training and evaluation, different arguments

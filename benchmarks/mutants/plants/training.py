@@ -14,7 +14,7 @@ PLANTS = [
         ('good &= leaf == NONE', 'pass', "tests/test_loss_scale.py -k report"),
         ('leaf = jnp.where(leaf == NONE, first, leaf)', 'leaf = first', "tests/test_loss_scale.py -k report"),
         ('jnp.where(leaf == NONE, update + 1, update)', 'update + 1', "tests/test_loss_scale.py -k report"),
-        ('small = 2 * nbytes <= 2**25', 'small = nbytes <= 2**25', "tests/test_train_step.py -k \"large or donated\""),
+        ('if platform == "cpu" else UpdateStrategy', 'if platform else UpdateStrategy', "tests/test_train_step.py -k ways_differ"),
         ('        for i, value in changes.items():\n            after[i] = value\n', '', "tests/test_train_step.py -k \"by_hand\""),
         ('if i not in trained and selects(path, leaf)', 'if i not in trained or selects(path, leaf)', "tests/test_train_step.py -k \"integers or another_module\""),
         ('if new[i].shape != values[i].shape', 'if len(new[i].shape) != len(values[i].shape)', "tests/test_train_step.py -k \"other_shapes or changes_a_shape\""),
