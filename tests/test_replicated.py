@@ -344,6 +344,23 @@ def test_value_and_grad_is_one_devices(name, B):
     close((value, nnx.to_pure_dict(gradients)["module"]), (want[0], nnx.to_pure_dict(want[1])))
 
 
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_in_float32(wrapper):
+    with jax.enable_x64(False):
+        kind = jax.tree.map(lambda x: x.astype(np.float32) if is_array(x) else x, [MASK, TABLE, 0.5, "x"])
+        single, net = (
+            nnx.Linear(3, C, rngs=nnx.Rngs(0)),
+            WRAPPERS[wrapper](nnx.Linear(3, C, rngs=nnx.Rngs(0))),
+        )
+        step = jaxpar.train_step(net, sgd(net), lambda net, x, kind: (whole(net(x), kind) ** 2).mean())
+        plain = jaxpar.train_step(single, sgd(single), lambda net, x, kind: (whole(net(x), kind) ** 2).mean())
+        for t in range(3):
+            x = rows(8, t).astype(np.float32)
+            np.testing.assert_allclose(
+                step(x, jaxpar.replicated(kind)), plain(x, jaxpar.replicated(kind)), rtol=1e-5
+            )
+
+
 def test_a_shape_may_be_marked():
     net = WRAPPERS["DataParallel"](Net())
     step = jaxpar.train_step(net, sgd(net), loss_of)

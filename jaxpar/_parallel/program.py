@@ -180,7 +180,7 @@ def _local(
     if united is not None:
         return _padded(united, split, shapes, data, platform), shapes
     if not split.uneven:
-        checks = jax.config.jax_debug_nans or jax.config.jax_debug_infs
+        checks = jax.config.jax_debug_nans or jax.config.jax_debug_infs  # type: ignore[attr-defined]
         branch = branches[0].in_python if checks else branches[0]
         form, out = _Form(branches[0].local, shapes), branch(jax.tree.leaves(data))
         n = len(form.outputs)

@@ -99,7 +99,7 @@ def of_replica(tree: PyTree, index: Any) -> PyTree:
     def plain(x: Any) -> Any:
         if isinstance(x, Replicated):
             return unmarked(x.value)
-        if index is not None and is_array(x) and is_lone_key(x):
+        if index is not None and isinstance(x, jax.Array) and is_lone_key(x):
             return fold(x, index)
         return x
 

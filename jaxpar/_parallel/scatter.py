@@ -211,14 +211,15 @@ _stack_jit = jax.jit(_stack, static_argnums=(1, 2, 3))
 def _send(x: Array, axis: int | None, c: int, placement: Placement) -> jax.Array:
     """`_stack` and transfer; pieces of a host array go straight to their devices."""
     N = placement.N
-    if axis is None and not isinstance(x, jax.core.Tracer):
+    if isinstance(x, jax.core.Tracer):
+        # Traced inputs are replicated, not split: vmap may add an axis in front of N.
+        return jax.device_put(_stack_jit(x, axis, c, N), placement.replicated)
+    if axis is None:
         if isinstance(x, np.ndarray):
             x = np.array(x, jax.dtypes.canonicalize_dtype(x.dtype))  # a copy, which the caller cannot change
         return _copies_jit(jax.device_put(x, placement.replicated), N, placement.stacked)
     if not isinstance(x, np.ndarray):
-        # Traced inputs are replicated, not split: vmap may add an axis in front of N.
-        where = placement.replicated if isinstance(x, jax.core.Tracer) else placement.stacked
-        return jax.device_put(_stack_jit(x, axis, c, N), where)
+        return jax.device_put(_stack_jit(x, axis, c, N), placement.stacked)
     x = x.astype(jax.dtypes.canonicalize_dtype(x.dtype), copy=False)
     before, after = x.shape[:axis], x.shape[axis + 1 :]
     rows_to_add = N * c - x.shape[axis]
