@@ -50,6 +50,7 @@ from ._parallel.programs import clear_caches as clear_caches
 # Training
 from ._training.train_step import train_step as train_step
 from ._training.train_step import TrainStep as TrainStep
+from ._training.pure_step import StepCarry as StepCarry
 from ._training.function_state import FunctionState as FunctionState
 from ._training.on_update import StepUpdate as StepUpdate
 from ._training.eval_step import eval_step as eval_step

@@ -207,6 +207,7 @@ class StagedError(JaxparError, RuntimeError):
 
     Cause: `net.value_and_grad(loss_fn)(x)` in a jitted function, with several processes or `no_sync()`.
     Cure: call it outside, or use `jaxpar.train_step`, which compiles the whole step.
+    Cause: a step of `train_step` inside of `jax.jit`, `scan`, `vmap` or `grad`. Cure: `step.pure()`.
     """
 
 

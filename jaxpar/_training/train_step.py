@@ -7,34 +7,28 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from .._devices.topology import refuse_topology
 from .._parallel.data_parallel import DataParallel
 from .._parallel.modules.bundle import nets_of, set_aside
-from .._parallel.programs import Programs
 from .._typing import PyTree
-from ..distributed.check_replicas import check_replicas
-from ..errors import NonFiniteError
+from .._upstream import is_traced
+from ..errors import NonFiniteError, StagedError
 from . import networks
-from .agreement import Alone
 from .batch_checks import Batches, check_batch, check_rows, without_torch
-from .compiled_step import compiled
-from .distributed_data_parallel import DistributedDataParallel
-from .divergence_guard import Fingerprint, fingerprint
-from .engine import Engine, Work
-from .engine_state import EngineState
 from .function_net import loss_of
 from .nonfinite import NONE, Reports
 from .on_update import StepUpdate, UpdateHook
 from .precision import Precision, check_precision
+from .pure_step import PureStep, StepCarry, carry_of, load_carry
 from .state_optimizer import StateOptimizer
 from .step_state import counts, restore, saved
 from .throttle import Throttle
-from .training_arrays import TrainingArrays
+from .training_engine import training_engine
 from .update import update_of
-from .work import BatchWork, Objective, ReplicaWork
-from .world import ALONE
+from .work import Objective
 
 
 def train_step(
@@ -145,7 +139,7 @@ class TrainStep:
         # One device, or none, calls the module as it is: no replica casts anything there.
         replicas = all(isinstance(module, DataParallel) and module.placement.N > 1 for module in self._nets)
         self._objective = Objective(loss_of(self._nets, loss_fn), has_aux, precision, make, replicas)
-        self._engine, self._arrays = _engine(
+        self._engine, self._arrays = training_engine(
             self._nets, networks.as_one(net), networks.as_one(optimizer), self._objective, loss_fn, hook
         )
         self._batches = Batches()
@@ -155,6 +149,12 @@ class TrainStep:
     def __call__(self, *batch: PyTree, **kwargs: PyTree) -> Any:
         """Train on one batch; return the loss, or `(loss, aux)`."""
         refuse_topology(self._devices, "train_step")
+        if is_traced():
+            raise StagedError(
+                "train_step: the step was called inside of jax.jit, scan, vmap, grad or the like, where it "
+                "cannot change net and optimizer. Make a pure function of it, function, carry = step.pure(), "
+                "and call carry, loss = function(carry, *batch) there."
+            )
         batch, kwargs = without_torch(*self._bring(batch, kwargs))
         signature = self._batches.check(batch, kwargs)
         self._raise_if_reported(wait=False)
@@ -202,6 +202,56 @@ class TrainStep:
         check_batch(batch, kwargs, jax.tree.leaves((batch, kwargs)), "train_step")
         check_rows(batch, kwargs, "train_step")
         return self._engine.trace(batch, kwargs, adds=self._accumulate > 1).lower()
+
+    def pure(self) -> tuple[Callable[..., tuple[StepCarry, Any]], StepCarry]:
+        """Return the step as a pure function, for `jax.jit`, `lax.scan` and `jax.vmap`, and its carry.
+
+        >>> import jax, jax.numpy as jnp, jaxpar, optax
+        >>> from flax import nnx
+        >>> net = jaxpar.DataParallel(nnx.Linear(3, 1, rngs=nnx.Rngs(0)))
+        >>> optimizer = nnx.Optimizer(net, optax.sgd(0.1), wrt=nnx.Param)
+        >>> step = jaxpar.train_step(net, optimizer, lambda net, x: (net(x) ** 2).mean())
+        >>> function, carry = step.pure()
+        >>> carry, losses = jax.lax.scan(function, carry, jnp.ones((5, 8, 3)))  # five steps, one program
+        >>> step.load(carry)
+        >>> step.calls, losses.shape
+        (5, (5,))
+
+        Returns:
+          `function(carry, *batch) -> (carry, loss)`, or `(carry, (loss, aux))`; with `on_update` what it
+          returned comes last, zeros in calls that do not update. And the carry as it is now, a copy of all
+          that a step changes. `step.load(carry)` puts one back.
+
+        Raises:
+          RuntimeError: there are several processes, or no_sync() or join() are active.
+          When called: LossError, BatchError, as `scatter`; TypeError: an NNX object is an argument.
+        A gradient that is not finite raises in the first call after `load`, or in `check`.
+
+        torch counterpart: none; `torch.func` has no training step.
+        """
+        refuse_topology(self._devices, "TrainStep.pure")
+        if self._engine.world.size > 1:
+            raise RuntimeError(
+                "TrainStep.pure: every process brings its own rows, which is no function of one program's "
+                "arrays. Call the step itself."
+            )
+        self._check_context()
+        self._arrays.bring(())
+        carry = carry_of(self._engine, self._arrays, self._accumulate, self.calls)
+        self._objective.prepare(self._arrays)
+        return PureStep(self._engine, self._arrays, self._accumulate, self._has_aux), carry
+
+    def load(self, carry: StepCarry) -> None:
+        """Put a carry of `pure` into net, optimizer and step. An error leaves all as it was.
+
+        Raises: ValueError, TypeError: it is another step's, or that of several, as `jax.vmap` gives them.
+        """
+        self._arrays.bring(())
+        self.calls = load_carry(self._engine, self._arrays, self._accumulate, carry)
+        self.updates = self.calls // self._accumulate
+        self._reports.clear()
+        if "trouble" in carry.step:
+            self._reports.add(jnp.copy(carry.step["trouble"]))
 
     @property
     def state(self) -> Any:
@@ -295,38 +345,3 @@ class TrainStep:
             "Parameters, statistics and optimizer are as they were before it. Lower the learning rate, clip "
             'gradients, or leave such updates out with on_nonfinite="skip".'
         )
-
-
-def _engine(
-    nets: Sequence[nnx.Module],
-    net: Any,
-    optimizer: Any,
-    objective: Objective,
-    loss_fn: Callable[..., Any],
-    hook: UpdateHook | None,
-) -> tuple[Engine, TrainingArrays]:
-    programs = Programs(compiled)
-    work: Work
-    placement = networks.local_placement(nets[0])
-    if isinstance(nets[0], DistributedDataParallel):
-        world, state = nets[0].world, networks.state_of(nets)
-        work = ReplicaWork(objective, world, state, nets[0].backend, programs)
-    else:
-        world, state = ALONE, EngineState(Alone())
-        work = BatchWork(objective, placement, programs)
-    arrays = TrainingArrays(net, networks.unwrapped(net), optimizer, placement, world, hook)
-    if hook is not None:
-        hook.refuse_shared(net, optimizer)
-        if world.size > 1:
-            check_replicas({"on_update": arrays.hook_values()}, world.group)
-    objective.prepare(arrays)
-    assert objective.update is not None
-    arrays.reset(objective.update.start())
-    compared: Fingerprint = ()
-    # Once, because a fingerprint traces the update and waits for the optimizer's numbers. Numbers that change
-    # later are compared by `OptimizerNumbers`.
-    if world.size > 1:
-        values, extra = arrays.take()
-        names = [name.removeprefix("module.") for name in arrays.optimizer.view.names]
-        compared = fingerprint(objective.update, values, extra["optimizer"], names)
-    return Engine(arrays, work, state, world, loss_fn, compared, "train_step"), arrays

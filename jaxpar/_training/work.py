@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -51,12 +52,19 @@ class Objective:
     ):
         self.has_aux, self._on_replicas = has_aux, on_replicas
         self._loss_fn, self._precision, self._make_update = loss_fn, precision, make_update
+        self.owns_state = True  # whether a training step may donate what it is given
         self._definitions: Any = None
         self._prepared: dict[Any, tuple[Loss, Update | None]] = {}
 
+    def frozen(self) -> Objective:
+        """Return this objective for the arrays that were prepared last, which donates nothing."""
+        frozen = copy.copy(self)
+        frozen.owns_state = False
+        return frozen
+
     def prepare(self, arrays: Arrays) -> None:
         """Prepare for net and optimizer as they are; `net.eval()`, for instance, changes the definition."""
-        if self._definitions == arrays.definitions:
+        if not self.owns_state or self._definitions == arrays.definitions:
             return
         self._definitions = arrays.definitions
         if self._definitions not in self._prepared:
@@ -85,7 +93,8 @@ class Objective:
 
     def donates(self, keep: bool) -> tuple[str, ...]:
         # A training step owns its state. `value_and_grad` leaves the arrays to its caller.
-        return () if self.update is None or keep else ("values", "extra")
+        owned = self.update is not None and self.owns_state and not keep
+        return ("values", "extra") if owned else ()
 
 
 MOST = 16  # cached definitions of one module: training and evaluation, different arguments
@@ -139,7 +148,7 @@ class ReplicaWork:
             None if keep else objective.update,
             objective.keeps_losses,
         )
-        donated = () if objective.update is None else ("replica_state",)
+        donated = () if objective.update is None or not objective.owns_state else ("replica_state",)
         donate, options = (*objective.donates(keep), *donated), compiler_options(self._world.local.devices)
         return self.programs(plan, donate, options), self._world.stacked(stacks)
 
@@ -214,7 +223,19 @@ class WholeBatch:
         self._send = sender(placement, checked=True) if placement is not None else lambda batch: batch
 
     def bring(self, args: tuple, kwargs: dict[str, Any]) -> Whole:
+        if self.placement is not None and is_staged():
+            return self._constrained(args, kwargs)
         return Whole(*separate(self._send((args, kwargs))))
+
+    def _constrained(self, args: tuple, kwargs: dict[str, Any]) -> Whole:
+        """Return traced arrays with the shardings of sent ones, so that the program is the same."""
+        arrays, statics, form = separate((args, kwargs))
+        marks = array_marks((args, kwargs))
+        placed = [
+            jax.lax.with_sharding_constraint(x, self._where(x, mark))
+            for x, mark in zip(arrays, marks, strict=True)
+        ]
+        return Whole(placed, statics, form)
 
     def shapes(self, args: tuple, kwargs: dict[str, Any]) -> Whole:
         arrays, statics, form = separate((args, kwargs))
@@ -252,7 +273,7 @@ class BatchWork(WholeBatch):
         objective.prepare(arrays)
         update = None if keep else objective.update
         plan = BatchPlan(objective.loss, batch.statics, batch.form, update, objective.keeps_losses)
-        donate = ("replica_state",) if keep else objective.donates(keep)
+        donate = ("replica_state",) if keep and objective.owns_state else objective.donates(keep)
         options = compiler_options(() if self.placement is None else self.placement.devices)
         return self.programs(plan, donate, options), batch.arrays
 

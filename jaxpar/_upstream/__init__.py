@@ -320,6 +320,11 @@ def is_mapped(x: Any) -> bool:
     return isinstance(x, BatchTracer)
 
 
+def is_traced() -> bool:
+    """Whether any transformation of JAX traces the caller: `jit`, `scan`, also an eager `grad` or `vmap`."""
+    return not core.trace_state_clean()
+
+
 def address(x: jax.Array) -> int:
     """Return the device memory address of a single-device array: equal if two arrays share a buffer."""
     return x.unsafe_buffer_pointer()
