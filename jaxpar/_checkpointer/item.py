@@ -6,6 +6,7 @@ one opaque leaf.
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
@@ -28,6 +29,17 @@ class ItemLeaf(NamedTuple):
     value: PyTree
     stream: bool = False
     opaque: bool = False
+
+
+FUNCTIONS = (
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    np.ufunc,
+    jax.custom_jvp,
+    jax.custom_vjp,
+    type(jax.jit(lambda: None)),
+)
+"""Leaves that are code. An object that can be called may have a state, so it is none of them."""
 
 
 class NNXEntry(NamedTuple):
@@ -82,6 +94,8 @@ class NNXItem:
 
 
 class TreeItem:
+    """A tree of values. Functions among them, such as an Equinox module's activation, stay the target's."""
+
     replicated = False
 
     def __init__(self, name: str, tree: PyTree):
@@ -92,10 +106,13 @@ class TreeItem:
         return {
             jax.tree_util.keystr(path) or "value": ItemLeaf(value, is_key(value))
             for path, value in self._paths
+            if not isinstance(value, FUNCTIONS)
         }
 
     def put(self, values: Mapping[str, PyTree]) -> PyTree:
-        return jax.tree.unflatten(self._structure, list(values.values()))
+        remaining = iter(values.values())
+        leaves = [old if isinstance(old, FUNCTIONS) else next(remaining) for _, old in self._paths]
+        return jax.tree.unflatten(self._structure, leaves)
 
 
 class StatefulItem:

@@ -12,6 +12,7 @@ from flax import linen, nnx
 from .._parallel.data_parallel import DataParallel
 from .._parallel.modules.applied_view import function_of, is_callable_pytree, is_transform, with_arrays
 from .._typing import PyTree, Static
+from ..errors import ParametersError
 from .distributed_data_parallel import DistributedDataParallel
 from .function_state import FunctionState, check_state, check_transformation, is_data, is_trainable
 from .state_optimizer import PARAMS, StateOptimizer
@@ -180,6 +181,8 @@ def from_function(net: Any, state: Any) -> tuple[Any, StateOptimizer]:
     """Return the function with its parameters, wrapped as before, and its optimizer."""
     state = _state(net, state)
     variables = variables_of(state)
+    if not any(map(is_trainable, jax.tree.leaves(variables[PARAMS]))):
+        raise ParametersError("train_step: no array of params is floating, so there is nothing to train.")
     return wrapped(net, variables), StateOptimizer(state, tuple(variables))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -30,6 +31,7 @@ class StateOptimizer(nnx.Optimizer):
             state = state.replace(tx=self.tx)
         after = state.apply_gradients(grads=self.tree_of(net, grads), **kwargs)
         net.fields.write(net, {PARAMS: after.params})
+        after = after.replace(opt_state=jax.tree.map(_moment, after.opt_state, state.opt_state))
         self.fields.write(self, self._bare(after))
 
     def tree_of(self, net: Any, state: nnx.State) -> Any:
@@ -38,9 +40,12 @@ class StateOptimizer(nnx.Optimizer):
 
         def gradient(name: str) -> Any:
             # A leaf that is not trained has one for `apply_gradients`, whose result for it is not read.
-            return of_name[name] if name in of_name else jnp.zeros_like(getattr(net, name)[...])
+            return of_name[name] if name in of_name else jnp.zeros(getattr(net, name).shape)
 
-        return held_by(net).fields.tree_of(gradient)[PARAMS]
+        def zero(x: Any) -> Any:
+            return jnp.zeros(()) if isinstance(x, (int, float, complex)) else x
+
+        return held_by(net).fields.tree_of(gradient, zero)[PARAMS]
 
     def leaves_of(self, net: Any, params: Any, form: Any) -> list:
         """Return the trained leaves of a tree of parameters in the order of the structure `form`."""
@@ -51,6 +56,12 @@ class StateOptimizer(nnx.Optimizer):
 
     def _bare(self, state: Any) -> Any:
         return state.replace(**dict.fromkeys(self.without))
+
+
+def _moment(new: Any, old: Any) -> Any:
+    """Return a moment of a leaf; one of an integer, which is not trained, stays an integer."""
+    floats = jnp.issubdtype(jnp.result_type(new), jnp.floating)
+    return old if floats and jnp.issubdtype(jnp.result_type(old), jnp.integer) else new
 
 
 def held_by(net: Any) -> Any:

@@ -44,10 +44,13 @@ class TreeFields:
     def read(self, owner: Any) -> PyTree:
         return self.tree_of(lambda name: getattr(owner, name)[...])
 
-    def tree_of(self, value_of: Callable[[str], Any]) -> PyTree:
-        """Return the tree with `value_of(name)` for every array."""
+    def tree_of(
+        self, value_of: Callable[[str], Any], static_of: Callable[[Any], Any] = lambda leaf: leaf
+    ) -> PyTree:
+        """Return the tree with `value_of(name)` for every array, `static_of(leaf)` for other leaves."""
         pairs = zip(self.names, self.statics, strict=True)
-        return self.form.value.unflatten([value_of(name) if s is None else s.value for name, s in pairs])
+        leaves = [value_of(name) if static is None else static_of(static.value) for name, static in pairs]
+        return self.form.value.unflatten(leaves)
 
     def by_name(self, tree: PyTree) -> dict[str, Any]:
         """Return the leaves of a part of the tree by their names."""
