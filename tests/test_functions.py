@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import flax.linen as linen
 import haiku as hk
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,14 @@ import pytest
 from flax.training.train_state import TrainState
 
 import jaxpar
+from jaxpar.errors import (
+    DeletedError,
+    LeafError,
+    NonFiniteError,
+    OptimizerError,
+    ParametersError,
+    UninitializedError,
+)
 
 N, STEPS = 2, 4
 RANDOM = np.random.RandomState(0)
@@ -130,7 +139,7 @@ class Normalised(eqx.Module):
     norm: eqx.nn.BatchNorm
 
     def __init__(self):
-        self.linear = eqx.nn.Linear(16, 1, key=jax.random.key(0), dtype=float)
+        self.linear = eqx.nn.Linear(16, 1, use_bias=False, key=jax.random.key(0), dtype=float)
         self.norm = eqx.nn.BatchNorm(1, "batch", mode="batch", dtype=float)
 
     def __call__(self, x, state):
@@ -295,7 +304,7 @@ def run(name, kind, loss_fn=None, batches=None, **options):
     case = CASES[name]
     net, state, params, buffers = start(case)
     step = jaxpar.train_step(kind(net), state, loss_fn or case.loss_fn, **options)
-    losses = [step(*batch) for batch in batches or batches_of()]
+    losses = [step(*batch) for batch in (batches_of() if batches is None else batches)]
     return step, losses, (params, buffers)
 
 
@@ -315,8 +324,8 @@ def test_steps_are_those_by_hand(name, kind):
 @pytest.mark.parametrize("name", ["function", "Equinox dropout", "Haiku state"])
 def test_a_planted_fault_is_found(name, kind):
     loss_fn = CASES[name].loss_fn
-    step, _, start_of = run(name, kind, lambda *args: loss_fn(*args) * (1 + 1e-8))
-    want, params, _ = by_hand(CASES[name], kind, batches_of(), *start_of)
+    step, _, start_of = run(name, kind, lambda *args: loss_fn(*args[:-1], args[-1] * (1 + 1e-8)))
+    _, params, _ = by_hand(CASES[name], kind, batches_of(), *start_of)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         close(step.state.params, params)
 
@@ -330,7 +339,7 @@ def test_module_buffers(kind):
     copied = jax.tree.map(jnp.copy, buffers)
     state = jaxpar.FunctionState.create(model, TX, buffers=buffers)
     if kind is data_parallel:
-        with pytest.raises(TypeError, match="new buffers have no rows. Wrap the module in DistributedDataP"):
+        with pytest.raises(TypeError, match=r"new buffers have no rows\. Wrap the module in Distr"):
             jaxpar.train_step(kind(model), state, normalised_loss)
         return
     step = jaxpar.train_step(kind(model), state, normalised_loss)
@@ -368,7 +377,7 @@ def test_accumulation_and_an_update_that_is_left_out(name, kind):
         name, kind, batches=broken if name != "Haiku state" else batches_of()[:0], **options
     )
     losses = [step(*batch) for batch in batches_of()]
-    want, params, buffers = by_hand(CASES[name], kind, batches_of(), *start_of, accumulate=2)
+    want, params, _ = by_hand(CASES[name], kind, batches_of(), *start_of, accumulate=2)
     np.testing.assert_allclose(losses, want, rtol=1e-10)
     close(step.state.params, params)
 
@@ -510,7 +519,7 @@ REFUSED = {
     "another opt_state": (
         lambda: (function, ({"w": X}, TX, TX.init({"v": X}))),
         OptimizerError,
-        "opt_state is not the one that tx.init makes for the floating arrays of params: it has 3 arrays, and 3",
+        "opt_state is not the one that tx.init makes for the floating arrays of params: it has 3",
     ),
     "another shape": (
         lambda: (function, ({"w": X}, TX, TX.init({"w": X[0]}))),
@@ -545,9 +554,7 @@ def test_errors_name_the_leaf(kind):
     step = jaxpar.train_step(kind(lambda p, x: x * p["w"]), (params, TX), lambda net, x: net(x).mean())
     for leaf in jax.tree.leaves(step.state.params):
         leaf.delete()
-    with pytest.raises(
-        jaxpar.errors.DeletedError, match=r"train_step: module\.(module\.)?params\.w .* donated"
-    ):
+    with pytest.raises(DeletedError, match=r"train_step: module\.(module\.)?params\.w .* donated"):
         step(jnp.ones((4, 3)))
 
 
@@ -560,15 +567,20 @@ def test_errors_name_the_wrapper(wrapper):
     model = eqx.nn.Linear(3, 1, key=jax.random.key(0))
     net = WRAPPERS[wrapper](model)
     net.module.weight.delete()
-    with pytest.raises(jaxpar.errors.DeletedError, match=rf"^{wrapper}: module\.weight"):
+    with pytest.raises(DeletedError, match=rf"^{wrapper}: module\.weight"):
         jax.vmap(net)(jnp.ones((4, 3)))
     shapes = jax.eval_shape(lambda: model)
-    with pytest.raises(jaxpar.errors.UninitializedError, match=rf"^{wrapper}: .* module\.weight is a shape"):
+    with pytest.raises(UninitializedError, match=rf"^{wrapper}: .* module\.weight is a shape"):
         jax.vmap(WRAPPERS[wrapper](shapes))(jnp.ones((4, 3)))
 
 
-def test_distributed_functions_are_named():
-    net = distributed(lambda p, x: x @ p["w"])
-    value_and_grad = net.value_and_grad(lambda net, x: net(x).mean())
-    with pytest.raises(LeafError, match=r"^DistributedDataParallel: parameters\['w'\] holds a object"):
-        value_and_grad({"w": Unsplittable(object())}, jnp.ones((4, 3)))
+class Text(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        return x * self.variable("params", "w", lambda: "a text").value
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_leaf_that_no_device_holds(wrapper):
+    with pytest.raises(LeafError, match=rf"^{wrapper}: .*w.* holds a str, which no device can hold"):
+        WRAPPERS[wrapper](Text()).apply({"params": {"w": "a text"}}, jnp.ones((4, 3)))

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 from jax.custom_batching import custom_vmap
 
+from .._tree import has_shape, paths
 from .._typing import PyTree, Static
 from .._upstream import is_mapped
 from .placement import Placement
@@ -42,29 +43,45 @@ def over_rows(run: Run, module: Any, args: tuple, kwargs: dict[str, Any], placem
         (mapped,) = flags
         rows = [x for x, each in zip(arrays, mapped, strict=True) if each]
         others = [x for x, each in zip(arrays, mapped, strict=True) if not each]
-        each_row = _EachRow(others, tuple(mapped), statics, Static(form))
+        names = [name for name, each in zip(_names(module, args, kwargs), mapped, strict=True) if not each]
+        each_row = _EachRow(others, tuple(names), tuple(mapped), statics, Static(form))
         outputs = run(each_row, tuple(rows), {}, dataclasses.replace(placement, dim=0))
         return outputs, jax.tree.map(lambda _: True, outputs)
 
     return one_row(arrays)
 
 
-@jax.tree_util.register_pytree_node_class
+def _names(module: Any, args: tuple, kwargs: dict[str, Any]) -> list[str]:
+    """Return the arrays' paths as they stand behind the word `module`."""
+    names = paths(module, "") + paths((args, kwargs), " with argument ")
+    leaves = jax.tree.leaves((module, args, kwargs))
+    return [name for name, leaf in zip(names, leaves, strict=True) if has_shape(leaf)]
+
+
+class _Name(str):
+    """A step of a path that is shown as it is."""
+
+    __slots__ = ()
+
+
+@jax.tree_util.register_pytree_with_keys_class
 @dataclasses.dataclass(frozen=True)
 class _EachRow:
     """A module with its unmapped arguments, as a callable pytree of the mapped ones."""
 
     arrays: list[Any]
+    names: tuple[str, ...]
     mapped: tuple[bool, ...]
     statics: tuple[Static | None, ...]
     form: Static
 
-    def tree_flatten(self) -> Any:
-        return (self.arrays,), (self.mapped, self.statics, self.form)
+    def tree_flatten_with_keys(self) -> Any:
+        aux = self.names, self.mapped, self.statics, self.form
+        return tuple(zip(map(_Name, self.names), self.arrays, strict=True)), aux
 
     @classmethod
-    def tree_unflatten(cls, aux: Any, children: Any) -> _EachRow:
-        return cls(*children, *aux)
+    def tree_unflatten(cls, aux: Any, arrays: Any) -> _EachRow:
+        return cls(list(arrays), *aux)
 
     def __call__(self, *rows: Any) -> PyTree:
         def one(*row: Any) -> PyTree:
