@@ -103,6 +103,15 @@ def test_an_optimizer_of_the_net_inside_a_wrapper():
     assert bits(jaxpar.unwrapped_state((data_parallel(net), optimizer))[1]) == bits(state)
 
 
+def test_an_optimizer_that_has_its_net():
+    def made(wrap):
+        return nnx.ModelAndOptimizer(wrap(Net(0, False)), TX, wrt=nnx.Param)
+
+    optimizer = made(data_parallel)
+    jaxpar.load_unwrapped_state(nnx.state(made(plain)), optimizer)
+    assert bits(jaxpar.unwrapped_state(optimizer)) == bits(nnx.state(made(plain)))
+
+
 class Part(nnx.Module):
     """A wrapped part, under two names, with a parameter and a layer beside it that have the names inside."""
 
@@ -139,6 +148,7 @@ def test_two_nets_and_their_optimizers():
     nets = [jaxpar.DataParallel(nnx.Dict(linear)), nnx.Dict(module=nnx.Dict(linear))]
     with pytest.raises(CheckpointError, match=r"module.weight is in one net below a wrapper"):
         jaxpar.unwrapped_state([*nets, nnx.Optimizer(nets[1], TX, wrt=nnx.Param)])
+    assert bits(jaxpar.unwrapped_state(nets)) == bits([nnx.state(nets[0].module), nnx.state(nets[1])])
 
 
 def test_shapes_are_enough():

@@ -60,11 +60,13 @@ class Leaves:
     def _without_wrappers(self, net: Any) -> dict[int, dict[Path, Path]]:
         """Return the paths without wrappers of the variables of each NNX object."""
         items = {i: node for i, (_, node) in enumerate(self._nodes) if isinstance(node, NNXItem)}
+        optimizers = [item.node for item in items.values() if isinstance(item.node, nnx.Optimizer)]
+        # `nnx.ModelAndOptimizer` has its module inside.
+        others = [net, *(getattr(optimizer, "model", None) for optimizer in optimizers)]
         nets = [item for item in items.values() if not isinstance(item.node, nnx.Optimizer)]
-        if isinstance(net, nnx.Pytree):
-            nets.append(NNXItem("net", net))
+        nets += [NNXItem("net", node) for node in others if isinstance(node, nnx.Pytree)]
         of_nets: dict[Path, Path] = {}
-        for item in nets:
+        for item in nets if optimizers else ():
             for path, bare_path in _paths(item).items():
                 if of_nets.setdefault(path, bare_path) != bare_path:
                     raise CheckpointError(
