@@ -176,6 +176,26 @@ for name, saver in (("nnx", "standard"), ("linen", "items"), ("nnx", "flax file"
         assert all(len(x.devices()) == 1 for x in jax.tree.leaves(state) if isinstance(x, jax.Array))
         jaxpar.load_unwrapped_state(folder / "in" / "nnx" / "pure", PROGRAMS["nnx"](1).state())
         write(folder / f"{name} {saver}.ranks", state)
+
+mesh = jax.make_mesh((2,), ("i",))
+def divided(values, spec):
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+    return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
+
+want = {"w": np.arange(8.0).reshape(4, 2), "b": np.arange(3.0)}
+if rank == 0:
+    save("bytes", folder / "divided", want)
+dist.barrier()
+saved = {"w": divided(want["w"], ("i",)), "b": divided(want["b"], ())}
+target = {"w": divided(np.zeros((4, 2)), (None, "i")), "b": divided(np.zeros(3), ())}
+for source in (folder / "divided", saved):
+    loaded = jaxpar.load_unwrapped_state(source, target)
+    assert all(loaded[name].sharding == x.sharding for name, x in target.items())
+    for name, x in loaded.items():
+        for shard in x.addressable_shards:
+            np.testing.assert_array_equal(shard.data, want[name][shard.index])
+assert jaxpar.unwrapped_state(loaded)["w"] is loaded["w"]
+assert jaxpar.unwrapped_state({"b": loaded["b"]})["b"].is_fully_addressable
 print("DONE")
 """
 

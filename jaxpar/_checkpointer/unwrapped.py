@@ -166,6 +166,9 @@ def _fitting(leaf: Leaf, new: PyTree, where: str, strict_dtype: bool) -> PyTree:
     if numbers and type(old) is not type(new):
         raise CheckpointError(f"{title} is {old!r} here and {new!r} in {where}. Nothing was loaded.")
     check_same(title, spec_of(old), spec_of(new), where, strict_dtype)
+    if isinstance(new, jax.Array) and not new.is_fully_addressable:
+        # Divided between processes, so no process has it on its host.
+        return jax.device_put(new.astype(old.dtype), old.sharding, may_alias=False)
     return like(old, new)
 
 
