@@ -44,6 +44,7 @@ class StepResult(NamedTuple):
     changes: PyTree  # of buffers, which no update has written; stacked where not shared
     extra: dict[str, Any]  # the step's other state, after an update
     replica_state: ReplicaState | None  # None where nothing was trained
+    sums: PyTree = None  # of metrics, over all replicas, which no update has written
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,13 +83,13 @@ class ReplicaPlan:
             replica_state,
             source,
         )
-        loss, after, changes, extra = done.shared
+        loss, after, changes, extra, sums = done.shared
         if self.hook is None:
             loss = done.replica_state.loss
         if self.source is None:
             changes = done.replica_state.changes
         aux = Shards(done.outputs, (0,) * len(self.active), done.shapes, self.placement)
-        return StepResult(loss, aux, after, changes, extra, done.replica_state.replica_state)
+        return StepResult(loss, aux, after, changes, extra, done.replica_state.replica_state, sums)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,12 +144,17 @@ def _forward(
 ) -> Local:
     del replica_state
     values, extra = shared
+    # Each replica counts its own rows from zero, and the counts are added to what a metric had.
+    zeros = {i: jnp.zeros_like(values[i]) for i in plan.loss.sums}
+    values = [zeros.get(i, x) for i, x in enumerate(values)]
     value = plan.loss.forward(values, index, args, kwargs, extra.get("scale"))
-    terms = {"loss": value.loss, "objective": value.scaled}
+    changes = {i: x for i, x in value.changes.items() if i not in zeros}
+    sums = {i: value.changes.get(i, zero) for i, zero in zeros.items()}
+    terms = {"loss": value.loss, "objective": value.scaled, "sums": sums}
     if plan.source is not None:
-        return Local(value.aux, terms, value.changes)
+        return Local(value.aux, terms, changes)
     # As terms, because `run` returns every replica's terms but only the source's changes.
-    return Local(value.aux, {**terms, "changes": value.changes}, {})
+    return Local(value.aux, {**terms, "changes": changes}, {})
 
 
 class _LocalResult(NamedTuple):
@@ -172,20 +178,25 @@ def _finish(
     if plan.hook is None:
         # Nothing is sent, so buffers are each replica's own.
         state = ReplicaState(gradients, replica_state.hook, accumulated)
-        return ((), (), {}, {}), _LocalResult(loss, local.terms["changes"], state)
+        # But metrics, which the user may read between two updates.
+        counted = Message(REPLICA, _is_flat(plan.placement)).sum(jax.tree.leaves(local.terms["sums"]))
+        sums = _added(values, local.terms["sums"], counted)
+        return ((), (), {}, {}, sums), _LocalResult(loss, local.terms["changes"], state)
     changes: PyTree = {}
     local_changes, terms = local.terms.get("changes", ()), list[jax.Array]()
     if plan.source is not None:
         terms, rebuild = terms_of(plan.source, local.changes, index)
     # Loss and buffers go with the first sum of the hook: one all-reduce instead of three.
     losses, form = jax.tree.flatten((loss, accumulated))
+    counted = jax.tree.leaves(local.terms["sums"])
     # The loss is a mean over the replicas with rows, also where join divides gradients by all replicas.
     means = [x / len(plan.active) for x in losses]
-    message = Message(REPLICA, _is_flat(plan.placement), [*means, *terms])
+    message = Message(REPLICA, _is_flat(plan.placement), [*means, *counted, *terms])
     bucket = Bucket(gradients, plan.divisor, REPLICA, index, message)
     state, after = plan.hook.reduce(replica_state.hook, bucket)
     others = message.others()
-    (loss, accumulated), terms = jax.tree.unflatten(form, others[: len(means)]), others[len(means) :]
+    (loss, accumulated), others = jax.tree.unflatten(form, others[: len(means)]), others[len(means) :]
+    sums, terms = _added(values, local.terms["sums"], others[: len(counted)]), others[len(counted) :]
     if plan.source is not None:
         changes = rebuild(terms)
     if plan.update is not None:
@@ -201,9 +212,14 @@ def _finish(
         evaluation = Evaluation(
             _mean_loss(loss, accumulated, plan.update.accumulate), mean_with_gradients(evaluate, mean)
         )
-        after, extra = plan.update(values, extra, after, changes, evaluation)
-        changes = {}
-    return (loss, after, changes, extra), _LocalResult((), local_changes, ReplicaState((), state))
+        after, extra = plan.update(values, extra, after, {**changes, **sums}, evaluation)
+        changes, sums = {}, {}
+    return (loss, after, changes, extra, sums), _LocalResult((), local_changes, ReplicaState((), state))
+
+
+def _added(values: list, counts: dict[int, jax.Array], counted: list[jax.Array]) -> dict[int, jax.Array]:
+    totals = jax.tree.unflatten(jax.tree.structure(counts), counted)
+    return {i: values[i] + x for i, x in totals.items()}
 
 
 def _losses(plan: ReplicaPlan | BatchPlan, earlier: ReplicaState, loss: PyTree) -> PyTree:

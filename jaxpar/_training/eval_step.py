@@ -53,18 +53,19 @@ def eval_step(
     (4, 2)
 
     Args:
-      net: as for `traplain_arguments`; its mode, statistics and streams stay as they are. For a Linen module
+      net: as for `train_step`; its mode, statistics and streams stay as they are. For a Linen module
         `evaluate(state, *batch)` takes its TrainState, or its variables.
       function: `function(net, *batch)`, any tree of arrays; the module's outputs if left out. The batch may
-        hold modules, which are evaluated and stay as they are, and `nnx.Rngs`, whose streams advance.
-      precision: as for `traplain_arguments`; outputs stay in the computing type.
+        hold modules, which are evaluated and stay as they are, `nnx.Rngs`, whose streams advance, and
+        metrics, which count this process's rows.
+      precision: as for `train_step`; outputs stay in the computing type.
 
     Returns:
       A function that returns the tree for the complete batch; for a DistributedDataParallel, for this
       process's rows. Results stay on the device.
 
     Raises (when called):
-      LeafError, RangeError, DeletedError: as `traplain_arguments`.
+      LeafError, RangeError, DeletedError: as `train_step`.
       BatchError: the batch is empty, and the result, for which this waits, holds a NaN.
 
     torch counterpart: `net.eval()` and `torch.no_grad()`.
@@ -123,11 +124,11 @@ def _with_state(
 
 
 class EvaluationArrays(CallArrays):
-    """A module's arrays, which stay as they are, and the streams of a call, which advance."""
+    """A module's arrays, which stay as they are, and the streams and metrics of a call, which advance."""
 
     def commit(self, changes: Changes) -> None:
-        streams = [x for x in self.objects if isinstance(x, (nnx.Rngs, nnx.RngStream))]
-        moving = {id(leaf) for x in streams for leaf in view_nnx(x).leaves}
+        advancing = [x for x in self.objects if isinstance(x, (nnx.Rngs, nnx.RngStream, nnx.Metric))]
+        moving = {id(leaf) for x in advancing for leaf in view_nnx(x).leaves}
         super().commit({i: x for i, x in changes.items() if id(self.view.leaves[i]) in moving})
 
 

@@ -48,13 +48,14 @@ class Loss:
     precision: Precision | None = None  # the computing type; None keeps the values' types
     on_replicas: bool = False  # the module is a DataParallel, whose replicas cast the parameters
     groups: tuple[tuple[int, ...], ...] = ()  # for several networks, each one's parameters
+    sums: tuple[int, ...] = ()  # the values that are sums over rows
 
     def __hash__(self) -> int:
         return self._hash
 
     @functools.cached_property
     def _hash(self) -> int:  # every step needs it, to look up its program
-        made_of = self.definition, self.form, self.parameters, self.function
+        made_of = self.definition, self.form, self.parameters, self.function, self.sums
         return hash((made_of, self.has_aux, self.precision, self.on_replicas, self.groups))
 
     def __call__(self, values: list, *arguments: Any) -> Value:

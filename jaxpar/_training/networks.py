@@ -8,12 +8,13 @@ from typing import Any
 from flax import nnx
 
 from .._parallel.data_parallel import DataParallel
-from .._parallel.modules.bundle import Bundle, nets_of, refuse_metrics
+from .._parallel.modules.bundle import Bundle, nets_of
 from .._parallel.placement import Placement
 from .distributed_data_parallel import DistributedDataParallel
 from .engine_state import EngineState
 from .function_net import from_function, is_function
 from .linen_net import from_linen, is_linen
+from .metric_sums import refuse_other_metrics
 from .work import placement_of
 
 
@@ -63,8 +64,8 @@ def check_objects(nets: Sequence[Any], objects: Sequence[Any], function: str) ->
             )
         if isinstance(obj, (DataParallel, DistributedDataParallel)):
             _check_pair(nets[0], obj, f"{function}: the net and an argument")
-    if isinstance(nets[0], DistributedDataParallel):
-        refuse_metrics(objects, function)
+    if isinstance(nets[0], DistributedDataParallel) and function != "eval_step":
+        refuse_other_metrics(objects, function)
 
 
 def _check_pair(one: Any, other: Any, what: str) -> None:

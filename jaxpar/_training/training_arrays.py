@@ -15,6 +15,7 @@ from .._parallel.placement import Placement
 from .._tree import is_array
 from .arrays import ObjectArrays, take_distinct
 from .call_arrays import CallArrays
+from .metric_sums import sums_in
 from .on_update import UpdateHook
 from .optimizer_calls import OptimizerCall, optimizer_calls
 from .world import World
@@ -56,6 +57,13 @@ class TrainingArrays(CallArrays):
     def groups(self) -> tuple[tuple[int, ...], ...]:  # type: ignore[override]
         several = isinstance(self.net, Bundle) and self.net.several
         return tuple(call.order for call in self._optimizer_calls()[1]) if several else ()
+
+    @property
+    def sums(self) -> tuple[int, ...]:  # type: ignore[override]
+        key = "sums", self.definition
+        if key not in self._structures:
+            self._structures[key] = sums_in(self.thing, self.view)
+        return self._structures[key]
 
     def _optimizer_calls(self) -> tuple[tuple[int, ...], list[OptimizerCall]]:
         key = self.definitions

@@ -77,7 +77,7 @@ class Objective:
         update = None if self._make_update is None else self._make_update(arrays)
         trained, definition = arrays.parameters, arrays.definition
         on_replicas = self._on_replicas and _all_parameters(definition, trained)
-        policy = self.has_aux, self._precision, on_replicas, arrays.groups
+        policy = self.has_aux, self._precision, on_replicas, arrays.groups, arrays.sums
         function = arrays.loss_of(self._loss_fn)
         return Loss(definition, arrays.form, trained, function, *policy), update
 
@@ -192,17 +192,22 @@ class ReplicaWork:
         return jax.tree.map(lambda x: jnp.mean(x[jnp.array(local_active)]), world.local_stacked(done.loss))
 
     def _changes(self, done: StepResult, agreed: Agreement) -> PyTree:
-        """Return one replica's buffers: the source's, or those in this process's first replica with rows."""
+        """Return the sums of all replicas, and one's buffers.
+
+        These are the source's, or those in this process's first replica with rows.
+        """
         world = self._world
+        sums = world.local_shared(done.sums or {})
         if agreed.source is not None:
-            return world.local_shared(done.changes)
+            return world.local_shared(done.changes) | sums
         local_active = self._local_active(agreed)
         if not local_active:
-            return {}
+            return sums
         first, local = local_active[0], world.local_stacked(done.changes)
         if is_staged():
-            return jax.tree.map(lambda x: x[first], local)
-        return jax.tree.map(lambda x: jax.device_put(entry_of(x, first), world.local.replicated), local)
+            return jax.tree.map(lambda x: x[first], local) | sums
+        placed = world.local.replicated
+        return jax.tree.map(lambda x: jax.device_put(entry_of(x, first), placed), local) | sums
 
     def _local_active(self, agreed: Agreement) -> list[int]:
         first = self._world.first
