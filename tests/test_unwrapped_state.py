@@ -161,6 +161,21 @@ def test_shapes_are_enough():
     assert (loaded["step"].dtype, int(loaded["step"])) == (jnp.int32, 7)
 
 
+def test_the_functions_of_an_equinox_module_stay(tmp_path):
+    eqx = pytest.importorskip("equinox")
+
+    def made(seed):
+        module = eqx.nn.MLP(2, 2, 4, 1, key=jax.random.key(seed))
+        return module, TX.init(eqx.filter(module, eqx.is_inexact_array))
+
+    module, opt_state = made(0)
+    save("standard", tmp_path / "run", (eqx.filter(module, eqx.is_array), opt_state))
+    for source in (tmp_path / "run", (module, opt_state)):
+        loaded = jaxpar.load_unwrapped_state(source, made(1))
+        assert eqx.tree_equal(loaded, (module, opt_state))
+        assert eqx.tree_equal(jaxpar.unwrapped_state(loaded), loaded)
+
+
 def test_numbers_of_another_kind():
     assert jaxpar.load_unwrapped_state({"epoch": 3, "name": "run"}, {"epoch": 0, "name": ""})["epoch"] == 3
     with pytest.raises(CheckpointError, match=r"epoch is 0 here and 'three' in source"):
@@ -177,7 +192,13 @@ def test_linen_variables_and_their_wrappers():
     assert bits(jaxpar.unwrapped_state(loaded, wrapped)) == bits(variables)
     assert bits(jaxpar.unwrapped_state(variables, distributed(net))) == bits(variables)
     own = {"params": {"module": variables["params"]}}  # of a layer of this name
-    assert bits(jaxpar.unwrapped_state(own, distributed(net))) == bits(own)
+    for wrapper in (
+        distributed(net),
+        data_parallel(lambda params, x: x),
+        distributed(lambda params, x: x),
+        net,
+    ):
+        assert bits(jaxpar.unwrapped_state(own, wrapper)) == bits(own)
     with pytest.raises(CheckpointError, match=r"target is a DataParallel without a state of its own"):
         jaxpar.load_unwrapped_state(variables, wrapped)
 

@@ -39,7 +39,7 @@ FUNCTIONS = (
     jax.custom_vjp,
     type(jax.jit(lambda: None)),
 )
-"""Leaves that are code. An object that can be called may have a state, so it is none of them."""
+"""Leaves that are code. An object that can be called may have a state and is not listed."""
 
 
 class NNXEntry(NamedTuple):

@@ -17,7 +17,7 @@ from .._parallel.data_parallel import DataParallel
 from .._training.distributed_data_parallel import DistributedDataParallel
 from .._typing import PyTree
 from ..errors import CheckpointError
-from .item import NNXItem, is_value, raw
+from .item import FUNCTIONS, NNXItem, is_value, raw
 
 Path = tuple[Any, ...]
 
@@ -104,6 +104,8 @@ class Leaves:
             for subpath, value in jax.tree_util.tree_leaves_with_path(raw(node)):
                 forms = _forms(prefix, _keys(subpath))
                 yield Leaf(forms, forms, value)
+        elif isinstance(node, FUNCTIONS):
+            return  # of an Equinox module; files do not have it, and it stays
         elif not is_value(node):
             raise CheckpointError(
                 f"{self._function}: {_name(prefix) or 'target'} is a {type(node).__name__} without a state "
@@ -122,7 +124,7 @@ class Leaves:
                 node.put(dict(zip(node.leaves(), new, strict=True)))
             elif isinstance(node, nnx.Variable):
                 node = node.copy(jax.tree.unflatten(jax.tree.structure(raw(node)), new))
-            else:
+            elif new:
                 (node,) = new
             nodes.append(node.node if isinstance(node, NNXItem) else node)
         return jax.tree.unflatten(self._structure, nodes)

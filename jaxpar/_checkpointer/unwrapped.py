@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
+from flax import linen, nnx
 
 from .._parallel.data_parallel import DataParallel
 from .._tree import check_alive
@@ -204,8 +204,10 @@ def _is_train_state(node: object) -> bool:
 def _without_level(node: Mapping[str, PyTree], net: Any) -> PyTree:
     if net is None:
         raise CheckpointError(ambiguous(EXPORT, "a tree"))
-    # A DistributedDataParallel of a Linen module takes the module's own variables.
-    adds_level = isinstance(net, DataParallel) or (isinstance(net, WRAPPERS) and isinstance(net, nnx.Pytree))
+    # A DistributedDataParallel of a Linen module takes the module's own variables, and one of a function
+    # the parameters as they are.
+    adds_level = isinstance(net, DataParallel) and isinstance(net, linen.Module)
+    adds_level |= isinstance(net, WRAPPERS) and isinstance(net, nnx.Pytree)
     return node[LEVEL] if adds_level else node
 
 
