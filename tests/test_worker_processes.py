@@ -24,7 +24,7 @@ from jaxpar.data import _worker_messages as messages
 from jaxpar.data import _worker_processes as processes
 from jaxpar.data._worker_info import numpy_seed
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.sampled
 TESTS = Path(__file__).parent
 KIND = "forkserver"
 
@@ -135,6 +135,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_torchs_own_data_sets_are_workers_of_torch(tmp_path):
     """A stream of torch takes its share by torch's own word, and draws what it draws in torch."""
     pytest.importorskip("torch")
