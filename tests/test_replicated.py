@@ -171,6 +171,14 @@ def test_an_uneven_batch_takes_the_masked_program(monkeypatch):
     assert None not in found
 
 
+@pytest.mark.parametrize("B", [8, 10])
+def test_the_other_backend(B):
+    kind, x = KINDS["nested"], rows(B)
+    close(jaxpar.DataParallel(Net(), IDS, backend="pmap")(x, marked(kind)), Net()(x, kind))
+    want = jaxpar.DataParallel(noise, IDS)(x, jax.random.key(7))
+    close(jaxpar.DataParallel(noise, IDS, backend="pmap")(x, jax.random.key(7)), want)
+
+
 def test_one_cpu_device_passes_plain_arrays_through(monkeypatch):
     monkeypatch.setattr("jaxpar._devices.devices.devices", lambda: jax.devices()[:1])
     net = jaxpar.DataParallel(Net())
