@@ -584,3 +584,32 @@ class Text(linen.Module):
 def test_a_leaf_that_no_device_holds(wrapper):
     with pytest.raises(LeafError, match=rf"^{wrapper}: .*w.* holds a str, which no device can hold"):
         WRAPPERS[wrapper](Text()).apply({"params": {"w": "a text"}}, jnp.ones((4, 3)))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_a_hook_and_a_pure_step(kind):
+    """The hook is given trees of the user's; `pure` and the step itself give the same."""
+
+    def norms(update):
+        return {
+            "gradient": optax.tree.norm(update.gradients),
+            "moved": optax.tree.norm(update.updates),
+            "bias": getattr(update.net, "module", update.net).layers[1].layers[0].bias,
+        }
+
+    case, batch = CASES["Equinox"], batches_of()[0]
+    step = jaxpar.train_step(kind(mlp()), TX, case.loss_fn, on_update=norms)
+    _, params, _ = by_hand(case, kind, [batch], mlp(), None)
+    trained, parts = trained_of(mlp())
+    gradients = jax.grad(lambda t: objective(case, kind, *batch, None, parts)(t)[0])(trained)
+    step(*batch)
+    np.testing.assert_allclose(step.metrics["gradient"], optax.tree.norm(gradients), rtol=1e-10)
+    np.testing.assert_allclose(step.metrics["bias"], params.layers[1].layers[0].bias, rtol=1e-10)
+
+    two = [jaxpar.train_step(kind(mlp()), TX, case.loss_fn) for _ in range(2)]
+    pure, carry = two[0].pure()
+    for batch in batches_of()[:2]:
+        carry, loss = jax.jit(pure)(carry, *batch)
+        np.testing.assert_allclose(loss, two[1](*batch), rtol=1e-12)
+    two[0].load(carry)
+    close(two[0].state, two[1].state)

@@ -149,7 +149,7 @@ class DataParallel(abc.ABC):
     (8, 2)
 
     Args:
-      module: an `nnx.Module`, a `flax.linen.Module`, or a function of arrays.
+      module: an `nnx.Module`, a `flax.linen.Module`, an Equinox module, or a function of arrays.
       device_ids: devices in replica order, as ints, texts or `jax.Device`s; all if left out.
       output_device: where outputs go outside of `jax.jit`, any device; `device_ids[0]` if left out.
       dim: the batch dimension of all inputs and outputs.
@@ -161,7 +161,7 @@ class DataParallel(abc.ABC):
       `net.eval()` and use as a submodule work as for any module;
     * a Linen module for a Linen module: `net.init(rngs, x)`, `net.apply(variables, x, rngs=, mutable=)` and
       use as a submodule;
-    * a function for a function.
+    * a function for a function, and a pytree that is called for such a pytree, as Equinox's modules are.
 
     With one CPU device and no accelerator, calls pass straight through and `device_ids` is `[]`.
 

@@ -47,7 +47,8 @@ class DistributedDataParallel(abc.ABC):
     `jaxpar.distributed.init_process_group()` every process brings its own rows, as in torch.
 
     Args:
-      module: an `nnx.Module`, a `flax.linen.Module`, or a function of parameters and inputs.
+      module: an `nnx.Module`, a `flax.linen.Module`, a function of parameters and inputs, an Equinox module,
+        or a Haiku transform.
       device_ids: this process's devices; all that it has if left out. (torch allows one.)
       dim: the batch dimension.
       process_group: whose processes train this module; the default group's if left out.

@@ -164,6 +164,22 @@ def loss_of(nets: tuple[Any, ...], loss_fn: Callable[..., Any]) -> Callable[...,
     return loss_fn if all(inner_of(net) is None for net in nets) else FunctionLoss(loss_fn)
 
 
+@dataclasses.dataclass(frozen=True)
+class FunctionHook:
+    """A user's hook, for which `update.net` is what the loss function is given."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        *bound, update = args
+        update = dataclasses.replace(update, net=_arguments(update.net))
+        return self.function(*bound, update, **kwargs)
+
+
+def hook_of(nets: tuple[Any, ...], function: Callable[..., Any]) -> Callable[..., Any]:
+    return function if all(inner_of(net) is None for net in nets) else FunctionHook(function)
+
+
 def evaluation_of(nets: tuple[Any, ...], function: Callable[..., Any]) -> Callable[..., Any]:
     return function if all(inner_of(net) is None for net in nets) else FunctionEvaluation(function)
 

@@ -29,23 +29,27 @@ class StateOptimizer(nnx.Optimizer):
         net, state = held_by(model), self.state(model)
         if self.tx is not None:  # a step's, which is given the loss
             state = state.replace(tx=self.tx)
-        after = state.apply_gradients(grads=self.tree_of(net, grads), **kwargs)
+        after = state.apply_gradients(grads=self._gradients(net, grads), **kwargs)
         net.fields.write(net, {PARAMS: after.params})
         after = after.replace(opt_state=jax.tree.map(_moment, after.opt_state, state.opt_state))
         self.fields.write(self, self._bare(after))
 
     def tree_of(self, net: Any, state: nnx.State) -> Any:
-        """Return gradients in the structure of the parameters."""
-        of_name = {path[-1]: leaf[...] for path, leaf in nnx.to_flat_state(state)}
+        """Return values of what is trained in the structure of the parameters, None for what is not."""
+        of_name = _by_name(state)
+        return held_by(net).fields.tree_of(of_name.get, lambda leaf: None)[PARAMS]
+
+    def _gradients(self, net: Any, grads: nnx.State) -> Any:
+        """Return gradients of all parameters, zero for what is not trained, whose result is not read."""
+        of_name = _by_name(grads)
 
         def gradient(name: str) -> Any:
-            # A leaf that is not trained has one for `apply_gradients`, whose result for it is not read.
             return of_name[name] if name in of_name else jnp.zeros(getattr(net, name).shape)
 
-        def zero(x: Any) -> Any:
-            return jnp.zeros(()) if isinstance(x, (int, float, complex)) else x
+        def zero(leaf: Any) -> Any:
+            return jnp.zeros(()) if isinstance(leaf, (int, float, complex)) else leaf
 
-        return held_by(net).fields.tree_of(gradient, zero)[PARAMS]
+        return net.fields.tree_of(gradient, zero)[PARAMS]
 
     def leaves_of(self, net: Any, params: Any, form: Any) -> list:
         """Return the trained leaves of a tree of parameters in the order of the structure `form`."""
@@ -56,6 +60,10 @@ class StateOptimizer(nnx.Optimizer):
 
     def _bare(self, state: Any) -> Any:
         return state.replace(**dict.fromkeys(self.without))
+
+
+def _by_name(state: nnx.State) -> dict[str, Any]:
+    return {path[-1]: leaf[...] for path, leaf in nnx.to_flat_state(state)}
 
 
 def _moment(new: Any, old: Any) -> Any:

@@ -16,9 +16,8 @@ from .._parallel.modules.bundle import nets_of, set_aside
 from .._typing import PyTree
 from .._upstream import is_traced
 from ..errors import NonFiniteError, StagedError
-from . import networks
+from . import function_net, networks
 from .batch_checks import Batches, check_batch, check_rows, without_torch
-from .function_net import loss_of
 from .nonfinite import NONE, Reports
 from .on_update import StepUpdate, UpdateHook
 from .precision import Precision, check_precision
@@ -57,8 +56,11 @@ def train_step(
       net: an NNX or a Linen module: plain, a DataParallel, or a DistributedDataParallel. It holds the results
         after every step, and may be read, changed, saved and evaluated between two of them. Or several such
         modules, `(a, b)`, all wrapped alike; a loss function is then given `(a, b)`.
+        A function of parameters, an Equinox module or a Haiku transform is one too (docs/functions.md).
       optimizer: made from `net`; what its `wrt` lets through is trained. One per module. For
-        Linen, the `TrainState`, whose arrays the step takes over; `step.state` is the next one.
+        Linen, the `TrainState`, whose arrays the step takes over; `step.state` is the next one. For a
+        function `(params, tx)`, `(params, tx, opt_state)`, a `FunctionState` or a TrainState; for Equinox
+        also `tx`.
       loss_fn: `loss_fn(net, *batch)`, one number; for several modules also a tuple with one for each, which
         trains that module alone. A DistributedDataParallel evaluates it on every replica's own rows with the
         module that it wraps. The batch may also hold modules, `nnx.Rngs` and metrics, which the step uses and
@@ -97,6 +99,8 @@ def train_step(
     if not callable(loss_fn):
         raise TypeError(f"train_step: loss_fn is {loss_fn!r}; it must be a function loss_fn(net, *batch).")
     hook = None if on_update is None else UpdateHook(on_update)
+    if hook is not None:
+        hook.function = function_net.hook_of(net if isinstance(net, tuple) else (net,), hook.function)
     return TrainStep(net, optimizer, loss_fn, accumulate, has_aux, precision, on_nonfinite, hook)
 
 
@@ -138,7 +142,9 @@ class TrainStep:
         )
         # One device, or none, calls the module as it is: no replica casts anything there.
         replicas = all(isinstance(module, DataParallel) and module.placement.N > 1 for module in self._nets)
-        self._objective = Objective(loss_of(self._nets, loss_fn), has_aux, precision, make, replicas)
+        self._objective = Objective(
+            function_net.loss_of(self._nets, loss_fn), has_aux, precision, make, replicas
+        )
         self._engine, self._arrays = training_engine(
             self._nets, networks.as_one(net), networks.as_one(optimizer), self._objective, loss_fn, hook
         )
@@ -255,7 +261,9 @@ class TrainStep:
 
     @property
     def state(self) -> Any:
-        """The TrainState of a Linen module; a tuple for several. The next step donates its arrays.
+        """The TrainState of a Linen module or the FunctionState of a function; a tuple for several.
+
+        The next step donates its arrays.
 
         Raises AttributeError for an NNX module.
         """
