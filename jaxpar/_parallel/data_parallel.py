@@ -18,7 +18,7 @@ from ..errors import JaxparError, NestedError
 from .backends import backend as _backend
 from .gather import assemble
 from .modules import Module, view
-from .modules.applied_view import function_of, is_callable_pytree
+from .modules.applied_view import AppliedView, function_of, is_callable_pytree
 from .modules.bundle import Bundle, refuse_metrics, set_aside
 from .over_rows import over_rows
 from .parallel_apply import apply_replicas, compiled
@@ -308,7 +308,7 @@ class _PytreeDataParallel(_Remembers):
         return ((key, self.module),), (self.placement, self.backend, self.programs)
 
     @classmethod
-    def tree_unflatten(cls, aux: tuple[Placement, str, Programs], children: tuple[Any]) -> Any:
+    def tree_unflatten(cls, aux: Any, children: Any) -> Any:
         return cls(*children, *aux)
 
     def __call__(self, *inputs: PyTree, **kwargs: PyTree) -> PyTree:
@@ -328,7 +328,7 @@ def _placed(module: Any, placement: Placement) -> Any:
     """Return a callable pytree on the devices, as `_settle` moves an NNX module."""
     if not placement.devices or placement.of_topology or is_staged():
         return module
-    split = view(module)
+    split = AppliedView(None, module)
     try:
         return split.definition.bind(split.definition.function.value, split.values(placement))
     except JaxparError:

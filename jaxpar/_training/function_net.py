@@ -63,7 +63,8 @@ class FunctionNet(nnx.Module):
 
     def keep(self, buffers: PyTree) -> None:
         current = self.variables[BUFFERS]
-        if jax.tree.structure(buffers) != jax.tree.structure(current):
+        new: Any = jax.tree.structure(buffers)
+        if new != jax.tree.structure(current):
             raise ValueError(
                 f"train_step: the new buffers are {jax.tree.structure(buffers)}, and those of the state are "
                 f"{jax.tree.structure(current)}."

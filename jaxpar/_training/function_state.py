@@ -107,9 +107,10 @@ def check_transformation(tx: Any) -> None:
 def check_state(state: FunctionState) -> None:
     """Raise OptimizerError unless `opt_state` is one of `tx` for the trained leaves."""
     expected = jax.eval_shape(state.tx.init, trainable(state.params))
-    one, other = (jax.tree.structure(tree) for tree in (state.opt_state, expected))
-    shapes = [[np.shape(x) for x in jax.tree.leaves(tree)] for tree in (state.opt_state, expected)]
-    if one != other or shapes[0] != shapes[1]:
+    trees = state.opt_state, expected
+    structures: list[Any] = [jax.tree.structure(tree) for tree in trees]
+    shapes = [[np.shape(x) for x in jax.tree.leaves(tree)] for tree in trees]
+    if structures[0] != structures[1] or shapes[0] != shapes[1]:
         raise OptimizerError(
             "train_step: opt_state is not the one that tx.init makes for the floating arrays of params: it "
             f"has {len(shapes[0])} arrays, and {len(shapes[1])} belong there. Leave it out, (params, tx), or "
