@@ -231,6 +231,27 @@ def test_arrays_stay_on_their_devices(tmp_path):
     assert bits(whole) == bits({"bias": bias, "key": jax.random.key(3), "n": 3})
 
 
+@pytest.mark.parametrize("axis_type", ["Auto", "Explicit"])
+def test_inside_of_a_mesh_and_in_float32(axis_type, tmp_path):
+    types = (getattr(jax.sharding.AxisType, axis_type),) * 2
+    mesh = jax.make_mesh((2, 2), ("data", "model"), types, devices=jaxpar.devices()[:4])
+    with jax.enable_x64(False):
+        nets = [nnx.Linear(4, 4, rngs=nnx.Rngs(seed)) for seed in (0, 1, 2)]
+        state = nnx.state(nets[0])
+        save("standard", tmp_path / "run", state)
+        for name, spec in (("kernel", (None, "model")), ("bias", ())):
+            value = getattr(nets[1], name)[...]
+            placed = jax.device_put(value, NamedSharding(mesh, PartitionSpec(*spec)))
+            setattr(nets[1], name, nnx.Param(placed))
+        for target in (nets[1], jaxpar.DataParallel(nets[2], [0, 1])):
+            before = [x.sharding for x in jax.tree.leaves(nnx.state(target))]
+            with jax.set_mesh(mesh):
+                jaxpar.load_unwrapped_state(tmp_path / "run", target)
+                exported = jaxpar.unwrapped_state(target)
+            assert [x.sharding for x in jax.tree.leaves(nnx.state(target))] == before
+            assert bits(exported) == bits(state)
+
+
 def changed(state, path, value):
     """A pure dict of the net with one leaf changed, or without it."""
     tree = at = text_keys(nnx.to_pure_dict(state["net"]))
