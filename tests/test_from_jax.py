@@ -1,0 +1,100 @@
+"""examples/from_jax: a program of JAX users and its form in jaxpar give the same numbers, and few lines differ."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parents[1] / "examples" / "from_jax"
+README = (SCRIPTS / "README.md").read_text()
+MOST = 5
+"""Lines changed or new, where nothing but data parallelism changes."""
+MORE = {
+    "imagenet": 8,  # a pmap by hand: its collectives are in eight places
+    "vae": 6,  # the noise of the whole batch is drawn outside of the module
+}
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(f"from_jax_{name}", SCRIPTS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where NamedTuple looks
+    spec.loader.exec_module(module)
+    return module
+
+
+scripts = load("compare")
+NAMES = scripts.names()
+
+
+@pytest.fixture(autouse=True)
+def _imports(monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPTS)
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:  # other examples have files of these names
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(SCRIPTS)):
+            del sys.modules[name]
+
+
+def rows(text):
+    """The cells of the README's table, by script."""
+    table = re.findall(r"^\| \[(\w+)\.py\]\(\1\.py\) \|(.*)\|$", text, re.M)
+    return {name: [cell.strip() for cell in cells.split("|")] for name, cells in table}
+
+
+def test_the_readme_has_a_row_for_every_script():
+    assert list(rows(README)) == NAMES
+    assert all((SCRIPTS / f"{name}.py").exists() for name in NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_readme_counts_the_lines(name):
+    changed, gone = scripts.lines_of(name)
+    assert rows(README)[name][1:3] == [str(changed), str(gone)]
+    assert changed <= MORE.get(name, MOST)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_plain_script_names_its_model_and_has_nothing_of_jaxpar(name):
+    plain = (SCRIPTS / f"{name}_plain.py").read_text()
+    assert re.search(r'\A""".* Structure: \S+', plain)
+    assert "jaxpar" not in plain
+
+
+@pytest.mark.parametrize(
+    ("new", "counts"),
+    [("abcd", (0, 0)), ("abxd", (1, 0)), ("abd", (0, 1)), ("abcde", (1, 0)), ("xyz", (3, 1)), ("", (0, 4))],
+)
+def test_lines_that_are_new_count_as_changed(new, counts):
+    assert scripts.changed_lines(list("abcd"), list(new)) == counts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", scripts.BOUNDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_both_give_the_same_numbers(name, dtype):
+    found = scripts.compare(name, dtype, steps=4)
+    assert max(found) <= scripts.BOUNDS[dtype], found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", scripts.BOUNDS)
+def test_another_learning_rate_is_seen(dtype, monkeypatch):
+    """Planted: a rate that is larger by 1e-5."""
+    import optax
+
+    adam = optax.adam
+    rates = iter([1.0, 1 + 1e-5])
+    monkeypatch.setattr(optax, "adam", lambda rate, **options: adam(rate * next(rates), **options))
+    found = scripts.compare("seq2seq", dtype, steps=2)
+    assert found.params > 3 * scripts.BOUNDS[dtype]
+
+
+def test_an_array_of_another_shape_is_seen():
+    with pytest.raises(AssertionError, match="is not"):
+        scripts.relative([1.0, 2.0], [1.0])
