@@ -83,6 +83,11 @@ def begun() -> None:
         call.begin()
 
 
+def in_own_program() -> bool:
+    """Return whether a program of jaxpar is being called, or traced for a call, in this thread."""
+    return getattr(_this, "call", None) is not None
+
+
 def _speaks(rank: int | None) -> bool:
     setting = os.environ.get(VARIABLE, "")
     # The launcher's variable: a group may not exist yet, and `jax.process_index` would start a backend.

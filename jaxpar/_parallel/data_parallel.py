@@ -16,6 +16,7 @@ from .._tree import is_real, is_staged
 from .._typing import REPLICA, DeviceLike, PyTree
 from ..errors import JaxparError, NestedError
 from .backends import backend as _backend
+from .batch_statistics import warn_of_replica_statistics
 from .gather import assemble
 from .modules import Module, view
 from .modules.applied_view import AppliedView, function_of, is_callable_pytree
@@ -228,7 +229,8 @@ class _Remembers(TorchNames):
         return self.placement.dim
 
     def __call__(self, *inputs: PyTree, **kwargs: PyTree) -> PyTree:
-        return forward(self.module, inputs, kwargs, self.placement, self.backend, self.programs)
+        with warn_of_replica_statistics(self.module, "DataParallel", self.placement.N):
+            return forward(self.module, inputs, kwargs, self.placement, self.backend, self.programs)
 
 
 class _NNXDataParallel(_Remembers, nnx.Module):
@@ -252,7 +254,7 @@ class _LinenDataParallel(_Remembers, linen.Module):
         if self.is_initializing():
             inputs, kwargs = unmarked((inputs, kwargs))
             return self.module(*inputs, **kwargs)  # only shapes matter, so no device is used
-        return forward(self.module, inputs, kwargs, self.placement, self.backend, self.programs)
+        return super().__call__(*inputs, **kwargs)
 
     @linen.nowrap
     def init_with_output(self, rngs: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:

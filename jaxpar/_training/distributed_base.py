@@ -9,6 +9,7 @@ from typing import Any
 from flax import nnx
 
 from .._counterparts import TorchNames
+from .._parallel.batch_statistics import warn_of_replica_statistics
 from .._parallel.data_parallel import forward
 from .._parallel.parallel_apply import compiled
 from .._parallel.placement import Placement
@@ -151,7 +152,8 @@ class Distributed(TorchNames):
         work = ReplicaWork(Objective(loss_fn, has_aux), self.world, state, self.backend, state.programs)
         engine = Engine(arrays, work, state, self.world, loss_fn)
         keep = not state.synchronises
-        done = engine.step(batch, kwargs, keep)
+        with warn_of_replica_statistics(self.module, "DistributedDataParallel", self.world.N):
+            done = engine.step(batch, kwargs, keep)
         value = (done.loss, done.aux) if has_aux else done.loss
         if keep:
             return value, None, done.committed
