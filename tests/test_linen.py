@@ -12,6 +12,8 @@ import pytest
 import jaxpar
 from jaxpar import errors
 
+pytestmark = pytest.mark.filterwarnings("ignore:DataParallel. BatchNorm")  # has tests of its own
+
 
 class Net(nn.Module):
     @nn.compact

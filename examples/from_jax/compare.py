@@ -3,9 +3,9 @@
     python examples/from_jax/compare.py          # the table of README.md
     python examples/from_jax/compare.py mnist
 
-`<name>_plain.py` is a JAX program as its authors write it, `<name>.py` the same program in jaxpar. Both train some
-steps, in float64 and in float32, with dropout off, because its masks come from another stream on each replica. A
-difference is relative: of a loss to that loss, of a parameter to the largest of its array.
+`<name>_plain.py` is a JAX program as its authors write it, `<name>.py` the same program in jaxpar. Both
+train some steps, in float64 and in float32, with dropout off, because its masks come from another stream on
+each replica. A difference is relative: of a loss to that loss, of a parameter to the largest of its array.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def trainer(script: str) -> Any:
 
 def numbers(train: Any, dtype: str, steps: int) -> tuple[list[float], list[np.ndarray]]:
     """The losses of the first steps, and the parameters after them."""
-    losses = []
-    for loss, net in itertools.islice(train(dtype), steps):
-        losses.append(float(loss))
+    losses, net = [], None
+    for loss, net in itertools.islice(train(dtype), steps):  # noqa: B007
+        losses.append(float(loss))  # now: the next step takes over the arrays
     return losses, arrays(net)
 
 
@@ -106,7 +106,9 @@ def main(chosen: list[str]) -> None:
 
     jax.config.update("jax_num_cpu_devices", 4)
     jax.config.update("jax_enable_x64", True)
-    print("| in jaxpar | in plain JAX | lines changed or new | gone | float64 | float32 |\n" + "|---" * 6 + "|")
+    print(
+        "| in jaxpar | in plain JAX | lines changed or new | gone | float64 | float32 |\n" + "|---" * 6 + "|"
+    )
     for name in chosen or names():
         print(row(name), flush=True)
 

@@ -39,7 +39,7 @@ class ResNet(nn.Module):
             use_running_average=not train,
             momentum=0.9,
             dtype=self.dtype,
-            axis_name="replica",
+            axis_name="batch",
         )
         x = nn.relu(norm()(nn.Conv(8, (3, 3), use_bias=False, dtype=self.dtype)(x)))
         for stage in range(2):
@@ -57,8 +57,7 @@ def cross_entropy(logits, labels):
 
 
 def compute_metrics(logits, labels):
-    metrics = {"loss": cross_entropy(logits, labels), "accuracy": (logits.argmax(-1) == labels).mean()}
-    return metrics
+    return {"loss": cross_entropy(logits, labels), "accuracy": (logits.argmax(-1) == labels).mean()}
 
 
 def train_step(state, images, labels):

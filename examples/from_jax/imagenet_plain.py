@@ -1,4 +1,4 @@
-"""A ResNet in half precision. Structure: flax/examples/imagenet (pmap, BatchNorm over an axis, DynamicScale)."""
+"""A ResNet in half precision. Structure: flax/examples/imagenet (pmap, BatchNorm, DynamicScale)."""
 
 import functools
 from typing import Any
@@ -55,8 +55,8 @@ def cross_entropy(logits, labels):
 
 
 def compute_metrics(logits, labels):
-    metrics = {"loss": cross_entropy(logits, labels), "accuracy": (logits.argmax(-1) == labels).mean()}
-    return jax.lax.pmean(metrics, axis_name="batch")
+    means = {"loss": cross_entropy(logits, labels), "accuracy": (logits.argmax(-1) == labels).mean()}
+    return jax.lax.pmean(means, axis_name="batch")
 
 
 def train_step(state, images, labels):

@@ -29,9 +29,7 @@ class TransformerLM(nn.Module):
 
     @nn.compact
     def __call__(self, tokens, train=True):
-        mask = nn.combine_masks(
-            nn.make_attention_mask(tokens > 0, tokens > 0), nn.make_causal_mask(tokens)
-        )
+        mask = nn.combine_masks(nn.make_attention_mask(tokens > 0, tokens > 0), nn.make_causal_mask(tokens))
         x = nn.Embed(self.vocabulary, self.width)(jnp.pad(tokens, ((0, 0), (1, 0)))[:, :-1])
         angle = jnp.arange(tokens.shape[1])[:, None] / 100 ** (jnp.arange(self.width // 2) / self.width * 2)
         x = x + jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], -1).astype(x.dtype)

@@ -69,7 +69,7 @@ def loss_fn(params, apply_fn, minibatch, clip):
 def train_step(state, trajectories, rows, clip):
     total = 0.0
     minibatches = jax.tree.map(lambda x: x.reshape(-1, rows, *x.shape[1:]), trajectories)
-    for minibatch in zip(*minibatches):
+    for minibatch in zip(*minibatches, strict=True):
         loss, gradients = jax.value_and_grad(loss_fn)(state.params, state.apply_fn, minibatch, clip)
         state, total = state.apply_gradients(grads=gradients), total + loss
     return state, total
@@ -83,7 +83,11 @@ def collect(state, world, random, dtype):
         actions.append((random.rand(ACTORS) < np.exp(log_prob[:, 1])).astype(np.int32))
         reward, done = world.act(actions[-1])
         log_probs.append(np.take_along_axis(log_prob, actions[-1][:, None], 1)[:, 0])
-        rewards.append(reward.astype(dtype)), running.append(1 - done.astype(dtype)), values.append(value[:, 0])
+        (
+            rewards.append(reward.astype(dtype)),
+            running.append(1 - done.astype(dtype)),
+            values.append(value[:, 0]),
+        )
     values.append(np.asarray(policy_action(state.apply_fn, state.params, world.observe(dtype))[1])[:, 0])
     advantages = advantages_of(np.stack(rewards), np.stack(running), np.stack(values))
     columns = states, actions, log_probs, advantages + np.stack(values[:-1]), advantages

@@ -47,7 +47,10 @@ def additions(count, seed=0):
     """Return one-hot texts `12+345$` and `=357$`."""
     pairs = np.random.RandomState(seed).randint(1000, size=(count, 2))
     texts = [(f"{a}+{b}$".ljust(8, "_"), f"={a + b}$".ljust(6, "_")) for a, b in pairs]
-    return [np.eye(len(SYMBOLS))[[[SYMBOLS.index(c) for c in text] for text in side]] for side in zip(*texts)]
+    index = {symbol: i for i, symbol in enumerate(SYMBOLS)}
+    return [
+        np.eye(len(SYMBOLS))[[[index[c] for c in text] for text in side]] for side in zip(*texts, strict=True)
+    ]
 
 
 def cross_entropy(logits, labels):
@@ -69,12 +72,12 @@ def train_step(state, query, answer, key):
 
 
 def train(dtype="float32"):
-    query, answer = cast(additions(512), dtype)
+    data = cast(additions(512), dtype)
     model = jaxpar.DataParallel(Seq2seq())
-    keys = dict(zip(("params", "lstm"), jax.random.split(jax.random.key(0))))
-    params = cast(model.init(keys, query[:1], answer[:1])["params"], dtype)
+    keys = dict(zip(("params", "lstm"), jax.random.split(jax.random.key(0)), strict=True))
+    params = cast(model.init(keys, *(x[:1] for x in data))["params"], dtype)
     state = TrainState.create(apply_fn=model.apply, params=params, tx=optax.adam(0.003, eps=1e-6))
-    for query, answer in batches(16, query, answer, dtype=dtype):
+    for query, answer in batches(16, *data, dtype=dtype):
         state, loss = train_step(state, query, answer, jax.random.key(1))
         yield loss, state.params
 

@@ -30,8 +30,8 @@ class TextClassifier(nn.Module):
     def __call__(self, tokens, lengths, deterministic=True):
         drop = nn.Dropout(self.dropout, deterministic=deterministic)
         x = drop(nn.Embed(self.vocabulary, self.size)(tokens))
-        forward, backward = (nn.RNN(nn.OptimizedLSTMCell(self.size, param_dtype=self.dtype)) for _ in range(2))
-        x = drop(nn.Bidirectional(forward, backward)(x, seq_lengths=lengths))
+        cells = [nn.OptimizedLSTMCell(self.size, param_dtype=self.dtype) for _ in range(2)]
+        x = drop(nn.Bidirectional(*map(nn.RNN, cells))(x, seq_lengths=lengths))
         weights = Attention(self.size)(x, jnp.arange(tokens.shape[1]) < lengths[:, None])
         x = drop((weights[:, None] @ x).squeeze(1))
         return nn.Dense(1, use_bias=False)(nn.tanh(nn.Dense(self.size)(x)))

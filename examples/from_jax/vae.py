@@ -45,8 +45,10 @@ def losses(logits, x, mean, logvar):
 
 @jax.jit
 def train_step(state, x, z_key):
+    noise = jax.random.normal(z_key, (len(x), 8), x.dtype)
+
     def loss_fn(params):
-        logits, mean, logvar = state.apply_fn({"params": params}, x, jax.random.normal(z_key, (len(x), 8), x.dtype))
+        logits, mean, logvar = state.apply_fn({"params": params}, x, noise)
         return losses(logits, x, mean, logvar)
 
     loss, gradients = jax.value_and_grad(loss_fn)(state.params)

@@ -14,11 +14,6 @@ from .compiling import in_own_program
 _warned: set[str] = set()
 """Wrappers that have warned: once in a process is enough, whatever Python's filters are."""
 
-CURES = {
-    nnx.Module: "Call jaxpar.convert_sync_batchnorm(module) before you wrap it",
-    linen.Module: "Write nn.BatchNorm(axis_name=...) with the axis of the replicas in the module",
-}
-
 
 def warn_of_replica_statistics(module: Any, wrapper: str, N: int) -> contextlib.AbstractContextManager[Any]:
     """Return a context for a call; warn once if a BatchNorm in it takes its statistics on each replica.
@@ -30,36 +25,43 @@ def warn_of_replica_statistics(module: Any, wrapper: str, N: int) -> contextlib.
     if N == 1 or wrapper in _warned or not is_staged() or in_own_program():
         return contextlib.nullcontext()
     if isinstance(module, nnx.Module):
-        if any(type(layer) is nnx.BatchNorm and _nnx_is_local(layer) for _, layer in nnx.iter_modules(module)):
-            _warn(wrapper, N, nnx.Module)
+        if any(
+            type(layer) is nnx.BatchNorm and _nnx_is_local(layer) for _, layer in nnx.iter_modules(module)
+        ):
+            _warn(wrapper, N)
+        return contextlib.nullcontext()
+    if hasattr(module, "_converted_from"):  # by convert_sync_batchnorm, whose layers look like Flax's
         return contextlib.nullcontext()
 
     def intercept(call: Any, args: tuple, kwargs: dict[str, Any], context: Any) -> Any:
-        if type(context.module) is linen.BatchNorm and _linen_is_local(context.module, args, kwargs):
-            _warn(wrapper, N, linen.Module)
+        if _linen_is_local(context.module, args, kwargs):
+            _warn(wrapper, N)
         return call(*args, **kwargs)
 
     return linen.intercept_methods(intercept)
 
 
-def _nnx_is_local(layer: nnx.BatchNorm) -> bool:
-    return layer.axis_name is None and not layer.use_running_average
+def _nnx_is_local(layer: Any) -> bool:
+    return type(layer) is nnx.BatchNorm and layer.axis_name is None and not layer.use_running_average
 
 
-def _linen_is_local(layer: linen.BatchNorm, args: tuple, kwargs: dict[str, Any]) -> bool:
+def _linen_is_local(layer: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
+    if type(layer) is not linen.BatchNorm:
+        return False
     of_call = args[1] if len(args) > 1 else kwargs.get("use_running_average")
     running = layer.use_running_average if of_call is None else of_call
     return layer.axis_name is None and not running
 
 
-def _warn(wrapper: str, N: int, kind: type) -> None:
+def _warn(wrapper: str, N: int) -> None:
     if wrapper in _warned:
         return
     _warned.add(wrapper)
     warnings.warn(
         f"{wrapper}: BatchNorm takes the statistics of each of {N} replicas' own rows, as in torch. Under "
         f"jax.jit with a sharded batch and without {wrapper} they would be those of the whole batch. "
-        f"{CURES[kind]} to have these. (This is said once.)",
+        "Call jaxpar.convert_sync_batchnorm(module) before you wrap it to have these. This warning comes "
+        "once.",
         UserWarning,
         stacklevel=4,
     )
