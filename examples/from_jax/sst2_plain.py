@@ -62,7 +62,7 @@ def train(dtype="float32", dropout=0.5):
     tx = optax.chain(optax.sgd(0.1, 0.9), optax.add_decayed_weights(3e-6))
     state = TrainState.create(apply_fn=model.apply, params=params, tx=tx)
     step, rngs = jax.jit(train_step), {"dropout": jax.random.key(1)}
-    for batch in batches(16, tokens, lengths, labels, dtype=dtype):
+    for batch in batches(32, tokens, lengths, labels, dtype=dtype):
         state, metrics = step(state, *batch, rngs)
         yield metrics["loss"] / metrics["count"], state.params
 

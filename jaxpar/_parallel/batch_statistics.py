@@ -20,14 +20,12 @@ def warn_of_replica_statistics(module: Any, wrapper: str, N: int) -> contextlib.
 
     Only for Flax's own BatchNorm, and only where the call is traced by `jax.jit` or `nnx.jit` of the user:
     under jit with a sharded batch it normalises over all rows. Who calls outside of jit or with
-    `jaxpar.train_step`, or has layers of `jaxpar.nn`, is writing torch's program, where replicas differ.
+    `jaxpar.train_step`, or has layers of `jaxpar.nn`, writes torch's program, where replicas differ.
     """
     if N == 1 or wrapper in _warned or not is_staged() or in_own_program():
         return contextlib.nullcontext()
     if isinstance(module, nnx.Module):
-        if any(
-            type(layer) is nnx.BatchNorm and _nnx_is_local(layer) for _, layer in nnx.iter_modules(module)
-        ):
+        if any(_nnx_is_local(layer) for _, layer in nnx.iter_modules(module)):
             _warn(wrapper, N)
         return contextlib.nullcontext()
     if hasattr(module, "_converted_from"):  # by convert_sync_batchnorm, whose layers look like Flax's
