@@ -80,6 +80,7 @@ def run(make, kind, batches=(X, Y), fault=0.0, **options):
     carry, middle = jax.lax.scan(lambda carry, rows: pure(carry, *rows), carry, between)
     carry = jax.tree.map(lambda x: x + fault if jnp.issubdtype(x.dtype, jnp.floating) else x, carry)
     step.load(carry)
+    step.load_state_dict(step.state_dict())
     losses += [*middle, step(*rows[4])]
     close([np.array(x) for x in losses], [np.array(called(*each)) for each in rows])
     close(values(), expected())
@@ -254,5 +255,6 @@ def test_the_step_goes_on_beside_a_carry():
     function, carry = step.pure()
     losses = [float(step(X[0], Y[0]))]
     step.net.eval()
+    step(X[1], Y[1])
     losses.append(float(function(carry, X[0], Y[0])[1]))
     assert losses[0] == losses[1] == float(called(X[0], Y[0]))

@@ -235,7 +235,8 @@ def _mean_loss(loss: PyTree, losses: PyTree, accumulate: int) -> PyTree:
     if isinstance(losses, tuple):  # an empty one: nothing was accumulated
         return loss
     numbers, form = jax.tree.flatten(loss)
-    return form.unflatten((losses[i] / accumulate).astype(x.dtype) for i, x in enumerate(numbers))
+    means = [(losses[i] / accumulate).astype(x.dtype) for i, x in enumerate(numbers)]
+    return jax.tree.unflatten(form, means)
 
 
 def _sum(earlier: PyTree, gradients: list) -> list:

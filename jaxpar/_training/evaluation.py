@@ -35,7 +35,7 @@ def unknown(parameters: list) -> Evaluation:
 def with_extra_arguments(
     tx: Any, evaluation: Evaluation, parameters_of: Callable[[PyTree], list]
 ) -> optax.GradientTransformation:
-    """Return a transformation whose update also gets those of value, grad and value_fn that `tx` takes.
+    """Return a transformation that passes `value`, `grad` and `value_fn` on to `tx`, if it takes them.
 
     `parameters_of` maps the tree of parameters that `tx` is given to the list that `evaluation.at` takes.
     """
@@ -59,10 +59,10 @@ def with_extra_arguments(
 def mean_with_gradients(
     evaluate: Callable[[list], tuple[PyTree, list]], mean: Callable[[PyTree], PyTree]
 ) -> Callable[[list], PyTree]:
-    """Return the mean over replicas of a loss on each, a function that may be differentiated inside of them.
+    """Return the mean over replicas of their losses, as a function that a replica may differentiate.
 
     A derivative of a sum over replicas, taken on one of them, would be that many times too large, so the
-    gradients that `evaluate` returns beside the loss are averaged instead.
+    gradients that `evaluate` returns with the loss are averaged instead.
     """
 
     @jax.custom_vjp
@@ -75,7 +75,7 @@ def mean_with_gradients(
 
     def backward(gradients: list, cotangent: PyTree) -> tuple[list]:
         # Of several networks' losses one at a time is differentiated, by its own network's parameters.
-        total = sum(jax.tree.leaves(cotangent))
+        total = jnp.stack(jax.tree.leaves(cotangent)).sum()
         return ([total.astype(g.dtype) * g for g in gradients],)
 
     value.defvjp(forward, backward)

@@ -42,7 +42,7 @@ class StepUpdate:
       gradients: their mean, likewise; as `nnx.state(net, wrt)`, or as the params of a TrainState.
       updates: what was added to the parameters, `params` minus `before`: zeros where the update was left out.
       before: the parameters before the update.
-      params: the parameters after it.
+      params: the parameters after the update.
       applied: whether it was made, one bool on the device; False where a gradient was not finite.
       net: what the loss function is given, with the parameters after the update and the new statistics. A
         change to its Variables is kept.
@@ -108,7 +108,7 @@ class TracedHook:
     names: tuple[str, ...]
 
     def __call__(self, update: StepUpdate, values: Sequence[Any]) -> tuple[PyTree, list]:
-        """Return what the function returned, and the values of its objects after it."""
+        """Return what the function returned, and the new values of its objects."""
         bundle = self.definition.merge(values)
         args, kwargs = bundle.filled((self.hook.args, self.hook.kwargs))
         try:
@@ -125,7 +125,7 @@ class TracedHook:
 
 
 def check_values(names: Sequence[str], before: Sequence[Any], after: Sequence[Any], function: str) -> None:
-    """Raise ValueError if Variables were added, or have got another shape."""
+    """Raise ValueError if Variables were added, or have new shapes."""
     if len(before) != len(after):
         raise ValueError(
             f"train_step: {function} changed the number of Variables from {len(before)} to {len(after)}, "

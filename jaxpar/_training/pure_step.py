@@ -117,7 +117,9 @@ class PureStep:
         """As `Engine.turn`, with the carry in place of the user's objects."""
         net, optimizer, hook = self._names
         values = [carry.net[name] for name in net]
-        extra = dict(carry.step) | {"optimizer": [carry.optimizer[name] for name in optimizer]}
+        extra: dict[str, Any] = dict(carry.step) | {
+            "optimizer": [carry.optimizer[name] for name in optimizer]
+        }
         if self._arrays.hook is not None:
             extra["on_update"] = [carry.on_update[name] for name in hook]
         extra = self._arrays.program_extra(extra, keep)
@@ -133,7 +135,7 @@ class PureStep:
         carry = carry._replace(
             net=dict(zip(net, after, strict=True)), replicas=done.replica_state, calls=carry.calls + 1
         )
-        results = (loss, aux) if self._has_aux else (loss,)
+        results: tuple[Any, ...] = (loss, aux) if self._has_aux else (loss,)
         if not keep:
             extra = dict(done.extra)
             extra.pop("report", None)
@@ -150,8 +152,11 @@ class PureStep:
 def names_of(arrays: TrainingArrays) -> tuple[list[str], list[str], list[str]]:
     """Return the names of the net's, the optimizer's and the update function's values, in their order."""
     hook = [] if arrays.hook is None else list(arrays.hook.traced().names)
-    each = (x.definition.paths for x in (arrays.view, arrays.optimizer.view))
-    return *([".".join(map(str, path)) for path in paths] for paths in each), hook  # type: ignore[return-value]
+    net, optimizer = (
+        [".".join(map(str, path)) for path in view.definition.paths]
+        for view in (arrays.view, arrays.optimizer.view)
+    )
+    return net, optimizer, hook
 
 
 def carry_of(engine: Engine, arrays: TrainingArrays, accumulate: int, calls: int) -> StepCarry:
@@ -190,7 +195,7 @@ def load_carry(engine: Engine, arrays: TrainingArrays, accumulate: int, carry: S
     calls = int(carry.calls)
     placed = _placed(carry, expected, arrays.placement)
     net, optimizer, hook = names_of(arrays)
-    extra = dict(placed.step) | {"optimizer": [placed.optimizer[name] for name in optimizer]}
+    extra: dict[str, Any] = dict(placed.step) | {"optimizer": [placed.optimizer[name] for name in optimizer]}
     if arrays.hook is not None:
         extra["on_update"] = [placed.on_update[name] for name in hook]
     arrays.put([placed.net[name] for name in net], extra, {})

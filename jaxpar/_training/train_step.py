@@ -250,7 +250,7 @@ class TrainStep:
     def load(self, carry: StepCarry) -> None:
         """Put a carry of `pure` into net, optimizer and step. An error leaves all as it was.
 
-        Raises: ValueError, TypeError: it is another step's, or that of several, as `jax.vmap` gives them.
+        Raises: ValueError, TypeError: it is a different step's, or a stack of several, from `jax.vmap`.
         """
         self._arrays.bring(())
         self.calls = load_carry(self._engine, self._arrays, self._accumulate, carry)

@@ -109,8 +109,8 @@ class Update:
 
         def trees(flat: list) -> PyTree:
             pairs = zip(self.calls, nets, nets_of(optimizer), strict=True)
-            each = tuple(call.user_tree(net, its, flat) for call, net, its in pairs)
-            return each if several else each[0]
+            of_nets = tuple(call.user_tree(net, its, flat) for call, net, its in pairs)
+            return of_nets if several else of_nets[0]
 
         before, params = ([x[i] for i in self.parameters] for x in (values, after))
         updates = [jnp.subtract(a, b) for a, b in zip(params, before, strict=True)]
@@ -209,8 +209,8 @@ def uses_loss(update: Update, values: list, optimizer_values: list) -> bool:
             "take an optimizer without a line search."
         )
 
-    def advance(value: jax.Array, *others: Any) -> Any:
-        return update.advance(*others, {}, Evaluation(value, at))
+    def advance(value: jax.Array, values: list, optimizer_values: list, gradients: list) -> Any:
+        return update.advance(values, optimizer_values, gradients, {}, Evaluation(value, at))
 
     gradients = [values[i] for i in update.parameters]
     program = jax.make_jaxpr(advance)(jnp.zeros((), float), values, optimizer_values, gradients).jaxpr
