@@ -558,6 +558,48 @@ def test_errors_name_the_leaf(kind):
         step(jnp.ones((4, 3)))
 
 
+@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("wrapper", [jaxpar.DataParallel, jaxpar.DistributedDataParallel])
+def test_vmap_maps_over_the_rows_of_all_devices(wrapper, n):
+    """Rows that are uneven, arguments that are not mapped, keyword arguments and gradients."""
+    model, key = CNN(), jax.random.key(1)
+    net = wrapper(model, list(range(n)))
+    calls = {
+        "rows": lambda f: jax.vmap(f)(X[0], jax.random.split(key, 7)),
+        "a key": lambda f: jax.vmap(f, in_axes=(0, None))(X[0], key),
+        "a marked key": lambda f: jax.vmap(f, in_axes=(0, None))(X[0], jaxpar.replicated(key)),
+        "keywords": lambda f: jax.vmap(lambda x: f(x, key=key))(X[0]),
+        "an axis": lambda f: jax.vmap(f, in_axes=(1, None))(np.moveaxis(X[0], 0, 1), key),
+    }
+    for name, call in calls.items():
+        want = call(model) if "marked" not in name else calls["a key"](model)
+        np.testing.assert_allclose(call(net), want, rtol=1e-10, err_msg=name)
+    if wrapper is jaxpar.DataParallel:
+        got = eqx.filter_grad(lambda net: (calls["rows"](net) ** 2).sum())(net).module
+        close(got, eqx.filter_grad(lambda net: (calls["rows"](net) ** 2).sum())(model))
+        assert isinstance(
+            eqx.tree_at(lambda net: net.module.head.bias, net, jnp.ones(1)), jaxpar.DataParallel
+        )
+
+
+def test_an_ensemble_under_vmap():
+    """Mapped modules are several ones, each a DataParallel of the complete batch."""
+    stacked = eqx.filter_vmap(lambda key: eqx.nn.Linear(3, 1, use_bias=False, key=key, dtype=float))(
+        jax.random.split(jax.random.key(0), 4)
+    )
+    batched = jaxpar.DataParallel(Batched(stacked.weight), [0, 1])
+    x = RANDOM.randn(6, 3)
+    got = eqx.filter_vmap(lambda net, x: net(x), in_axes=(0, None))(batched, jnp.asarray(x))
+    np.testing.assert_allclose(got, np.einsum("bi,eoi->ebo", x, stacked.weight), rtol=1e-10)
+
+
+class Batched(eqx.Module):
+    weight: Any
+
+    def __call__(self, x):
+        return x @ self.weight.T
+
+
 WRAPPERS = {"DataParallel": data_parallel, "DistributedDataParallel": distributed}
 
 
@@ -613,3 +655,40 @@ def test_a_hook_and_a_pure_step(kind):
         np.testing.assert_allclose(loss, two[1](*batch), rtol=1e-12)
     two[0].load(carry)
     close(two[0].state, two[1].state)
+
+
+def test_weight_decay_and_leaves_that_are_not_trained():
+    """optax transformations that read the parameters; integers stay."""
+    params = {"w": jnp.full(3, 2.0), "n": jnp.arange(3)}
+    tx = optax.chain(optax.add_decayed_weights(0.5), optax.sgd(0.1))
+    step = jaxpar.train_step(
+        data_parallel(lambda p, x: x * p["w"] * p["n"]), (params, tx), lambda net, x: net(x).sum()
+    )
+    step(jnp.ones((2, 3)))
+    np.testing.assert_allclose(step.state.params["w"], 2 - 0.1 * (2 * np.arange(3) + 0.5 * 2))
+    np.testing.assert_array_equal(step.state.params["n"], np.arange(3))
+
+
+def test_texts_are_part_of_the_program():
+    """Of a net that gets other ones between evaluations, and of an other structure."""
+    evaluate = jaxpar.eval_step(lambda p, x: x * p["w"] if p["name"] == "one" else x + p["w"])
+    for name, want in (("one", 6), ("two", 5), ("one", 6)):
+        assert evaluate({"w": jnp.asarray(3.0), "name": name}, jnp.full(2, 2.0))[0] == want
+
+
+def test_other_structures_between_evaluations():
+    evaluate = jaxpar.eval_step(lambda p, x: x + sum(jax.tree.leaves(p)))
+    for params, want in (({"w": jnp.ones(())}, 1), ({"v": jnp.ones(())}, 1), ([jnp.ones(())] * 2, 2)):
+        assert evaluate(params, jnp.zeros(2))[0] == want
+
+
+def test_other_buffers_than_before():
+    state = jaxpar.FunctionState.create({"w": jnp.ones(())}, TX, buffers={"n": jnp.zeros(())})
+    step = jaxpar.train_step(lambda p, b, x: (x * p["w"], {}), state, lambda net, x: net(x).mean())
+    with pytest.raises(ValueError, match=r"the new buffers .*PyTreeDef"):
+        step(jnp.ones(2))
+
+
+def test_a_callable_pytree_without_arrays_is_a_function():
+    act = eqx.nn.Lambda(jnp.tanh)
+    np.testing.assert_allclose(jaxpar.DataParallel(act, [0, 1])(X[0]), np.tanh(X[0]))

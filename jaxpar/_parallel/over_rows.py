@@ -23,13 +23,16 @@ Run = Callable[[Any, tuple, dict[str, Any], Placement], PyTree]
 
 
 def over_rows(run: Run, module: Any, args: tuple, kwargs: dict[str, Any], placement: Placement) -> PyTree:
-    """Return `run(module, args, kwargs, placement)`, or under vmap that of all rows."""
+    """Return `run(module, args, kwargs, placement)`, under vmap for all rows at once."""
     arrays, statics, form = separate((module, args, kwargs))
     modules = len(separate(module)[0])
     # Mapped modules are several ones, each with a batch of its own: not rows.
     maps_rows = any(map(is_mapped, arrays[modules:])) and not any(map(is_mapped, arrays[:modules]))
-    if placement.N == 1 or not maps_rows:
+    if not maps_rows:
         return run(module, args, kwargs, placement)
+    if placement.N < 2:
+        args, kwargs = unmarked((args, kwargs))
+        return module(*args, **kwargs)
 
     # Only under vmap, because JAX cannot differentiate it anywhere else.
     @custom_vmap
@@ -41,9 +44,9 @@ def over_rows(run: Run, module: Any, args: tuple, kwargs: dict[str, Any], placem
     def all_rows(size: int, flags: list, arrays: list) -> tuple[PyTree, PyTree]:
         del size
         (mapped,) = flags
-        rows = [x for x, each in zip(arrays, mapped, strict=True) if each]
-        others = [x for x, each in zip(arrays, mapped, strict=True) if not each]
-        names = [name for name, each in zip(_names(module, args, kwargs), mapped, strict=True) if not each]
+        rows = [x for x, flag in zip(arrays, mapped, strict=True) if flag]
+        others = [x for x, flag in zip(arrays, mapped, strict=True) if not flag]
+        names = [name for name, flag in zip(_names(module, args, kwargs), mapped, strict=True) if not flag]
         each_row = _EachRow(others, tuple(names), tuple(mapped), statics, Static(form))
         outputs = run(each_row, tuple(rows), {}, dataclasses.replace(placement, dim=0))
         return outputs, jax.tree.map(lambda _: True, outputs)
@@ -52,7 +55,7 @@ def over_rows(run: Run, module: Any, args: tuple, kwargs: dict[str, Any], placem
 
 
 def _names(module: Any, args: tuple, kwargs: dict[str, Any]) -> list[str]:
-    """Return the arrays' paths as they stand behind the word `module`."""
+    """Return the arrays' paths, which follow the name `module` in errors."""
     names = paths(module, "") + paths((args, kwargs), " with argument ")
     leaves = jax.tree.leaves((module, args, kwargs))
     return [name for name, leaf in zip(names, leaves, strict=True) if has_shape(leaf)]
@@ -86,7 +89,7 @@ class _EachRow:
     def __call__(self, *rows: Any) -> PyTree:
         def one(*row: Any) -> PyTree:
             remaining, others = iter(row), iter(self.arrays)
-            arrays = [next(remaining) if each else next(others) for each in self.mapped]
+            arrays = [next(remaining) if flag else next(others) for flag in self.mapped]
             module, args, kwargs = unmarked(combine(arrays, self.statics, self.form.value))
             return module(*args, **kwargs)
 

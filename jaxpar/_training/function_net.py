@@ -39,7 +39,7 @@ class FunctionNet(nnx.Module):
         return self.fields.read(self)
 
     def fits(self, variables: dict[str, PyTree]) -> bool:
-        return FunctionNet(self.function.value, **variables).fields == self.fields
+        return self.fields.fits(_variables(self.function.value, **variables), _kind)
 
     def take(self, variables: dict[str, PyTree]) -> None:
         self.fields.write(self, _variables(self.function.value, **variables))

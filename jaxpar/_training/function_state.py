@@ -60,7 +60,7 @@ class FunctionState(struct.PyTreeNode):
           buffers: see `FunctionState`.
 
         Raises:
-          TypeError: `tx` is no optax transformation.
+          TypeError: `tx` is not an optax transformation.
         """
         check_transformation(tx)
         return cls(params=params, opt_state=tx.init(trainable(params)), tx=tx, buffers=buffers)

@@ -41,6 +41,14 @@ class TreeFields:
     def _key(self) -> tuple[Any, ...]:
         return self.names, self.form, self.statics
 
+    def fits(self, tree: PyTree, kind_of: KindOf) -> bool:
+        """Whether a tree differs from this one in nothing but its arrays."""
+        leaves, form = jax.tree.flatten(tree)
+        return Static(form) == self.form and self.statics == tuple(
+            Static(leaf) if kind_of(name, leaf) is None else None
+            for name, leaf in zip(self.names, leaves, strict=True)
+        )
+
     def read(self, owner: Any) -> PyTree:
         return self.tree_of(lambda name: getattr(owner, name)[...])
 

@@ -61,7 +61,7 @@ def _bound(code: _Code, arrays: list) -> Callable[..., Any]:
 
 
 def is_callable_pytree(x: object) -> bool:
-    """Whether x can be called, and JAX finds arrays in it."""
+    """Whether x can be called, and has arrays among its leaves."""
     if not callable(x) or isinstance(x, type):
         return False
     leaves = jax.tree.leaves(x)
@@ -74,14 +74,14 @@ def is_transform(x: object) -> bool:
 
 
 def function_of(module: Any) -> Any:
-    """Return the function that a Haiku transform stands for, and anything else as it is."""
+    """Return the function `apply` of a Haiku transform, and anything else unchanged."""
     return module.apply if is_transform(module) else module
 
 
 def with_arrays(parameters: PyTree) -> PyTree:
     """Return parameters with an array for every Python float in dicts, lists and tuples.
 
-    `jax.grad` differentiates those. A float on an object, such as a dropout's rate, is a constant of it.
+    `jax.grad` differentiates those. A float on an object, such as a dropout's rate, is a constant.
     """
 
     def convert(x: Any) -> Any:
