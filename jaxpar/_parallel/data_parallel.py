@@ -21,6 +21,7 @@ from .gather import assemble
 from .modules import Module, view
 from .modules.applied_view import AppliedView, function_of, is_callable_pytree
 from .modules.bundle import Bundle, refuse_metrics, set_aside
+from .modules.records import PERTURBATIONS
 from .over_rows import over_rows
 from .parallel_apply import apply_replicas, compiled
 from .parallel_apply import programs as shared_programs
@@ -85,13 +86,18 @@ def forward(
     if objects:
         module = bundled(module, objects, placement, function)
     target = _target(args, kwargs, placement)
+    alone = placement.N == 1
+    if not alone and isinstance(module, nnx.Module) and (perturbations := view(module).perturbations()):
+        kwargs = {**kwargs, PERTURBATIONS: perturbations}  # they have rows
     inputs, named = scatter_kwargs(args, kwargs, placement)
-    if placement.N == 1:
+    if alone:
         # docs/semantics.md row 31: with one device the module is called as it is.
         view(module).values(placement, function)
         return _alone(module, inputs[0], named[0])
     replicas = Replicas(module, placement, len(inputs), function=function)
-    outputs = apply_replicas(replicas, inputs, named, backend, programs)
+    outputs, records = apply_replicas(replicas, inputs, named, backend, programs)
+    if records.tree:
+        replicas.split().record(module, assemble(records, target, warns=False))
     return assemble(outputs, target)
 
 
@@ -238,6 +244,11 @@ class _NNXDataParallel(_Remembers, nnx.Module):
         self.module, self.placement, self.backend = module, placement, backend
         self.programs = Programs(compiled)
         _settle(module, placement)
+
+    @property
+    def variables(self) -> Any:
+        """The variables of a Linen module in a step, as its `TrainState` has them."""
+        return self.module.variables
 
     def around(self, module: Any) -> Any:
         """Return a DataParallel of a callable pytree, with this one's programs."""

@@ -57,14 +57,14 @@ def gather(
     return assemble(outputs, None if is_staged() else target)
 
 
-def assemble(shards: Shards, target: jax.Device | jax.sharding.Sharding | None) -> PyTree:
+def assemble(shards: Shards, target: jax.Device | jax.sharding.Sharding | None, warns: bool = True) -> PyTree:
     """Join the pieces into one tree on `target`; None leaves them where they are."""
     stacks, _, treedef = separate(shards.tree)
     check_alive(stacks, LazyPaths(("outputs", shards.tree)), "gather")
     placement, dim = shards.placement, shards.placement.dim
     for shapes, name in zip(shards.shapes, paths(shards.tree, "outputs"), strict=True):
         _check_shapes(shapes, dim, name)
-    if any(shape == () for shapes in shards.shapes for shape in shapes):
+    if warns and any(shape == () for shapes in shards.shapes for shape in shapes):
         _warn_scalars()
     if target is not None:
         # A derivative sends stacks back to where they were: split along axis 0, which vmap may have added.

@@ -81,12 +81,13 @@ def parallel_apply(
             f"replicated to {_names(modules.placement)}; give both the same devices."
         )
     assert kwargs_tup is None or isinstance(kwargs_tup, Shards)
-    return apply_replicas(modules, inputs, kwargs_tup, backend, programs)
+    return apply_replicas(modules, inputs, kwargs_tup, backend, programs)[0]
 
 
 def apply_replicas(
     replicas: Replicas, inputs: Shards, kwargs: Shards | None, backend: str, programs: Programs
-) -> Shards:
+) -> tuple[Shards, Shards]:
+    """Return the outputs, and what the forward pass recorded in its module (`modules.records`)."""
     split = replicas.split()
     program = programs(split.definition, _backend(backend), inputs.placement, _type.get())
 
@@ -96,9 +97,9 @@ def apply_replicas(
 
     values = replicas.values(split)
     with Compiling(describe):
-        outputs, changes = program(values, inputs, kwargs)
+        outputs, records, changes = program(values, inputs, kwargs)
     split.commit(changes)
-    return outputs
+    return outputs, records
 
 
 _type: contextvars.ContextVar[Any] = contextvars.ContextVar("type", default=None)
@@ -173,9 +174,12 @@ def _arrays(module: Any) -> PyTree:
 
 
 def compiled(definition: Definition, run: Backend, placement: Placement, dtype: Any = None) -> Any:
-    """Return a program `(values, inputs, kwargs) -> (outputs, changes)`; `dtype`: see `cast_on_replicas`."""
+    """Return a program `(values, inputs, kwargs) -> (outputs, records, changes)`.
 
-    def program(values: PyTree, inputs: Shards, kwargs: Shards | None) -> tuple[Shards, PyTree]:
+    `dtype`: see `cast_on_replicas`.
+    """
+
+    def program(values: PyTree, inputs: Shards, kwargs: Shards | None) -> tuple[Shards, Shards, PyTree]:
         begun()
         return _run(definition, run, placement, dtype, values, inputs, kwargs)
 
@@ -193,15 +197,15 @@ def _run(
     values: PyTree,
     inputs: Shards,
     kwargs: Shards | None,
-) -> tuple[Shards, PyTree]:
+) -> tuple[Shards, Shards, PyTree]:
     def replica(
         values: PyTree, replica_state: PyTree, index: jax.Array | None, args: tuple, named: dict
     ) -> Local:
         del replica_state
         if dtype is not None:
             values = definition.cast(values, dtype)
-        outputs, changes = definition(values, index, _arguments(args), named)
-        return Local(outputs, (), changes)
+        outputs, changes, records = definition.recorded(values, index, _arguments(args), named)
+        return Local((outputs, records), (), changes)
 
     def finish(
         index: jax.Array, values: PyTree, replica_state: PyTree, local: Local, again: Any
@@ -211,7 +215,11 @@ def _run(
 
     batch = (inputs.tree, {} if kwargs is None else kwargs.tree)
     done = _program.run(replica, finish, run, placement, values, batch, _kinds(inputs, kwargs))
-    return Shards(done.outputs, inputs.sizes, done.shapes, inputs.placement), done.shared
+    outputs, records = done.outputs
+    n = len(jax.tree.leaves(outputs))
+    both = (outputs, done.shapes[:n]), (records, done.shapes[n:])
+    shards = [Shards(tree, inputs.sizes, shapes, inputs.placement) for tree, shapes in both]
+    return shards[0], shards[1], done.shared
 
 
 def _kinds(inputs: Shards, kwargs: Shards | None) -> list[Kind | None]:

@@ -198,12 +198,20 @@ class _LinenDistributed(Distributed):
         return jax.tree.unflatten(arrays.form, settled)["variables"]
 
     def apply(
-        self, variables: PyTree, *args: PyTree, rngs: Any = None, mutable: Any = False, **kwargs: PyTree
+        self,
+        variables: PyTree,
+        *args: PyTree,
+        rngs: Any = None,
+        mutable: Any = False,
+        capture_intermediates: Any = False,
+        **kwargs: PyTree,
     ) -> PyTree:
         """The module's outputs for this process's rows, as `module.apply`."""
-        bound = self.module.bind(variables, rngs=rngs or {}, mutable=mutable)
-        outputs = self._forward(bound, args, kwargs)
-        return outputs if mutable is False else (outputs, bound.scope.mutable_variables())
+
+        def forward(module: linen.Module) -> PyTree:
+            return self._forward(module, args, kwargs)
+
+        return linen.apply(forward, self.module, mutable, capture_intermediates)(variables, rngs=rngs)
 
     def value_and_grad(
         self, loss_fn: Callable[..., Any], *, has_aux: bool = False, mutable: Any = False

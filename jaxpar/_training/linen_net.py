@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 from flax import linen, nnx
+from flax.core.scope import in_filter, union_filters
 
 from .._parallel.data_parallel import DataParallel
 from .._statistics.linen_batch_norm import over_replicas
@@ -36,21 +37,37 @@ class LinenNet(nnx.Module):
     def take(self, variables: Mapping[str, PyTree]) -> None:
         self.fields.write(self, dict(variables))
 
-    def __call__(self, *args: PyTree, rngs: Any = None, **kwargs: PyTree) -> PyTree:
-        """Apply the module. `rngs` may be an `nnx.Rngs`, whose streams each give their next key."""
+    def __call__(
+        self,
+        *args: PyTree,
+        rngs: Any = None,
+        mutable: Any = False,
+        capture_intermediates: Any = False,
+        **kwargs: PyTree,
+    ) -> PyTree:
+        """Apply the module. `rngs` may be an `nnx.Rngs`, whose streams each give their next key.
+
+        With `mutable` or `capture_intermediates` it returns the outputs and the collections that changed, as
+        `module.apply` does. Those of the state are kept in any case.
+        """
         if isinstance(rngs, nnx.Rngs):
             rngs = {name: stream() for name, stream in rngs.items()}
         variables = self.variables
         if self.deeper:
             variables = {collection: tree["module"] for collection, tree in variables.items()}
+        changing = {"mutable": union_filters(mutable, list(self.mutable))}
+        if capture_intermediates:
+            changing["capture_intermediates"] = capture_intermediates
         with over_replicas(REPLICA):
-            outputs, updates = self.linen.value.apply(
-                variables, *args, rngs=rngs, mutable=list(self.mutable), **kwargs
-            )
+            outputs, updates = self.linen.value.apply(variables, *args, rngs=rngs, **changing, **kwargs)
+        own = {name: tree for name, tree in updates.items() if name in self.mutable}
         if self.deeper:
-            updates = {collection: {"module": tree} for collection, tree in updates.items()}
-        self.fields.write(self, dict(updates))
-        return outputs
+            own = {collection: {"module": tree} for collection, tree in own.items()}
+        self.fields.write(self, own)
+        if mutable is False and not capture_intermediates:
+            return outputs
+        asked = union_filters(mutable, "intermediates") if capture_intermediates else mutable
+        return outputs, {name: tree for name, tree in updates.items() if in_filter(asked, name)}
 
 
 def _kind(name: str, leaf: Any) -> type[nnx.Variable]:

@@ -11,6 +11,7 @@ because a different file subclasses or replaces them; `ELSEWHERE` lists those.
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -347,6 +348,27 @@ def set_past_trace(variable: Any, value: Any) -> None:
     `Variable.set_raw_value` is the slow alternative; the caller must ensure that no trace is active.
     """
     object.__setattr__(variable, "_raw_value", value)
+
+
+def linen_capture_filter() -> Any:
+    """Return the filter of the innermost `capture_intermediates`, or False.
+
+    A wrapper applies its module again, inside of a program, where Linen records nothing unless it is asked.
+    Linen keeps the filter in its context, and no public function returns it.
+    """
+    from flax.linen.module import _context
+
+    return (_context.capture_stack or [False])[-1] or False
+
+
+def captured_methods(kind: type) -> tuple[tuple[str, str, type], ...]:
+    """Return the methods of a class that `nnx.capture(method_outputs=T)` has replaced for now, with their T.
+
+    The functions that replace them have a mark of their own, and a program traced with them is another one.
+    """
+    found = [(name, f) for name, f in vars(kind).items() if hasattr(f, "_does_capturing")]
+    types = [inspect.getclosurevars(f).nonlocals["variable_type"] for _, f in found]
+    return tuple((kind.__qualname__, name, t) for (name, _), t in zip(found, types, strict=True))
 
 
 def before_thread_pools_close(f: Callable[[], None]) -> None:

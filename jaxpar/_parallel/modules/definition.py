@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from ..._typing import PyTree
+from .records import Records
 
 Changes = dict[Any, PyTree]
 
@@ -22,6 +23,12 @@ class Definition(abc.ABC):
     ) -> tuple[PyTree, Changes]:
         """Return outputs and changed values. A `replica` is folded into every random stream."""
         return self.apply(operator.call, values, replica, args, kwargs)
+
+    def recorded(
+        self, values: Any, replica: jax.Array | None, args: tuple, kwargs: dict, /
+    ) -> tuple[PyTree, Changes, Records]:
+        """The same, and what the call has recorded, which is not among the changes."""
+        return *self(values, replica, args, kwargs), Records()
 
     def cast(self, values: Any, dtype: Any) -> Any:
         """Return the values with floating parameters in `dtype`."""

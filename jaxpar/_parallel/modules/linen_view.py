@@ -12,17 +12,23 @@ from flax import linen, traverse_util
 from ..._statistics.linen_batch_norm import over_replicas
 from ..._tree import check_alive, is_staged, same
 from ..._typing import REPLICA, PyTree, Static
+from ..._upstream import linen_capture_filter
 from ...errors import UninitializedError
 from ..placement import Placement
 from ..spread import spread
 from .definition import Definition
+from .records import Records, joined, records_of
 from .streams import fold
+
+Changed = dict[tuple[str, ...], PyTree]
+"""Variables by collection and path."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LinenDefinition(Definition):
     module: Static
     mutable: Static
+    capture: Static  # the filter of `capture_intermediates`, or False
 
     def apply(
         self,
@@ -31,19 +37,35 @@ class LinenDefinition(Definition):
         replica: jax.Array | None,
         args: tuple,
         kwargs: dict,
-    ) -> tuple[PyTree, dict[tuple[str, ...], PyTree]]:
+    ) -> tuple[PyTree, Changed]:
         variables, rngs = values["variables"], values["rngs"]
         # Each replica's stream is its own, as torch's generators on several devices are once they have run.
         if replica is not None:
             rngs = {name: rng.replace(rng=fold(rng.rng, replica)) for name, rng in rngs.items()}
+        run = linen.apply(
+            lambda module: function(module, *args, **kwargs),
+            self.module.value,
+            mutable=self.mutable.value or [],
+            capture_intermediates=self.capture.value,
+        )
         with over_replicas(REPLICA):
-            outputs, updates = self.module.value.apply(
-                variables, *args, rngs=rngs, mutable=self.mutable.value or [], method=function, **kwargs
-            )
+            outputs, updates = run(variables, rngs=rngs)
         # By identity: a collection that is mutable and untouched costs no all-reduce.
         before = traverse_util.flatten_dict(dict(variables))
         after = traverse_util.flatten_dict(dict(updates))
         return outputs, {path: x for path, x in after.items() if not same(x, before.get(path))}
+
+    def recorded(
+        self, values: dict, replica: jax.Array | None, args: tuple, kwargs: dict
+    ) -> tuple[PyTree, Changed, Records]:
+        outputs, changes = self(values, replica, args, kwargs)
+        sown = {path: changes.pop(path) for path, x in list(changes.items()) if _is_sown(path, x)}
+        return outputs, changes, records_of(sown)
+
+
+def _is_sown(path: tuple[str, ...], value: PyTree) -> bool:
+    """Whether `sow` has made a variable; by default it collects tuples."""
+    return path[0] == "intermediates" or isinstance(value, tuple)
 
 
 class LinenView:
@@ -55,11 +77,20 @@ class LinenView:
             )
         self.scope = module.scope
         inner, variables = module.unbind()
+        flat = traverse_util.flatten_dict(dict(variables), keep_empty_nodes=True)
+        self._sown = {
+            path: x
+            for path, x in flat.items()
+            if self.scope.is_mutable_collection(path[0]) and _is_sown(path, x)
+        }
+        if self._sown:  # from an earlier call: this one adds to them
+            variables = traverse_util.unflatten_dict({p: x for p, x in flat.items() if p not in self._sown})
         self._values = {
             "variables": variables,
             "rngs": {name: self._next_rng(name) for name in self.scope.rngs},
         }
-        self.definition = LinenDefinition(Static(inner), Static(self.scope.mutable))
+        capture = Static(linen_capture_filter())
+        self.definition = LinenDefinition(Static(inner), Static(self.scope.mutable), capture)
 
     def _next_rng(self, name: str) -> Any:
         calls, stream = self.scope.rng_counters[name], self.scope.rngs[name]
@@ -78,7 +109,20 @@ class LinenView:
     def commit(self, changes: dict[tuple[str, ...], PyTree]) -> None:
         for name in self.scope.rngs:
             self.scope.rng_counters[name] += 1
+        self._put(changes)
+
+    def record(self, module: linen.Module, records: Records) -> None:
+        """Put what a forward pass recorded into the scope, after what is there."""
+        del module
+        self._put(dict(records.items()))
+
+    def perturbations(self) -> dict[str, PyTree]:
+        return {}
+
+    def _put(self, changes: Changed) -> None:
         for (collection, *path), value in changes.items():
+            if (at := (collection, *path)) in self._sown:
+                value = joined(self._sown[at], value, ".".join(at))
             name, *deeper = path
             if deeper:
                 value = _put(self.scope.get_variable(collection, name) or {}, deeper, value)

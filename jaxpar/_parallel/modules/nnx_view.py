@@ -18,22 +18,36 @@ from flax import nnx
 
 from ..._tree import check_alive, has_tracers, is_staged, same
 from ..._typing import Array, PyTree, Static
-from ..._upstream import set_past_trace
+from ..._upstream import captured_methods, set_past_trace
 from ..placement import Placement
 from ..spread import spread
 from .definition import Definition
 from .function_view import refuse_hidden_module
+from .records import (
+    CAPTURES,
+    PERTURBATIONS,
+    Records,
+    is_sown,
+    joined,
+    new_variables,
+    nothing_sown,
+    perturbations_of,
+    put_new,
+    records_of,
+)
 from .streams import fold
 
 
 class NNXDefinition(Definition):
     """A module without its arrays: what is compiled. Equal for modules of equal structure."""
 
-    def __init__(self, graphdef: nnx.GraphDef, paths: Sequence[tuple], kinds: Sequence[str]):
+    def __init__(
+        self, graphdef: nnx.GraphDef, paths: Sequence[tuple], kinds: Sequence[str], captured: tuple = ()
+    ):
         self.graphdef, self.paths, self.kinds = Static(graphdef), tuple(paths), tuple(kinds)
         # To a GraphDef 1, 1.0 and True are the same attribute; to a program they are not.
         self.types = tuple(type(getattr(attribute, "value", None)) for _, attribute in graphdef.attributes)
-        self._key = self.kinds, self.types, self.paths, self.graphdef
+        self._key = self.kinds, self.types, self.paths, self.graphdef, captured
         # Hashing walks through the complete structure, and every step needs the hash.
         self._hash = hash(self._key)
 
@@ -52,7 +66,9 @@ class NNXDefinition(Definition):
         ]
 
     def merge(self, values: Sequence[Any]) -> nnx.Module:
-        state = nnx.from_flat_state(zip(self.paths, values, strict=True))
+        # Flax takes an empty dict or tuple for a branch of the state without leaves.
+        flat = (0 if kind == "sown" else value for kind, value in zip(self.kinds, values, strict=True))
+        state = nnx.from_flat_state(zip(self.paths, flat, strict=True))
         return nnx.merge(self.graphdef.value, state)
 
     def read(self, module: nnx.Module) -> list:
@@ -67,6 +83,24 @@ class NNXDefinition(Definition):
         args: tuple,
         kwargs: dict,
     ) -> tuple[PyTree, dict[int, PyTree]]:
+        _, outputs, changes = self._called(function, values, replica, args, kwargs)
+        return outputs, {i: x for i, x in changes.items() if self.kinds[i] != "sown"}
+
+    def recorded(
+        self, values: list, replica: jax.Array | None, args: tuple, kwargs: dict
+    ) -> tuple[PyTree, dict[int, PyTree], Records]:
+        perturbations = kwargs.pop(PERTURBATIONS, {}) if PERTURBATIONS in kwargs else {}
+        values = (
+            [perturbations.get(str(i), value) for i, value in enumerate(values)] if perturbations else values
+        )
+        module, outputs, changes = self._called(operator.call, values, replica, args, kwargs)
+        sown = {i: changes.pop(i) for i in list(changes) if self.kinds[i] == "sown"}
+        return outputs, changes, records_of(sown | new_variables(module, set(self.paths)))
+
+    def _called(
+        self, function: Callable[..., Any], values: list, replica: jax.Array | None, args: tuple, kwargs: dict
+    ) -> tuple[nnx.Module, PyTree, dict[int, PyTree]]:
+        """Return the module after a call, its outputs, and its values that changed, by number."""
         started = [
             fold(value, replica) if kind == "key" and replica is not None else value
             for value, kind in zip(values, self.kinds, strict=True)
@@ -75,12 +109,20 @@ class NNXDefinition(Definition):
         # Variables are found before the call: a forward may rebind attributes, and what it rebinds is lost,
         # as in torch (docs/semantics.md row 37).
         leaves = _leaves(module)
+        for i, kind in enumerate(self.kinds):
+            if kind == "sown":
+                leaves[i].set_raw_value(started[i] or nothing_sown(self.paths[i]))
         outputs = function(module, *args, **kwargs)
-        return outputs, {
-            i: leaves[i].get_raw_value()
-            for i, kind in enumerate(self.kinds)
-            if kind in ("buffer", "key") and not same(leaves[i].get_raw_value(), started[i])
-        }
+        return (
+            module,
+            outputs,
+            {
+                i: leaves[i].get_raw_value()
+                for i, kind in enumerate(self.kinds)
+                if (kind in ("buffer", "key") and not same(leaves[i].get_raw_value(), started[i]))
+                or (kind == "sown" and leaves[i].get_raw_value())
+            },
+        )
 
 
 class NNXView:
@@ -92,15 +134,27 @@ class NNXView:
         # Computed once: isinstance of a Variable takes longer than everything else done for a leaf.
         self.are_variables = [isinstance(leaf, nnx.Variable) for leaf in self.leaves]
         self.names = ["module." + ".".join(map(str, path)) for path, _ in flat]
-        self.definition = NNXDefinition(
-            graphdef, [path for path, _ in flat], [_kind(leaf) for leaf in self.leaves]
-        )
+        paths = [path for path, _ in flat]
+        kinds = [_kind(path, leaf) for path, leaf in zip(paths, self.leaves, strict=True)]
+        captured: tuple = ()
+        if any(CAPTURES in path for path in paths):
+            classes = {type(node): None for _, node in nnx.iter_modules(module)}
+            captured = tuple(method for kind in classes for method in captured_methods(kind))
+        self.definition = NNXDefinition(graphdef, paths, kinds, captured)
+        # What a forward pass has sown is not sent to the next one.
+        self._settable = [isinstance(leaf, nnx.Variable) for leaf in self.leaves]
+        self._sown = [i for i, kind in enumerate(kinds) if kind == "sown"]
+        for i in self._sown:
+            self._settable[i] = False
         self._placed: list[Any] = []
         self._placement: Placement | None = None
 
     def current_values(self) -> list:
         pairs = zip(self.leaves, self.are_variables, strict=True)
-        return [leaf.get_raw_value() if is_variable else leaf for leaf, is_variable in pairs]
+        values = [leaf.get_raw_value() if is_variable else leaf for leaf, is_variable in pairs]
+        for i in self._sown:
+            values[i] = ()
+        return values
 
     def values(self, placement: Placement, function: str = "DataParallel") -> list:
         values = self.current_values()
@@ -121,8 +175,8 @@ class NNXView:
 
     def _remember(self, placed: list, placement: Placement) -> None:
         try:
-            for leaf, value in zip(self.leaves, placed, strict=True):
-                if isinstance(leaf, nnx.Variable):
+            for leaf, settable, value in zip(self.leaves, self._settable, placed, strict=True):
+                if settable:
                     leaf.set_raw_value(value)
         except flax_errors.TraceContextError:
             return  # inside a gradient with respect to something else; the next eager call stores them
@@ -130,8 +184,8 @@ class NNXView:
 
     def put(self, values: list) -> None:
         """Set all values at once, outside of any trace."""
-        for leaf, is_variable, value in zip(self.leaves, self.are_variables, values, strict=True):
-            if is_variable:
+        for leaf, settable, value in zip(self.leaves, self._settable, values, strict=True):
+            if settable:
                 set_past_trace(leaf, value)
         self._placed = list(values)  # commit writes into it
 
@@ -151,6 +205,19 @@ class NNXView:
                 "nnx.grad), or call module.eval()."
             )
             raise
+
+    def perturbations(self) -> dict[str, PyTree]:
+        return perturbations_of(self.leaves, self.definition.paths) if self._sown else {}
+
+    def record(self, module: nnx.Module, records: Records) -> None:
+        """Put what a forward pass recorded into the module, after what is there."""
+        for place, value in records.items():
+            if not isinstance(place, int):
+                put_new(module, *place, value)
+            elif isinstance(leaf := self.leaves[place], nnx.Perturbation):
+                leaf.set_raw_value(value)
+            else:
+                leaf.set_raw_value(joined(leaf.get_raw_value(), value, self.names[place]))
 
 
 class _Snapshot(NamedTuple):
@@ -213,9 +280,11 @@ def _is_float(leaf: nnx.Variable | Array) -> bool:
     return jnp.issubdtype(value.dtype, jnp.inexact)
 
 
-def _kind(leaf: nnx.Variable | Array) -> str:
+def _kind(path: tuple, leaf: nnx.Variable | Array) -> str:
     if not isinstance(leaf, nnx.Variable):
         return "array"
+    if is_sown(path, leaf):
+        return "sown"
     if isinstance(leaf, nnx.Param):
         return "parameter"
     return "key" if isinstance(leaf, nnx.RngKey) else "buffer"
