@@ -25,10 +25,12 @@ from .definition import Definition
 from .function_view import refuse_hidden_module
 from .records import (
     CAPTURES,
+    NOTHING,
     PERTURBATIONS,
     Records,
     is_sown,
     joined,
+    lists_without_captures,
     new_variables,
     nothing_sown,
     perturbations_of,
@@ -66,9 +68,7 @@ class NNXDefinition(Definition):
         ]
 
     def merge(self, values: Sequence[Any]) -> nnx.Module:
-        # Flax takes an empty dict or tuple for a branch of the state without leaves.
-        flat = (0 if kind == "sown" else value for kind, value in zip(self.kinds, values, strict=True))
-        state = nnx.from_flat_state(zip(self.paths, flat, strict=True))
+        state = nnx.from_flat_state(zip(self.paths, values, strict=True))
         return nnx.merge(self.graphdef.value, state)
 
     def read(self, module: nnx.Module) -> list:
@@ -83,22 +83,26 @@ class NNXDefinition(Definition):
         args: tuple,
         kwargs: dict,
     ) -> tuple[PyTree, dict[int, PyTree]]:
-        _, outputs, changes = self._called(function, values, replica, args, kwargs)
+        _, outputs, changes = self._called(function, values, replica, args, kwargs, {})
         return outputs, {i: x for i, x in changes.items() if self.kinds[i] != "sown"}
 
     def recorded(
         self, values: list, replica: jax.Array | None, args: tuple, kwargs: dict
     ) -> tuple[PyTree, dict[int, PyTree], Records]:
-        perturbations = kwargs.pop(PERTURBATIONS, {}) if PERTURBATIONS in kwargs else {}
-        values = (
-            [perturbations.get(str(i), value) for i, value in enumerate(values)] if perturbations else values
-        )
-        module, outputs, changes = self._called(operator.call, values, replica, args, kwargs)
+        perturbations = {int(i): x for i, x in kwargs.get(PERTURBATIONS, {}).items()}
+        kwargs = {name: x for name, x in kwargs.items() if name != PERTURBATIONS}
+        module, outputs, changes = self._called(operator.call, values, replica, args, kwargs, perturbations)
         sown = {i: changes.pop(i) for i in list(changes) if self.kinds[i] == "sown"}
         return outputs, changes, records_of(sown | new_variables(module, set(self.paths)))
 
     def _called(
-        self, function: Callable[..., Any], values: list, replica: jax.Array | None, args: tuple, kwargs: dict
+        self,
+        function: Callable[..., Any],
+        values: list,
+        replica: jax.Array | None,
+        args: tuple,
+        kwargs: dict,
+        perturbations: dict[int, PyTree],
     ) -> tuple[nnx.Module, PyTree, dict[int, PyTree]]:
         """Return the module after a call, its outputs, and its values that changed, by number."""
         started = [
@@ -111,7 +115,7 @@ class NNXDefinition(Definition):
         leaves = _leaves(module)
         for i, kind in enumerate(self.kinds):
             if kind == "sown":
-                leaves[i].set_raw_value(started[i] or nothing_sown(self.paths[i]))
+                leaves[i].set_raw_value(perturbations.get(i) or nothing_sown(self.paths[i]))
         outputs = function(module, *args, **kwargs)
         return (
             module,
@@ -128,9 +132,10 @@ class NNXDefinition(Definition):
 class NNXView:
     def __init__(self, module: nnx.Module):
         # As a graph, whatever Flax does by default: an array may occur twice, as tied weights do.
-        graphdef, state = nnx.split(module, graph=True)
-        flat = list(nnx.to_flat_state(state))
-        self.leaves = _leaves(module)
+        with lists_without_captures(module):
+            graphdef, state = nnx.split(module, graph=True)
+            flat = list(nnx.to_flat_state(state))
+            self.leaves = _leaves(module)
         # Computed once: isinstance of a Variable takes longer than everything else done for a leaf.
         self.are_variables = [isinstance(leaf, nnx.Variable) for leaf in self.leaves]
         self.names = ["module." + ".".join(map(str, path)) for path, _ in flat]
@@ -153,7 +158,7 @@ class NNXView:
         pairs = zip(self.leaves, self.are_variables, strict=True)
         values = [leaf.get_raw_value() if is_variable else leaf for leaf, is_variable in pairs]
         for i in self._sown:
-            values[i] = ()
+            values[i] = NOTHING
         return values
 
     def values(self, placement: Placement, function: str = "DataParallel") -> list:
@@ -171,7 +176,9 @@ class NNXView:
     def parameters(self, wrt: nnx.filterlib.Filter) -> tuple[int, ...]:
         selects = nnx.filterlib.to_predicate(wrt)
         pairs = enumerate(zip(self.definition.paths, self.leaves, strict=True))
-        return tuple(i for i, (path, leaf) in pairs if selects(path, leaf) and _is_float(leaf))
+        return tuple(
+            i for i, (path, leaf) in pairs if i not in self._sown and selects(path, leaf) and _is_float(leaf)
+        )
 
     def _remember(self, placed: list, placement: Placement) -> None:
         try:

@@ -5,13 +5,15 @@ Such values have rows like outputs, so they are gathered like outputs; a buffer 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from ..._typing import PyTree
@@ -51,7 +53,7 @@ def records_of(found: dict[Any, PyTree]) -> Records:
 
 
 def _array(x: Any) -> Any:
-    return jnp.asarray(x) if isinstance(x, (bool, int, float, complex)) else x
+    return np.asarray(x, jnp.result_type(x)) if isinstance(x, (bool, int, float, complex)) else x
 
 
 def is_sown(path: tuple, leaf: Any) -> bool:
@@ -59,9 +61,25 @@ def is_sown(path: tuple, leaf: Any) -> bool:
     return CAPTURES in path or isinstance(leaf, nnx.Intermediate)
 
 
+@contextlib.contextmanager
+def lists_without_captures(module: nnx.Module) -> Iterator[None]:
+    """Inside, no `nnx.List` has captures: it sows nothing, and Flax cannot sort numbers and names."""
+    lists = [node for _, node in nnx.iter_modules(module) if isinstance(node, nnx.List)]
+    hidden = [(vars(node), vars(node).pop(CAPTURES)) for node in lists if CAPTURES in vars(node)]
+    try:
+        yield
+    finally:
+        for attributes, captures in hidden:
+            attributes[CAPTURES] = captures
+
+
 def nothing_sown(path: tuple) -> PyTree:
     # A new dict each time, because `sow` puts values into it.
     return {} if CAPTURES in path else ()
+
+
+NOTHING = np.zeros((), np.int8)
+"""Stands for what was sown among a module's arrays, where every place needs one."""
 
 
 def new_variables(module: nnx.Module, paths: set[tuple]) -> dict[Any, PyTree]:
@@ -89,7 +107,7 @@ def joined(before: PyTree, value: PyTree, name: str) -> PyTree:
         }
     if isinstance(before, tuple) and isinstance(value, tuple):
         return before + value
-    if before == ():
+    if isinstance(before, tuple) and not before:
         return value
     raise ValueError(
         f"DataParallel: {name} was sown with a reduce_fn of its own in two calls, and each call's values are "
