@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from flax import linen, nnx
@@ -21,6 +21,7 @@ from .branch import Kind, Local
 from .compiling import Compiling, begun
 from .modules import Definition
 from .modules.bundle import nets_of
+from .modules.records import Records
 from .placement import Placement, place
 from .programs import Programs, shared
 from .reduce import from_replica_zero
@@ -173,6 +174,11 @@ def _arrays(module: Any) -> PyTree:
     return module.variables if bound else ()
 
 
+class WithRecords(NamedTuple):
+    outputs: PyTree
+    records: Records
+
+
 def compiled(definition: Definition, run: Backend, placement: Placement, dtype: Any = None) -> Any:
     """Return a program `(values, inputs, kwargs) -> (outputs, records, changes)`.
 
@@ -205,7 +211,7 @@ def _run(
         if dtype is not None:
             values = definition.cast(values, dtype)
         outputs, changes, records = definition.recorded(values, index, _arguments(args), named)
-        return Local((outputs, records), (), changes)
+        return Local(WithRecords(outputs, records) if records else outputs, (), changes)
 
     def finish(
         index: jax.Array, values: PyTree, replica_state: PyTree, local: Local, again: Any
@@ -215,11 +221,13 @@ def _run(
 
     batch = (inputs.tree, {} if kwargs is None else kwargs.tree)
     done = _program.run(replica, finish, run, placement, values, batch, _kinds(inputs, kwargs))
-    outputs, records = done.outputs
-    n = len(jax.tree.leaves(outputs))
-    both = (outputs, done.shapes[:n]), (records, done.shapes[n:])
-    shards = [Shards(tree, inputs.sizes, shapes, inputs.placement) for tree, shapes in both]
-    return shards[0], shards[1], done.shared
+    both = done.outputs if isinstance(done.outputs, WithRecords) else WithRecords(done.outputs, Records())
+    n = len(jax.tree.leaves(both.outputs))
+    shapes = done.shapes[:n], done.shapes[n:]
+    outputs, records = (
+        Shards(x, inputs.sizes, s, inputs.placement) for x, s in zip(both, shapes, strict=True)
+    )
+    return outputs, records, done.shared
 
 
 def _kinds(inputs: Shards, kwargs: Shards | None) -> list[Kind | None]:

@@ -10,6 +10,7 @@ from flax import linen, nnx
 from flax.core.scope import in_filter, union_filters
 
 from .._parallel.data_parallel import DataParallel
+from .._parallel.modules.partitioned import without_absent_axes
 from .._statistics.linen_batch_norm import over_replicas
 from .._typing import REPLICA, PyTree, Static
 from .distributed_data_parallel import DistributedDataParallel
@@ -58,6 +59,7 @@ class LinenNet(nnx.Module):
         changing = {"mutable": union_filters(mutable, list(self.mutable))}
         if capture_intermediates:
             changing["capture_intermediates"] = capture_intermediates
+        variables = without_absent_axes(variables)
         with over_replicas(REPLICA):
             outputs, updates = self.linen.value.apply(variables, *args, rngs=rngs, **changing, **kwargs)
         own = {name: tree for name, tree in updates.items() if name in self.mutable}

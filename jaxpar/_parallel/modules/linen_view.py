@@ -17,6 +17,7 @@ from ...errors import UninitializedError
 from ..placement import Placement
 from ..spread import spread
 from .definition import Definition
+from .partitioned import without_absent_axes
 from .records import Records, joined, records_of
 from .streams import fold
 
@@ -49,7 +50,7 @@ class LinenDefinition(Definition):
             capture_intermediates=self.capture.value,
         )
         with over_replicas(REPLICA):
-            outputs, updates = run(variables, rngs=rngs)
+            outputs, updates = run(without_absent_axes(variables), rngs=rngs)
         # By identity: a collection that is mutable and untouched costs no all-reduce.
         before = traverse_util.flatten_dict(dict(variables))
         after = traverse_util.flatten_dict(dict(updates))
