@@ -72,6 +72,10 @@ import jax, numpy as np
 from flax import nnx
 import jaxpar, jaxpar.distributed as dist
 from jaxpar import optim
+from jaxpar.distributed import _deadlock_watch
+
+# The watch looks sooner than in use, and LATE is still later than it looks, so that the tests take less time.
+_deadlock_watch.TICK, _deadlock_watch.QUIET, LATE = 0.2, 1.0, 2.5
 
 dist.init_process_group(timeout=100)
 rank = dist.get_rank()
@@ -171,13 +175,13 @@ def test_three_ranks(names, tmp_path):
 
 
 SLOW = {
-    "in a barrier": "time.sleep(7 * (rank == 1)); dist.barrier()",
-    "in a step": "time.sleep(7 * (rank == 0)); float(step(x, x)); dist.barrier()",
-    "in a step of another shape": "time.sleep(7 * (rank == 0)); float(step(x[:1], x[:1]))",
-    "in a collective": "time.sleep(7 * (rank == 1)); float(dist.all_reduce(2.0)); float(step(x, x))",
-    "on device, ahead": "y = step(x, x); time.sleep(7 * rank); step(x, x); dist.barrier()",
-    "while the other works alone": "time.sleep(7 * rank); checkpointer.restore(net=net); float(step(x, x))",
-    "at the end": "time.sleep(7 * rank)",
+    "in a barrier": "time.sleep(LATE * (rank == 1)); dist.barrier()",
+    "in a step": "time.sleep(LATE * (rank == 0)); float(step(x, x)); dist.barrier()",
+    "in a step of another shape": "time.sleep(LATE * (rank == 0)); float(step(x[:1], x[:1]))",
+    "in a collective": "time.sleep(LATE * (rank == 1)); float(dist.all_reduce(2.0)); float(step(x, x))",
+    "on device, ahead": "y = step(x, x); time.sleep(LATE * rank); step(x, x); dist.barrier()",
+    "while the other works alone": "time.sleep(LATE * rank); checkpointer.restore(net=net); float(step(x, x))",
+    "at the end": "time.sleep(LATE * rank)",
     "with another number of calls in no_sync": """
 with net.no_sync():
     net.value_and_grad(loss)(x, x)
@@ -185,7 +189,7 @@ net.value_and_grad(loss)(x, x)
 with net.no_sync():
     for _ in range(1 + rank):
         net.value_and_grad(loss)(x, x)
-time.sleep(7 * rank)
+time.sleep(LATE * rank)
 dist.barrier()
 net.value_and_grad(loss)(x, x)
 """,
