@@ -11,15 +11,18 @@ from .backend import Body
 
 
 def run(body: Body, placement: Placement, shared: PyTree, rows: list[jax.Array]) -> tuple[PyTree, PyTree]:
-    def program(shared: PyTree, index: jax.Array, rows: list[jax.Array]) -> tuple[PyTree, PyTree]:
-        return body(index, shared, rows)
+    leaves, form = jax.tree.flatten(shared)
+
+    def program(index: jax.Array, rows: list[jax.Array], *leaves: jax.Array) -> tuple[PyTree, PyTree]:
+        return body(index, jax.tree.unflatten(form, leaves), rows)
 
     # The index is an argument because pmap wants at least one that differs between the devices.
     index = jnp.arange(placement.N, dtype=jnp.int32)
     return jax.pmap(
         program,
         axis_name=REPLICA,
-        in_axes=(None, 0, 0),
+        # One for each leaf: None for a tree without leaves would count for the next argument.
+        in_axes=(0, 0, *[None] * len(leaves)),
         out_axes=(0, None),
         devices=placement.devices,
-    )(shared, index, rows)
+    )(index, rows, *leaves)
