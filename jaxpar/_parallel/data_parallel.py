@@ -9,11 +9,14 @@ from typing import Any
 
 import jax
 from flax import linen, nnx
+from jax.sharding import NamedSharding, PartitionSpec
 
 from .._counterparts import TorchNames
+from .._devices.context import Outside, is_explicit, returned
 from .._statistics.linen_batch_norm import over_replicas
 from .._tree import is_real, is_staged
 from .._typing import REPLICA, DeviceLike, PyTree
+from .._upstream.mesh_context import context_mesh
 from ..errors import JaxparError, NestedError
 from .backends import backend as _backend
 from .batch_statistics import warn_of_replica_statistics
@@ -29,7 +32,7 @@ from .placement import Placement, place
 from .programs import Programs
 from .replicate import Replicas, replicate
 from .replicated import is_marked, unmarked
-from .scatter import scatter_kwargs
+from .scatter import cut_arguments
 
 
 def data_parallel(
@@ -81,15 +84,30 @@ def forward(
     if not placement.devices:
         args, kwargs = unmarked((args, kwargs))
         return _alone(module, args, kwargs)
+    target = None if context_mesh() is not None else _target(args, kwargs, placement)
+    with Outside():
+        outputs = _forward(module, args, kwargs, placement, backend, programs, function, target)
+        return returned(outputs, placement.dim)
+
+
+def _forward(
+    module: Module,
+    args: tuple,
+    kwargs: dict[str, Any],
+    placement: Placement,
+    backend: str,
+    programs: Programs,
+    function: str,
+    target: Any,
+) -> PyTree:
     _refuse_nesting(function)
     args, kwargs, objects = set_aside(args, kwargs)
     if objects:
         module = bundled(module, objects, placement, function)
-    target = _target(args, kwargs, placement)
     alone = placement.N == 1
     if not alone and isinstance(module, nnx.Module) and (perturbations := view(module).perturbations()):
         kwargs = {**kwargs, PERTURBATIONS: perturbations}  # they have rows
-    inputs, named = scatter_kwargs(args, kwargs, placement)
+    inputs, named = cut_arguments(args, kwargs, placement)
     if alone:
         # docs/semantics.md row 31: with one device the module is called as it is.
         view(module).values(placement, function)
@@ -97,7 +115,8 @@ def forward(
     replicas = Replicas(module, placement, len(inputs), function=function)
     outputs, records = apply_replicas(replicas, inputs, named, backend, programs)
     if records.tree:
-        replicas.split().record(module, assemble(records, target, warns=False))
+        made = returned(assemble(records, target, warns=False), placement.dim)
+        replicas.split().record(module, made)
     return assemble(outputs, target)
 
 
@@ -130,7 +149,9 @@ def _target(args: tuple, kwargs: dict[str, Any], placement: Placement) -> Any:
     spread = set(placement.devices)
     for x in jax.tree.leaves((args, kwargs), is_leaf=is_marked):
         if is_real(x) and not x.is_deleted() and x.devices() == spread and len(spread) > 1:
-            return placement.replicated
+            where = x.sharding
+            named = isinstance(where, NamedSharding) and not is_explicit(where.mesh)
+            return NamedSharding(where.mesh, PartitionSpec()) if named else placement.replicated
     return placement.output_device
 
 

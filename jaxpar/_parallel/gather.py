@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from .._arguments import whole
+from .._devices.context import outside, returned
 from .._tree import LazyPaths, check_alive, check_leaves, has_tracers, is_array, is_real, is_staged, paths
 from .._typing import DeviceLike, PyTree, Shape, TreeDef
 from .._upstream import concrete
@@ -19,6 +20,7 @@ from . import placement as _placement
 from .shards import Shards, crop, separate
 
 
+@outside
 def gather(
     outputs: Shards | Sequence[PyTree], target_device: DeviceLike | None = None, dim: int = 0
 ) -> PyTree:
@@ -52,9 +54,10 @@ def gather(
                 f"gather: outputs are {type(outputs).__name__}; give jaxpar.Shards, or a list with one "
                 "output for each replica."
             )
-        return _gather_list(list(outputs), target_device, whole("gather", "dim", dim))
+        dim = whole("gather", "dim", dim)
+        return returned(_gather_list(list(outputs), target_device, dim), dim)
     target = _placement.output(target_device, outputs.placement.devices[0])
-    return assemble(outputs, None if is_staged() else target)
+    return returned(assemble(outputs, None if is_staged() else target), outputs.placement.dim)
 
 
 def assemble(shards: Shards, target: jax.Device | jax.sharding.Sharding | None, warns: bool = True) -> PyTree:

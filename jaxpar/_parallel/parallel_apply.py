@@ -11,6 +11,7 @@ import jax
 from flax import linen, nnx
 
 from .._devices import devices as _devices
+from .._devices.context import outside
 from .._tree import LazyPaths, check_alive, is_array, is_real, is_staged
 from .._typing import DeviceLike, PyTree
 from ..errors import CountError
@@ -30,6 +31,7 @@ from .replicated import unmarked
 from .shards import Shards
 
 
+@outside
 def parallel_apply(
     modules: Replicas | Sequence[Any],
     inputs: Shards | Sequence[Any],

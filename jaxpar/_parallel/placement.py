@@ -117,6 +117,15 @@ def place(
     return _place(tuple(specs), output_device, dim, function)
 
 
+def over_devices(x: Any, placement: Placement) -> NamedSharding:
+    """Return the sharding of an unsplit batch: split if it divides evenly, or else on all devices."""
+    # A NamedSharding requires equal pieces; an uneven batch goes to all devices and is split in the program.
+    dim = placement.dim
+    if not -x.ndim <= dim < x.ndim or not x.shape[dim] or x.shape[dim] % placement.N:
+        return placement.replicated
+    return NamedSharding(placement.mesh, PartitionSpec(*[None] * (dim % x.ndim), REPLICA))
+
+
 def output(spec: DeviceLike | None, default: jax.Device) -> jax.Device:
     if spec is None:
         return default

@@ -9,6 +9,7 @@ from typing import Any, overload
 import jax
 from flax import linen, nnx
 
+from .._devices.context import outside
 from .._tree import is_real
 from .._typing import DeviceLike, PyTree
 from .._upstream import concrete
@@ -36,6 +37,7 @@ class Replicas(Sequence):
     def __getitem__(self, i: int) -> Any: ...
     @overload
     def __getitem__(self, i: slice) -> Replicas: ...
+    @outside
     def __getitem__(self, i: int | slice) -> Any:
         if isinstance(i, slice):
             indices = range(*i.indices(self.k))
@@ -56,6 +58,7 @@ class Replicas(Sequence):
         return jax.lax.stop_gradient(values) if self.detach else values
 
 
+@outside
 def replicate(network: Module, devices: Iterable[DeviceLike] | Placement, detach: bool = False) -> Replicas:
     """A copy of a module on each device.
 

@@ -13,15 +13,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._devices.context import brought, outside
 from .._devices.topology import refuse_topology
 from .._tree import LazyPaths, check_alive, check_leaves, is_array, is_staged
 from .._typing import Array, DeviceLike, PyTree, Shape
 from ..errors import DeviceError, DimError, NoRowsError, RowsError
-from .placement import Placement, place
+from .placement import Placement, over_devices, place
 from .replicated import array_marks, is_lone_key, with_marks
 from .shards import Shards, combine, separate
 
 
+@outside
 def scatter(inputs: PyTree, target_gpus: Iterable[DeviceLike] | Placement, dim: int = 0) -> Shards:
     """Split the arrays of a tree along `dim` and send piece i to device i.
 
@@ -51,6 +53,7 @@ def scatter(inputs: PyTree, target_gpus: Iterable[DeviceLike] | Placement, dim: 
     return cut(inputs, placement, LazyPaths(("inputs", inputs)))
 
 
+@outside
 def scatter_kwargs(
     inputs: PyTree,
     kwargs: dict[str, Any] | None,
@@ -69,8 +72,10 @@ def scatter_kwargs(
     torch counterpart: `torch.nn.parallel.scatter_gather.scatter_kwargs`; as there, arguments that
     are not a tuple are split as they are.
     """
-    placement = place(target_gpus, None, dim, function="scatter_kwargs")
-    kwargs = kwargs or {}
+    return cut_arguments(inputs, kwargs or {}, place(target_gpus, None, dim, function="scatter_kwargs"))
+
+
+def cut_arguments(inputs: PyTree, kwargs: dict[str, Any], placement: Placement) -> tuple[Shards, Shards]:
     both = cut((inputs, kwargs), placement, LazyPaths(("inputs", inputs), ("kwargs", kwargs)))
     n = sum(is_array(leaf) for leaf in jax.tree.leaves(inputs))
     return (
@@ -169,10 +174,22 @@ def _spread(
     arrays: list[Array], axes: list[int | None], sizes: Sequence[int], placement: Placement
 ) -> list[jax.Array]:
     c = max(sizes[0], 1)  # XLA's partitioner fails on arrays without elements at a shard_map's border
+    arrays = [_brought(x, a, placement) for x, a in zip(arrays, axes, strict=True)]
     if is_staged():
         stacks = [_stack(x, a, c, placement.N) for x, a in zip(arrays, axes, strict=True)]
         return stacks if placement.N == 1 else jax.lax.with_sharding_constraint(stacks, placement.stacked)
     return [_send(x, a, c, placement) for x, a in zip(arrays, axes, strict=True)]
+
+
+def _brought(x: Array, axis: int | None, placement: Placement) -> Array:
+    if isinstance(x, np.ndarray):
+        return x
+    return brought(
+        x,
+        placement.mesh,
+        lambda: placement.replicated if axis is None else over_devices(x, placement),
+        axis,
+    )
 
 
 def _stack(x: Array, axis: int | None, c: int, N: int) -> jax.Array:

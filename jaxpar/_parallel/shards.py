@@ -12,6 +12,7 @@ from typing import Any, overload
 
 import jax
 
+from .._devices.context import outside
 from .._tree import combine as combine
 from .._tree import is_array
 from .._tree import separate as separate
@@ -55,6 +56,7 @@ class Shards(Sequence):
     def __getitem__(self, i: int) -> PyTree: ...
     @overload
     def __getitem__(self, i: slice) -> list[PyTree]: ...
+    @outside
     def __getitem__(self, i: int | slice) -> PyTree:
         if isinstance(i, slice):
             return [self[j] for j in range(*i.indices(len(self)))]

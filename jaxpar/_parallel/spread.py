@@ -9,8 +9,10 @@ import jax
 import numpy as np
 
 from .._devices import devices as _devices
+from .._devices.context import brought
 from .._devices.topology import refuse_topology
 from .._tree import has_tracers, is_array, is_real
+from .._typing import PyTree
 from .._upstream import concrete
 from ..errors import LeafError, MisplacedError, UninitializedError
 from .placement import Placement
@@ -32,6 +34,13 @@ def spread(values: list, names: Sequence[str], placement: Placement, function: s
     return jax.tree.map(lambda leaf: _spread_under_derivative(leaf, placement), values)
 
 
+def staged(values: PyTree, placement: Placement) -> PyTree:
+    """Return tracers of values for a program; where they live, the enclosing program decides."""
+    return jax.tree.map(
+        lambda x: brought(x, placement.mesh, lambda: placement.replicated) if is_array(x) else x, values
+    )
+
+
 def _spread_under_derivative(leaf: Any, placement: Placement) -> Any:
     """Copy like torch's Broadcast: what flows back is summed, and returns to the value's original devices."""
     underlying = concrete(leaf)
@@ -40,7 +49,7 @@ def _spread_under_derivative(leaf: Any, placement: Placement) -> Any:
         or not underlying.committed
         or underlying.sharding.device_set == set(placement.devices)
     ):
-        return leaf
+        return brought(leaf, placement.mesh, lambda: placement.replicated)
     # Without `src` a gradient would stay on all devices, and could not be added to a parameter on one.
     return jax.device_put(leaf, placement.replicated, src=underlying.sharding)
 

@@ -128,10 +128,7 @@ class ObjectArrays:
 
     def write(self, values: list) -> None:
         local = self.world.local_shared(values)
-        self.view.put(local)
-        # An array that is no Variable cannot be put back, so the object keeps its own.
-        triples = zip(self.view.leaves, self.view.are_variables, local, strict=True)
-        self._object_values = [x if is_variable else leaf for leaf, is_variable, x in triples]
+        self._object_values = self.view.put(local)
         self._written = values
 
 

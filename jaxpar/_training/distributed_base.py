@@ -9,6 +9,7 @@ from typing import Any
 from flax import nnx
 
 from .._counterparts import TorchNames
+from .._devices.context import returned
 from .._parallel.batch_statistics import warn_of_replica_statistics
 from .._parallel.data_parallel import forward
 from .._parallel.parallel_apply import compiled
@@ -154,7 +155,8 @@ class Distributed(TorchNames):
         keep = not state.synchronises
         with warn_of_replica_statistics(self.module, "DistributedDataParallel", self.world.N):
             done = engine.step(batch, kwargs, keep)
-        value = (done.loss, done.aux) if has_aux else done.loss
+        aux, (loss, committed) = returned(done.aux, self.dim), returned((done.loss, done.committed))
+        value = (loss, aux) if has_aux else loss
         if keep:
-            return value, None, done.committed
-        return value, arrays.gradients(self.world.local_shared(done.after)), done.committed
+            return value, None, committed
+        return value, arrays.gradients(returned(self.world.local_shared(done.after))), committed

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 from flax import linen, nnx
 
+from .._devices.context import outside, returned
 from .._parallel.backends import backend as _backend
 from .._parallel.modules.applied_view import Applied, function_of, is_callable_pytree
 from .._parallel.modules.function_view import FunctionView
@@ -136,6 +137,7 @@ def _buffers(forward_sync: bool | None, broadcast: bool | None) -> bool:
 
 
 class _NNXDistributed(Distributed, nnx.Module):
+    @outside
     def __init__(self, module: nnx.Module, world: World, backend: str, state: EngineState, init_sync: bool):
         self._remember(module, world, backend, state)
         settle_groups(module, world)
@@ -178,6 +180,7 @@ class _NNXDistributed(Distributed, nnx.Module):
         torch counterpart: forward, loss and `loss.backward()` (docs/semantics.md rows D4, D5).
         """
 
+        @outside
         def value_and_grad(*batch: PyTree, **kwargs: PyTree) -> Any:
             loss, gradients, _ = self._gradients(self.arrays(wrt), loss_fn, has_aux, batch, kwargs)
             return loss, gradients
@@ -193,9 +196,13 @@ class _LinenDistributed(Distributed):
         """The module's variables, rank 0's on all ranks."""
         args, kwargs = unmarked((args, kwargs))
         variables = self.module.init(rngs, *args, **kwargs)
+        return self._settled(variables)
+
+    @outside
+    def _settled(self, variables: PyTree) -> PyTree:
         arrays = LinenArrays(self.module, variables, {}, False, self.world)
         settled = settle(arrays, self.world, True)
-        return jax.tree.unflatten(arrays.form, settled)["variables"]
+        return returned(jax.tree.unflatten(arrays.form, settled)["variables"])
 
     def apply(
         self,
@@ -222,6 +229,7 @@ class _LinenDistributed(Distributed):
         the collections that changed: `((loss, updates), gradients)`, with aux `((loss, aux), updates)`.
         """
 
+        @outside
         def value_and_grad(variables: PyTree, *batch: PyTree, rngs: Any = None, **kwargs: PyTree) -> Any:
             self._compare("variables", variables)
             arrays = LinenArrays(self.module, variables, rngs or {}, mutable, self.world)
@@ -245,6 +253,7 @@ class _FunctionDistributed(Distributed):
         Raises DivergenceError if ranks hold other parameters; see `jaxpar.distributed.broadcast`.
         """
 
+        @outside
         def value_and_grad(parameters: PyTree, *batch: PyTree, **kwargs: PyTree) -> Any:
             self._compare("parameters", parameters)
             arrays = FunctionArrays(self.module, parameters, self.world)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from .._devices.context import outside_for, returned
 from .._parallel.compiling import begun
 from .._parallel.modules import Changes
 from .._parallel.modules.bundle import set_aside
@@ -82,7 +83,8 @@ def eval_step(
     placement = local_placement(nets[0])
     check_precision(precision, "eval_step")
     run = function_net.evaluation_of(nets, operator.call if function is None else function)
-    arrays = EvaluationArrays(as_one(net), as_one(net), placement, ALONE, "eval_step")
+    with outside_for(placement):
+        arrays = EvaluationArrays(as_one(net), as_one(net), placement, ALONE, "eval_step")
     state = EngineState(Alone())
     state.replace(ReplicaState())  # an evaluation has no per-replica state
     engine = Engine(arrays, OutputWork(run, precision, placement), state, ALONE, run)
@@ -91,9 +93,11 @@ def eval_step(
         batch, kwargs, objects = set_aside(batch, kwargs)
         batch, kwargs = without_torch(batch, kwargs)
         check_objects(nets, objects, "eval_step")
-        arrays.bring(objects)
+        with outside_for(placement):
+            arrays.bring(objects)
         check_batch(batch, kwargs, jax.tree.leaves((batch, kwargs)), "eval_step")
-        outputs = engine.step(batch, kwargs).aux
+        with outside_for(placement):
+            outputs = returned(engine.step(batch, kwargs).aux, 0 if placement is None else placement.dim)
         empty_array = empty(batch, kwargs)
         if empty_array is not None:
             _check_numbers(outputs, empty_array)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
+from .._devices.context import outside
 from ..distributed.exchange import exchange
 from ..errors import DistributedError, DivergenceError
 from .agreement import Agreement
@@ -126,6 +127,7 @@ class Join:
             # torch leaves its hooks in place (J5), and later steps take buffers from the highest rank.
             self._state.leave_join()
 
+    @outside
     def _go_on(self) -> None:
         """Take part with zeros until no rank has batches left, then take the last rank's values."""
         engine, rows = self._state.engine, self._strategy.rows

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._devices.context import brought, outside_for, returned
 from .._parallel.modules.bundle import set_aside
 from .._parallel.placement import Placement
 from .._parallel.programs import Programs
@@ -79,12 +80,19 @@ class PureStep:
         if self._placement is not None and not is_staged() and not has_tracers(arrays):
             # A batch on one device alone cannot meet a carry on all of them.
             arrays = jax.device_put(arrays, self._placement.replicated)
-        return self._programs(statics, form)(carry, arrays)
+        with outside_for(self._placement):
+            if self._placement is not None:
+                mesh, everywhere = self._placement.mesh, self._placement.replicated
+                arrays = [brought(x, mesh, lambda: everywhere) for x in arrays]
+            carry, results = self._programs(statics, form)(carry, arrays)
+            # The carry keeps the program's mesh, since a loop's carry has one type.
+            return carry, returned(results)
 
     def _compiled(self, statics: Sequence[Static | None], form: TreeDef) -> Any:
         def run(carry: StepCarry, arrays: list) -> tuple[StepCarry, Any]:
             args, kwargs = combine(arrays, statics, form)
-            batch = self._work.bring(args, kwargs)
+            with outside_for(self._placement):  # a compiled program is for every mesh of its callers
+                batch = self._work.bring(args, kwargs)
             if self._accumulate == 1:
                 return self._turn(carry, batch, False)
             return self._accumulated(carry, batch)

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from flax import nnx
 
+from .._devices.context import outside_for
 from .._parallel.data_parallel import DataParallel
 from .._parallel.placement import Placement
 from .._parallel.programs import Programs
@@ -49,5 +50,6 @@ def trace_step(
     else:
         world, state = World(placement, placement, 0, 1), EngineState(SameRows(1, shares_buffers=True))
         work = ReplicaWork(objective, world, state, "shard_map", Programs(compiled))
-    arrays = TrainingArrays(net, net, optimizer, placement, world)
-    return Engine(arrays, work, state, world, loss_fn).trace(batch, {}, keep=not update)
+    with outside_for(placement):
+        arrays = TrainingArrays(net, net, optimizer, placement, world)
+        return Engine(arrays, work, state, world, loss_fn).trace(batch, {}, keep=not update)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from .._devices.context import outside_for, returned
 from .._devices.topology import refuse_topology
 from .._parallel.data_parallel import DataParallel
 from .._parallel.modules.bundle import nets_of, set_aside
@@ -18,6 +19,7 @@ from .._upstream import is_traced
 from ..errors import NonFiniteError, StagedError
 from . import function_net, networks
 from .batch_checks import Batches, check_batch, check_rows, without_torch
+from .engine import StepOutcome
 from .nonfinite import NONE, Reports
 from .on_update import StepUpdate, UpdateHook
 from .precision import Precision, check_precision
@@ -135,8 +137,7 @@ class TrainStep:
         self.metrics: PyTree = None
         self._accumulate, self._has_aux = accumulate, has_aux
         self._nets = net if isinstance(net, tuple) else (net,)
-        placement = networks.local_placement(self._nets[0])
-        self._devices = () if placement is None else placement.devices
+        self._placement = networks.local_placement(self._nets[0])
         make = functools.partial(
             update_of, accumulate=accumulate, on_nonfinite=on_nonfinite, precision=precision
         )
@@ -145,22 +146,31 @@ class TrainStep:
         self._objective = Objective(
             function_net.loss_of(self._nets, loss_fn), has_aux, precision, make, replicas
         )
-        self._engine, self._arrays = training_engine(
-            self._nets, networks.as_one(net), networks.as_one(optimizer), self._objective, loss_fn, hook
-        )
+        one, its = networks.as_one(net), networks.as_one(optimizer)
+        with outside_for(self._placement):
+            self._engine, self._arrays = training_engine(self._nets, one, its, self._objective, loss_fn, hook)
         self._batches = Batches()
         self._reports = Reports(together=self._engine.world.size > 1)
         self._throttle = Throttle()
 
     def __call__(self, *batch: PyTree, **kwargs: PyTree) -> Any:
         """Train on one batch; return the loss, or `(loss, aux)`."""
-        refuse_topology(self._devices, "train_step")
+        if self._placement is not None:
+            refuse_topology(self._placement.devices, "train_step")
         if is_traced():
             raise StagedError(
                 "train_step: the step was called inside of jax.jit, scan, vmap, grad or the like, where it "
                 "cannot change net and optimizer. Make a pure function of it, function, carry = step.pure(), "
                 "and call carry, loss = function(carry, *batch) there."
             )
+        with outside_for(self._placement):
+            done = self._step(batch, kwargs)
+            loss = returned(done.loss)
+            if not self._has_aux:
+                return loss
+            return loss, returned(done.aux, 0 if self._placement is None else self._placement.dim)
+
+    def _step(self, batch: tuple, kwargs: dict[str, Any]) -> StepOutcome:
         batch, kwargs = without_torch(*self._bring(batch, kwargs))
         signature = self._batches.check(batch, kwargs)
         self._raise_if_reported(wait=False)
@@ -174,9 +184,9 @@ class TrainStep:
         if done.report is not None:
             self._reports.add(done.report)
         if last:
-            self.metrics = done.metrics
+            self.metrics = returned(done.metrics)
         self._throttle.add(jax.tree.leaves(done.loss)[0])
-        return (done.loss, done.aux) if self._has_aux else done.loss
+        return done
 
     def lower(self, *batch: PyTree, **kwargs: PyTree) -> jax.stages.Lowered:
         """The program of a call that updates, for shapes, without running it.
@@ -207,7 +217,8 @@ class TrainStep:
         batch, kwargs = self._bring(batch, kwargs)
         check_batch(batch, kwargs, jax.tree.leaves((batch, kwargs)), "train_step")
         check_rows(batch, kwargs, "train_step")
-        return self._engine.trace(batch, kwargs, adds=self._accumulate > 1).lower()
+        with outside_for(self._placement):
+            return self._engine.trace(batch, kwargs, adds=self._accumulate > 1).lower()
 
     def pure(self) -> tuple[Callable[..., tuple[StepCarry, Any]], StepCarry]:
         """Return the step as a pure function, for `jax.jit`, `lax.scan` and `jax.vmap`, and its carry.
@@ -235,16 +246,18 @@ class TrainStep:
 
         torch counterpart: none; `torch.func` has no training step.
         """
-        refuse_topology(self._devices, "TrainStep.pure")
+        if self._placement is not None:
+            refuse_topology(self._placement.devices, "TrainStep.pure")
         if self._engine.world.size > 1:
             raise RuntimeError(
                 "TrainStep.pure: every process brings its own rows, which is no function of one program's "
                 "arrays. Call the step itself."
             )
         self._check_context()
-        self._arrays.bring(())
-        carry = carry_of(self._engine, self._arrays, self._accumulate, self.calls)
-        self._objective.prepare(self._arrays)
+        with outside_for(self._placement):
+            self._arrays.bring(())
+            carry = carry_of(self._engine, self._arrays, self._accumulate, self.calls)
+            self._objective.prepare(self._arrays)
         return PureStep(self._engine, self._arrays, self._accumulate, self._has_aux), carry
 
     def load(self, carry: StepCarry) -> None:
@@ -252,8 +265,9 @@ class TrainStep:
 
         Raises: ValueError, TypeError: it is a different step's, or a stack of several, from `jax.vmap`.
         """
-        self._arrays.bring(())
-        self.calls = load_carry(self._engine, self._arrays, self._accumulate, carry)
+        with outside_for(self._placement):
+            self._arrays.bring(())
+            self.calls = load_carry(self._engine, self._arrays, self._accumulate, carry)
         self.updates = self.calls // self._accumulate
         self._reports.clear()
         if "trouble" in carry.step:
@@ -277,7 +291,8 @@ class TrainStep:
 
     def check(self) -> None:
         """Wait for the last step; raise NonFiniteError for a gradient so far. All processes must call it."""
-        self._raise_if_reported(wait=True)
+        with outside_for(self._placement):
+            self._raise_if_reported(wait=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state not held by net or optimizer, for a checkpoint. All processes must call it.
@@ -298,7 +313,8 @@ class TrainStep:
 
         torch counterpart: `GradScaler.state_dict` and `PowerSGDState.__getstate__`.
         """
-        return {"calls": self.calls, "updates": self.updates} | saved(self._engine, self._arrays)
+        with outside_for(self._placement):
+            return {"calls": self.calls, "updates": self.updates} | saved(self._engine, self._arrays)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a `state_dict`: the next call is bit-identical to the one that would have followed.
@@ -315,7 +331,8 @@ class TrainStep:
             replicas). Nothing has changed then.
         """
         calls, updates = counts(state_dict, self._accumulate)
-        restore(self._engine, self._arrays, state_dict)
+        with outside_for(self._placement):
+            restore(self._engine, self._arrays, state_dict)
         self.calls, self.updates = calls, updates
         self._reports.clear()
 

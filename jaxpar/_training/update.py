@@ -23,6 +23,7 @@ from .nonfinite import NONE, first_bad, first_bad_on_cpu
 from .on_update import StepUpdate, TracedHook, check_values
 from .optimizer_calls import OptimizerCall, optimizer_calls
 from .precision import Precision
+from .state_optimizer import StateOptimizer
 from .training_arrays import TrainingArrays
 
 
@@ -183,12 +184,9 @@ def _as(tree: PyTree, types: PyTree) -> PyTree:
 
 
 def check(update: Update, values: list, optimizer_values: list, names: list[str]) -> str | None:
-    """Return None if an optimizer fits a module, or the reason why not."""
+    """Return None if an optimizer fits a module, or the reason why not. Raises what the optimizer raises."""
     gradients = [values[i] for i in update.parameters]
-    try:
-        new, after = jax.eval_shape(update.advance, values, optimizer_values, gradients, {})
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        return str(error).split("\n")[0]
+    new, after = jax.eval_shape(update.advance, values, optimizer_values, gradients, {})
     for i in update.parameters:
         if new[i].shape != values[i].shape:
             return f"{names[i]} would change its shape from {values[i].shape} to {new[i].shape}"
@@ -196,6 +194,29 @@ def check(update: Update, values: list, optimizer_values: list, names: list[str]
     for x, y in zip(jax.tree.leaves(optimizer_values), jax.tree.leaves(after), strict=True):
         if np.shape(x) != y.shape:
             return f"a state of shape {np.shape(x)} would become one of {y.shape}"
+    return None
+
+
+def misfit(net: nnx.Module, optimizer: nnx.Optimizer) -> str | None:
+    """Return how an optimizer's state differs from a new one for this module, or None."""
+    if optimizer.tx is None:
+        return None
+    if isinstance(optimizer, StateOptimizer):
+        state = optimizer.state(net)
+        parameters, actual = state.params, state.opt_state
+    else:
+        parameters = nnx.as_pure(nnx.state(net, optimizer.wrt, graph=True))
+        actual = nnx.as_pure(optimizer.opt_state)
+    fresh = jax.tree.leaves_with_path(jax.eval_shape(optimizer.tx.init, parameters))
+    shapes = {jax.tree_util.keystr(path): np.shape(x) for path, x in jax.tree.leaves_with_path(actual)}
+    for path, x in fresh:
+        name = jax.tree_util.keystr(path)
+        if name not in shapes:
+            return f"its state has no {name}, which one for this module has"
+        if shapes[name] != x.shape:
+            return f"its state {name} is of shape {shapes[name]}, and one for this module of {x.shape}"
+    if len(shapes) > len(fresh):
+        return f"its state has {len(shapes)} arrays, and one for this module {len(fresh)}"
     return None
 
 
@@ -262,14 +283,22 @@ def update_of(
         hook=None if arrays.hook is None else arrays.hook.traced(),
         module=None if arrays.hook is None else view_nnx(arrays.thing).definition,
     )
-    wrong = check(update, values, other.current_values(), split.names)
+    pairs = list(zip(nets_of(net), nets_of(optimizer), strict=True))
+    try:
+        wrong = check(update, values, other.current_values(), split.names)
+    except Exception:
+        for one, its in pairs:
+            _refuse_integers(view_nnx(one), its)
+        wrong = next(filter(None, (misfit(one, its) for one, its in pairs)), None)
+        if wrong is None:
+            raise  # the optimizer's own error
     if wrong is None and accumulate > 1:
         uses = uses_loss(update, values, other.current_values()) or update.hook is not None
         update = dataclasses.replace(update, keeps_losses=uses)
     if wrong is None and not all(call.order for call in calls):
         wrong = "nothing in the module is trained by it"
     if wrong is not None:
-        for one, its in zip(nets_of(net), nets_of(optimizer), strict=True):
+        for one, its in pairs:
             _refuse_integers(view_nnx(one), its)
         names = " and ".join(type(module).__name__ for module in nets_of(net))
         raise OptimizerError(

@@ -18,12 +18,12 @@ from .._parallel.data_parallel import DataParallel
 from .._parallel.gather import assemble
 from .._parallel.modules import Definition
 from .._parallel.modules.nnx_view import NNXDefinition
-from .._parallel.placement import Placement
+from .._parallel.placement import Placement, over_devices
 from .._parallel.programs import Programs
 from .._parallel.replicated import array_marks
 from .._parallel.shards import combine, entry_of, separate
 from .._tree import is_staged, shape_of, sharding_of
-from .._typing import REPLICA, PyTree, Static, TreeDef
+from .._typing import PyTree, Static, TreeDef
 from ..data.sending import sender
 from .agreement import Agreement
 from .arrays import Arrays
@@ -296,15 +296,6 @@ def _replicated_like(sharding: Sharding | None) -> Sharding | None:
     if not isinstance(sharding, NamedSharding):
         return sharding
     return NamedSharding(sharding.mesh, PartitionSpec())
-
-
-def over_devices(x: Any, placement: Placement) -> NamedSharding:
-    """Return the sharding of an unsplit batch: split if it divides evenly, or else on all devices."""
-    # A NamedSharding requires equal pieces; an uneven batch goes to all devices and is split in the program.
-    dim = placement.dim
-    if not -x.ndim <= dim < x.ndim or not x.shape[dim] or x.shape[dim] % placement.N:
-        return placement.replicated
-    return NamedSharding(placement.mesh, PartitionSpec(*[None] * (dim % x.ndim), REPLICA))
 
 
 def placement_of(net: nnx.Module) -> Placement | None:

@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from .._devices import devices as _devices
+from .._devices.context import brought
 from .._devices.topology import refuse_topology
 from .._parallel.placement import Placement, place
 from .._parallel.replicated import leaf_marks
@@ -90,7 +91,7 @@ def _spread(
     sharding = along(axis)
     if isinstance(x, jax.Array):
         if x.sharding.is_equivalent_to(sharding, x.ndim):
-            return x
+            return brought(x, sharding.mesh, lambda: sharding, axis)
         if not _readable(x):
             return jax.device_put(x, sharding)
         x = np.asarray(x)
@@ -104,7 +105,7 @@ def _whole(
 ) -> jax.Array:
     if isinstance(x, jax.Array):
         if x.devices() == set(devices) and x.sharding.is_fully_replicated:
-            return x
+            return brought(x, where.mesh, lambda: where) if isinstance(where, NamedSharding) else x
         if not _readable(x):
             return jax.device_put(x, where)
         x = np.asarray(x)

@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.tree_util import PyTreeDef
 
+from .._devices.context import outside
 from .._tree import check_alive, check_leaf, paths
 from .._typing import PyTree
 from ..errors import LeafError
@@ -28,6 +29,7 @@ _calls: dict[str, itertools.count] = {}
 """Call counters by group folder. Ranks compare calls with equal numbers."""
 
 
+@outside
 def run(
     group: Group, function: str, body: Body, option: str, x: PyTree, cannot: Cannot = lambda *_: ""
 ) -> PyTree:

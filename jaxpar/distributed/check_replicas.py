@@ -14,6 +14,7 @@ import numpy as np
 from flax import nnx
 
 from .._devices import devices as _devices
+from .._devices.context import outside
 from .._tree import is_array
 from .._typing import PyTree, Shape
 from ..errors import DivergenceError, LeafError
@@ -27,6 +28,7 @@ BLOCKS, SMALL = 64, 1024
 SMALL bytes: arrays may be large, and the coordinator is slow."""
 
 
+@outside
 def check_replicas(tree: PyTree, group: ProcessGroup = None) -> None:
     """Compare all copies of every array, bit for bit.
 

@@ -4,6 +4,12 @@
 from ..plant import plants
 
 PLANTS = [
+    *plants("jaxpar/_devices/context.py",
+        ('self._previous = None if self.mesh is None else enter_context(None)', 'self._previous = None', "tests/test_context_mesh.py -k function"),
+        ('    restore_context(self._previous)\n        if error', '    if error', "tests/test_context_mesh.py -k lies"),
+        ('or (source.spec[axis] if axis < len(source.spec) else None)', 'or None', "tests/test_context_mesh.py -k lies"),
+        ('return isinstance(mesh, Mesh) and array.committed and not placed', 'return False', "tests/test_context_mesh.py -k lies"),
+    ),
     *plants("jaxpar/_devices/devices.py",
         ('return len(available) if len(available) > 1 or available[0].platform != "cpu" else 0', 'return len(available)', "tests/test_devices.py -k one_cpu"),
         ('if isinstance(spec, int) and not isinstance(spec, bool)', 'if isinstance(spec, int)', "tests/test_devices.py -k no_such"),

@@ -14,7 +14,7 @@ import numpy as np
 from ..._tree import check_alive, combine, has_shape, is_staged, paths, separate
 from ..._typing import PyTree, Static
 from ..placement import Placement
-from ..spread import spread
+from ..spread import spread, staged
 from .function_view import FunctionDefinition, FunctionView
 
 
@@ -52,7 +52,9 @@ class AppliedView(FunctionView):
 
     def values(self, placement: Placement, function: str = "DataParallel") -> list:  # type: ignore[override]
         check_alive(self.arrays, self.names, function)
-        return self.arrays if is_staged() else spread(self.arrays, self.names, placement, function)
+        if is_staged():
+            return staged(self.arrays, placement)
+        return spread(self.arrays, self.names, placement, function)
 
 
 def _bound(code: _Code, arrays: list) -> Callable[..., Any]:

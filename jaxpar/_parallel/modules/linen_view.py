@@ -9,13 +9,14 @@ from typing import Any
 import jax
 from flax import linen, traverse_util
 
+from ..._devices.context import returned
 from ..._statistics.linen_batch_norm import over_replicas
 from ..._tree import check_alive, is_staged, same
 from ..._typing import REPLICA, PyTree, Static
 from ..._upstream import linen_capture_filter
 from ...errors import UninitializedError
 from ..placement import Placement
-from ..spread import spread
+from ..spread import spread, staged
 from .definition import Definition
 from .partitioned import without_absent_axes
 from .records import Records, joined, records_of
@@ -103,14 +104,14 @@ class LinenView:
         arrays = [leaf for _, leaf in leaves]
         check_alive(arrays, names, function)
         if is_staged():
-            return self._values
+            return staged(self._values, placement)
         placed = spread(arrays, names, placement, function)
         return jax.tree.unflatten(jax.tree.structure(self._values), placed)
 
     def commit(self, changes: dict[tuple[str, ...], PyTree]) -> None:
         for name in self.scope.rngs:
             self.scope.rng_counters[name] += 1
-        self._put(changes)
+        self._put(returned(changes))
 
     def record(self, module: linen.Module, records: Records) -> None:
         """Put what a forward pass recorded into the scope, after what is there."""

@@ -16,11 +16,12 @@ import jax.numpy as jnp
 from flax import errors as flax_errors
 from flax import nnx
 
+from ..._devices.context import returned
 from ..._tree import check_alive, has_tracers, is_staged, same
 from ..._typing import Array, PyTree, Static
 from ..._upstream import captured_methods, set_past_trace
 from ..placement import Placement
-from ..spread import spread
+from ..spread import spread, staged
 from .definition import Definition
 from .function_view import refuse_hidden_module
 from .records import (
@@ -151,7 +152,8 @@ class NNXView:
         self._sown = [i for i, kind in enumerate(kinds) if kind == "sown"]
         for i in self._sown:
             self._settable[i] = False
-        self._placed: list[Any] = []
+        self._placed: list[Any] = []  # the values on all devices, as a program takes them
+        self._returned: list[Any] = []  # the same in the variables, for use under the caller's mesh
         self._placement: Placement | None = None
 
     def current_values(self) -> list:
@@ -164,10 +166,10 @@ class NNXView:
     def values(self, placement: Placement, function: str = "DataParallel") -> list:
         values = self.current_values()
         check_alive(values, self.names, function)
-        if placement is self._placement and all(map(operator.is_, values, self._placed)):
-            return values
+        if placement is self._placement and all(map(operator.is_, values, self._returned)):
+            return self._placed
         if is_staged():
-            return values  # the enclosing program decides where tracers live
+            return staged(values, placement)
         placed = spread(values, self.names, placement, function)
         if not has_tracers(values):
             self._remember(placed, placement)
@@ -181,30 +183,35 @@ class NNXView:
         )
 
     def _remember(self, placed: list, placement: Placement) -> None:
+        usable = returned(placed)
         try:
-            for leaf, settable, value in zip(self.leaves, self._settable, placed, strict=True):
+            for leaf, settable, value in zip(self.leaves, self._settable, usable, strict=True):
                 if settable:
                     leaf.set_raw_value(value)
         except flax_errors.TraceContextError:
             return  # inside a gradient with respect to something else; the next eager call stores them
-        self._placed, self._placement = placed, placement
+        self._placed, self._returned, self._placement = placed, usable, placement
 
-    def put(self, values: list) -> None:
-        """Set all values at once, outside of any trace."""
-        for leaf, settable, value in zip(self.leaves, self._settable, values, strict=True):
+    def put(self, values: list) -> list:
+        """Set all values at once, outside of any trace; return what the object holds now."""
+        usable = list(returned(values))
+        for leaf, settable, value in zip(self.leaves, self._settable, usable, strict=True):
             if settable:
                 set_past_trace(leaf, value)
-        self._placed = list(values)  # commit writes into it
+        self._placed, self._returned = list(values), usable  # commit writes into them
+        # An array that is no Variable cannot be put back, so the object keeps its own.
+        triples = zip(self.leaves, self.are_variables, usable, strict=True)
+        return [x if is_variable else leaf for leaf, is_variable, x in triples]
 
     def commit(self, changes: dict[int, PyTree]) -> None:
         """Set values that changed. Like torch's plain attributes, bare arrays are not state and left out."""
         try:
-            for i, value in changes.items():
+            for (i, value), usable in zip(changes.items(), returned(list(changes.values())), strict=True):
                 if not self.are_variables[i]:
                     continue
-                self.leaves[i].set_raw_value(value)
+                self.leaves[i].set_raw_value(usable)
                 if self._placed:
-                    self._placed[i] = value
+                    self._placed[i], self._returned[i] = value, usable
         except flax_errors.TraceContextError as error:
             error.add_note(
                 f"jaxpar: {self.names[i]} comes back from replica 0 and the module was made outside of "

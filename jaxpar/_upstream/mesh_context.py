@@ -1,0 +1,42 @@
+"""The context of `jax.set_mesh`, left and entered where that function refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax._src import config as jax_config
+from jax._src import mesh as jax_mesh
+
+_contexts = jax_mesh if hasattr(jax_mesh, "device_context") else jax_config  # up to JAX 0.11 in `config`
+_ABSTRACT, _CONCRETE = _contexts.abstract_mesh_context_manager, _contexts.device_context
+_NONE = jax_config.config_ext.unset
+
+
+def context_mesh() -> Any:
+    """Return the mesh of `jax.set_mesh`, inside a program of it too, or None. An abstract one has no devices.
+
+    `jax.sharding.get_abstract_mesh` returns no devices, and `jax.sharding.get_mesh` raises inside of `jit`.
+    """
+    mesh = _CONCRETE.value
+    if mesh is None or mesh.empty:
+        mesh = _ABSTRACT.value
+    return None if mesh is None or mesh.empty else mesh
+
+
+def enter_context(mesh: Any) -> tuple[Any, Any]:
+    """Make a mesh, or none, this thread's context; return what `restore_context` takes.
+
+    `jax.set_mesh` refuses inside of `jit` and of derivatives, `use_abstract_mesh` another number of devices.
+    Its empty mesh and no mesh at all are two keys of compiled programs.
+    """
+    if mesh is None:
+        return _ABSTRACT.swap_local(_NONE), _CONCRETE.swap_local(_NONE)
+    devices = _NONE if isinstance(mesh, jax.sharding.AbstractMesh) else mesh
+    return _ABSTRACT.swap_local(mesh.abstract_mesh), _CONCRETE.swap_local(devices)
+
+
+def restore_context(previous: tuple[Any, Any]) -> None:
+    """Make the context of before `enter_context` this thread's again."""
+    _ABSTRACT.set_local(previous[0])
+    _CONCRETE.set_local(previous[1])
