@@ -566,6 +566,7 @@ def test_vmap_maps_over_the_rows_of_all_devices(wrapper, n):
     net = wrapper(model, list(range(n)))
     calls = {
         "rows": lambda f: jax.vmap(f)(X[0], jax.random.split(key, 7)),
+        "raw keys": lambda f: jax.vmap(f)(X[0], jax.random.split(jax.random.PRNGKey(1), 7)),
         "a key": lambda f: jax.vmap(f, in_axes=(0, None))(X[0], key),
         "a marked key": lambda f: jax.vmap(f, in_axes=(0, None))(X[0], jaxpar.replicated(key)),
         "keywords": lambda f: jax.vmap(lambda x: f(x, key=key))(X[0]),
@@ -588,16 +589,18 @@ def test_an_ensemble_under_vmap():
         jax.random.split(jax.random.key(0), 4)
     )
     batched = jaxpar.DataParallel(Batched(stacked.weight), [0, 1])
-    x = RANDOM.randn(6, 3)
-    got = eqx.filter_vmap(lambda net, x: net(x), in_axes=(0, None))(batched, jnp.asarray(x))
-    np.testing.assert_allclose(got, np.einsum("bi,eoi->ebo", x, stacked.weight), rtol=1e-10)
+    x = RANDOM.randn(4, 6, 3)
+    got = eqx.filter_vmap(lambda net, x: net(x))(batched, jnp.asarray(x))
+    pieces = [rows - rows.mean(1, keepdims=True) for rows in (x[:, :3], x[:, 3:])]
+    want = np.einsum("ebi,eoi->ebo", np.concatenate(pieces, 1), stacked.weight)
+    np.testing.assert_allclose(got, want, rtol=1e-10)
 
 
 class Batched(eqx.Module):
     weight: Any
 
     def __call__(self, x):
-        return x @ self.weight.T
+        return (x - x.mean(0)) @ self.weight.T  # of a replica's rows
 
 
 WRAPPERS = {"DataParallel": data_parallel, "DistributedDataParallel": distributed}
@@ -689,6 +692,36 @@ def test_other_buffers_than_before():
         step(jnp.ones(2))
 
 
-def test_a_callable_pytree_without_arrays_is_a_function():
+class Scaled(eqx.Module):
+    factor: float
+
+    def __call__(self, params, x):
+        return self.factor * x * params["w"]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_a_callable_pytree_without_arrays_is_a_function(kind):
+    state = {"w": jnp.ones(())}, optax.sgd(0.5)
+    step = jaxpar.train_step(kind(Scaled(3.0)), state, lambda net, x: net(x).mean())
+    assert step(jnp.ones(4)) == 3
+    assert step.state.params["w"] == 1 - 0.5 * 3
     act = eqx.nn.Lambda(jnp.tanh)
     np.testing.assert_allclose(jaxpar.DataParallel(act, [0, 1])(X[0]), np.tanh(X[0]))
+
+
+def test_leaves_that_are_not_trained_leave_precision_as_it_is():
+    """The gradients of replicas are summed in float32, beside integers too."""
+    x = RANDOM.randn(64, 16).astype(np.float32)
+
+    def after(more):
+        params = {"w": jnp.ones((16, 8), jnp.float32)} | more
+        step = jaxpar.train_step(
+            data_parallel(lambda p, x: jnp.tanh(x @ p["w"])),
+            (params, optax.sgd(0.1)),
+            lambda net, x: (net(x) ** 2).sum(),
+            precision=jaxpar.Precision("bfloat16"),
+        )
+        step(x)
+        return step.state.params["w"]
+
+    np.testing.assert_array_equal(after({"n": jnp.arange(2)}), after({}))

@@ -30,9 +30,6 @@ def over_rows(run: Run, module: Any, args: tuple, kwargs: dict[str, Any], placem
     maps_rows = any(map(is_mapped, arrays[modules:])) and not any(map(is_mapped, arrays[:modules]))
     if not maps_rows:
         return run(module, args, kwargs, placement)
-    if placement.N < 2:
-        args, kwargs = unmarked((args, kwargs))
-        return module(*args, **kwargs)
 
     # Only under vmap, because JAX cannot differentiate it anywhere else.
     @custom_vmap
