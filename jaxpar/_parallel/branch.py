@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from .._devices import devices as _devices
 from .._tree import is_array, paths
@@ -35,34 +37,43 @@ class Branch:
     jaxpr: ClosedJaxpr
     local: Local
     kind: Kind
-    function: Callable[..., Local] = dataclasses.field(compare=False)
-    form: TreeDef  # of the function's arguments
 
     def __call__(self, flat: list[jax.Array]) -> list[jax.Array]:
         """Return the results for operands of which the last are the pieces, with their padding."""
-        return list(jaxpr_as_fun(self.jaxpr)(*self._cropped(flat)))
-
-    def in_python(self, flat: list[jax.Array]) -> list[jax.Array]:
-        """The same, operation by operation: `jax.debug_nans` repeats a program so, to find the line."""
-        return jax.tree.leaves(self.function(*jax.tree.unflatten(self.form, self._cropped(flat))))
-
-    def _cropped(self, flat: list[jax.Array]) -> list[jax.Array]:
         # Cropped inside the branch, because a switch passes the same operands to all branches.
         first = len(flat) - len(self.kind)
         pieces = [crop(x, shape) for x, shape in zip(flat[first:], self.kind, strict=True)]
-        return [*flat[:first], *pieces]
+        return list(jaxpr_as_fun(self.jaxpr)(*flat[:first], *pieces))
+
+
+def run_branch(one: Callable[..., Local], data: PyTree, kind: Kind, placement: Placement) -> Local:
+    """Run the function where all replicas have pieces of one kind: no program has to be compared."""
+    # In place, which saves passes over all equations, and `jax.debug_nans` finds the user's line.
+    with _noted(placement, 0):
+        return jax.tree.map(jnp.asarray, one(*_cropped(data, kind)))
 
 
 def trace_branch(
-    one: Callable[..., Local], data: PyTree, kind: Kind, placement: Placement, replica: int, k: int | None
+    one: Callable[..., Local], data: PyTree, kind: Kind, placement: Placement, replica: int, k: int
 ) -> Branch:
-    *context, pieces = data
-    data = (*context, [crop(x, shape) for x, shape in zip(pieces, kind, strict=True)])
-    try:
+    data = _cropped(data, kind)
+    with _noted(placement, replica):
         # To a jaxpr, not straight into the switch: its output shapes and collectives must be known first.
         jaxpr, local = jax.make_jaxpr(one, return_shape=True)(*data)
-        if k is not None and communicates(jaxpr):
+        if communicates(jaxpr):
             jaxpr = traced(one, data, k)
+    return Branch(jaxpr, local, kind)
+
+
+def _cropped(data: PyTree, kind: Kind) -> PyTree:
+    *context, pieces = data
+    return (*context, [crop(x, shape) for x, shape in zip(pieces, kind, strict=True)])
+
+
+@contextlib.contextmanager
+def _noted(placement: Placement, replica: int) -> Iterator[None]:
+    try:
+        yield
     except Exception as error:
         device = _devices.name(placement.devices[replica])
         error.add_note(
@@ -70,7 +81,6 @@ def trace_branch(
             " (replicas with the same number of rows are traced once)."
         )
         raise
-    return Branch(jaxpr, local, kind, one, jax.tree.structure(data))
 
 
 def check_outputs(outputs: PyTree, function: str = "parallel_apply") -> None:

@@ -99,6 +99,10 @@ def apply_replicas(
         return f"{replicas.function} ({module}) for {len(replicas)} devices"
 
     values = replicas.values(split)
+    if is_staged():
+        # Part of the enclosing program: as a program of its own it would be differentiated as one, by JAX's
+        # rule for programs, which goes through all equations three more times.
+        program = program.__wrapped__
     with Compiling(describe):
         outputs, records, changes = program(values, inputs, kwargs)
     split.commit(changes)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from .._typing import PyTree, Shape
 from .backends import Backend
-from .branch import Branch, Kind, Local, check_outputs, output_shapes, trace_branch
+from .branch import Branch, Kind, Local, check_outputs, output_shapes, run_branch, trace_branch
 from .convolution_in_branch import for_branch
 from .lift import communicates, switch, zeros
 from .padding import Padded, Plan, planned
@@ -116,7 +116,7 @@ def run(
         pieces, state = rows[: len(stacks)], jax.tree.unflatten(state_form, rows[len(stacks) :])
         platform = placement.devices[0].platform
 
-        def branches_of(data: PyTree, replica: Replica) -> list[Branch]:
+        def one_of(replica: Replica) -> Callable[..., Local]:
             def one(index: jax.Array, shared: PyTree, state: PyTree, cropped: list[jax.Array]) -> Local:
                 number = None if split.k == 1 else index
                 with plain_arguments(combine(cropped, statics, treedef), number) as (args, kwargs):
@@ -124,12 +124,16 @@ def run(
                 check_outputs(local.outputs)
                 return local
 
-            # Only uneven replicas restrict collectives: with equal rows all devices reach the same ones.
-            k = split.k if split.uneven else None
+            return one
+
+        def branches_of(data: PyTree, replica: Replica) -> list[Branch]:
+            one, k = one_of(replica), split.k
             return [trace_branch(one, data, kind, placement, kinds.index(kind), k) for kind in split.order]
 
         def local_of(shared: PyTree) -> tuple[Local, tuple[tuple[Shape, ...], ...]]:
             data = (index, shared, state, pieces)
+            if not split.uneven:
+                return _even(run_branch(one_of(replica), data, split.order[0], placement), split.k)
             return _local(functools.partial(branches_of, data), replica, split, data, platform)
 
         local, shapes = local_of(shared)
@@ -166,6 +170,13 @@ class _Form:
         return Local(jax.tree.unflatten(self._outputs_form, flat[0]), terms, changes)
 
 
+def _even(local: Local, k: int) -> tuple[Local, tuple[tuple[Shape, ...], ...]]:
+    """Return the results of a replica whose k - 1 others have as many rows, padded, and the true shapes."""
+    shapes = tuple((x.shape,) * k for x in jax.tree.leaves(local.outputs))
+    form = _Form(local, shapes)
+    return form.local((form.pad(form.outputs), form.others)), shapes
+
+
 def _local(
     branches_of: Callable[[Replica], list[Branch]],
     replica: Replica,
@@ -179,12 +190,6 @@ def _local(
     shapes = output_shapes(branches, split.table)
     if united is not None:
         return _padded(united, split, shapes, data, platform), shapes
-    if not split.uneven:
-        checks = jax.config.jax_debug_nans or jax.config.jax_debug_infs  # type: ignore[attr-defined]
-        branch = branches[0].in_python if checks else branches[0]
-        form, out = _Form(branches[0].local, shapes), branch(jax.tree.leaves(data))
-        n = len(form.outputs)
-        return form.local((form.pad(out[:n]), out[n:])), shapes
     return _switched(branches, split, shapes, data, platform), shapes
 
 
