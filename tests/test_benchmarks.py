@@ -13,6 +13,7 @@ import pytest
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
 COMMANDS = {
+    "first_call.py": (["--rounds", "1", "--small"], "DistributedDataParallel / shard_map by hand"),
     "distributed_data_parallel.py": (["--rounds", "1", "--small"], "jaxpar sends 1 message"),
 }
 """The arguments, and a text that only a finished run prints."""
