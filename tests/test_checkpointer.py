@@ -117,6 +117,7 @@ with jaxpar.Checkpointer({folder!r}) as checkpointer:
 """
 
 
+@pytest.mark.slow
 def test_a_save_prints_nothing(tmp_path):
     command = [sys.executable, "-c", QUIET.format(folder=str(tmp_path / "run"))]
     run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)

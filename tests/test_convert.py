@@ -160,6 +160,7 @@ def test_help_starts_nothing():
     assert ended.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["model.pt", "./model.pt", "linked.pt"])
 def test_the_source_is_not_written_over(target, tmp_path):
     torch.save(model().state_dict(), tmp_path / "model.pt")

@@ -82,16 +82,19 @@ def ours():
     return {kind: outcomes(kind) for kind in ("forkserver", "threads")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", worker_cases.CASES)
 def test_processes_give_torchs_batches_and_random_numbers(case, ours, theirs):
     assert ours["forkserver"][case] == theirs[case]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", worker_cases.THREADS)
 def test_threads_give_torchs_batches_and_random_numbers(case, ours, theirs):
     assert ours["threads"][case] == theirs[case]
 
 
+@pytest.mark.slow
 def test_the_cases_can_fail(theirs):
     """Each differs from the others, as far as it should."""
     assert theirs["shuffled"][0] != theirs["shuffled"][1]
@@ -208,6 +211,7 @@ list(DataLoader(worker_faults.Rows(), num_workers=1, multiprocessing_context="sp
 """
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard(tmp_path):
     said = script(UNGUARDED, tmp_path).stderr
     assert "before it could begin" in said
@@ -377,6 +381,7 @@ def alive_in_session(session: int) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["spawn", "forkserver"])
 @pytest.mark.parametrize("how", ["ctrl-c", "killed", "terminated"])
 def test_a_script_that_ends_early_leaves_no_process(how, kind, tmp_path):
