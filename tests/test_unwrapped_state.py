@@ -239,15 +239,17 @@ def test_inside_of_a_mesh_and_in_float32(axis_type, tmp_path):
         nets = [nnx.Linear(4, 4, rngs=nnx.Rngs(seed)) for seed in (0, 1, 2)]
         state = nnx.state(nets[0])
         save("standard", tmp_path / "run", state)
-        for name, spec in (("kernel", (None, "model")), ("bias", ())):
-            value = getattr(nets[1], name)[...]
-            placed = jax.device_put(value, NamedSharding(mesh, PartitionSpec(*spec)))
-            setattr(nets[1], name, nnx.Param(placed))
+        # The bias is not committed to a device, and must not move to the mesh either.
+        divided = NamedSharding(mesh, PartitionSpec(None, "model"))
+        nets[1].kernel = nnx.Param(jax.device_put(nets[1].kernel[...], divided))
         for target in (nets[1], jaxpar.DataParallel(nets[2], [0, 1])):
             before = [x.sharding for x in jax.tree.leaves(nnx.state(target))]
             with jax.set_mesh(mesh):
                 jaxpar.load_unwrapped_state(tmp_path / "run", target)
                 exported = jaxpar.unwrapped_state(target)
+                with jaxpar.Checkpointer(tmp_path / str(type(target))) as checkpointer:
+                    checkpointer.save(0, net=target)
+                    checkpointer.restore(net=target)
             assert [x.sharding for x in jax.tree.leaves(nnx.state(target))] == before
             assert bits(exported) == bits(state)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
+from .._devices.context import Outside
 from .._typing import PyTree
 from ..errors import CheckpointError
 from .fit import fit, like, saved_specs
@@ -101,10 +102,11 @@ def _values(path: Path, items: Mapping[str, Item], strict: bool) -> Values:
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         # The manifest matches its digest, so only a faulty writer can cause this.
         raise Damage(f"its manifest makes no sense: {type(error).__name__}: {error}") from None
-    for name, values in by_item.items():
-        for leaf, old in leaves[name].items():
-            if not old.opaque:
-                values[leaf] = like(old.value, values[leaf])
+    with Outside():  # where an array that is not committed would go to the context's mesh
+        for name, values in by_item.items():
+            for leaf, old in leaves[name].items():
+                if not old.opaque:
+                    values[leaf] = like(old.value, values[leaf])
     return by_item
 
 

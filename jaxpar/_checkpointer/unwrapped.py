@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen, nnx
 
+from .._devices.context import Outside
 from .._parallel.data_parallel import DataParallel
 from .._tree import check_alive
 from .._typing import PyTree
@@ -78,8 +79,9 @@ def load_unwrapped_state(
     live = [leaf for leaf in targets.leaves if not (ignored(leaf.name) or ignored(leaf.full))]
     names = _matched(live, saved, where)
     values = {}
-    for leaf, name in zip(live, names, strict=True):
-        values[leaf.full] = _fitting(leaf, saved[name], where, strict_dtype)
+    with Outside():  # where an array that is not committed would go to the context's mesh
+        for leaf, name in zip(live, names, strict=True):
+            values[leaf.full] = _fitting(leaf, saved[name], where, strict_dtype)
     return targets.replaced([values.get(leaf.full, leaf.value) for leaf in targets.leaves])
 
 
