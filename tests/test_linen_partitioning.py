@@ -12,6 +12,7 @@ import pytest
 from flax.training.train_state import TrainState
 
 import jaxpar
+from jaxpar._parallel.modules.partitioned import without_absent_axes
 
 IDS = [0, 1]
 X = np.random.RandomState(0).randn(8, 4)
@@ -97,13 +98,15 @@ def test_a_mesh_that_has_the_axis_gets_the_constraint():
     mesh = jax.make_mesh(
         (2,), ("model",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2]
     )
-    from jaxpar._parallel.modules.partitioned import without_absent_axes
-
-    boxed = {
-        "params": {"w": nn.Partitioned(jnp.ones(2), ("model",)), "v": nn.Partitioned(jnp.ones(2), ("data",))}
+    boxes = {
+        "kept": nn.Partitioned(jnp.ones(2), ("model",)),
+        "opened": nn.Partitioned(jnp.ones(2), ("data",)),
+        "kept by a rule": nn.LogicallyPartitioned(jnp.ones(2), ("embed",), rules=RULES),
+        "opened by a rule": nn.LogicallyPartitioned(jnp.ones(2), ("embed",), rules=(("embed", "data"),)),
     }
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        params = without_absent_axes(boxed)["params"]
-    assert isinstance(params["w"], nn.Partitioned)
-    assert not isinstance(params["v"], nn.Partitioned)
-    assert without_absent_axes(boxed) == boxed
+        params = without_absent_axes({"params": boxes})["params"]
+    assert {name: isinstance(x, nn.Partitioned) for name, x in params.items()} == {
+        name: name.startswith("kept") for name in boxes
+    }
+    assert without_absent_axes({"params": boxes}) == {"params": boxes}

@@ -6,7 +6,6 @@ from ..plant import plants
 PLANTS = [
     *plants("jaxpar/_parallel/modules/records.py",
         ('return before + value', 'return value', "tests/test_capture.py -k two_calls"),
-        ('if isinstance(before, tuple) and not before:', 'if isinstance(before, tuple):', "tests/test_capture.py -k two_calls"),
         ('return CAPTURES in path or isinstance(leaf, nnx.Intermediate)', 'return CAPTURES in path', "tests/test_capture.py -k sow_and_pop"),
         ('isinstance(leaf, nnx.Perturbation) and (value', '(value', "tests/test_capture.py -k two_calls"),
         ('if isinstance(node, nnx.List)]', 'if isinstance(node, nnx.Rngs)]', "tests/test_capture.py -k captured_values"),
