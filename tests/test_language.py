@@ -15,6 +15,7 @@ CEILINGS = {
     "_metrics": (0, 0),
     "_parallel": (0, 1),
     "_rulebook": (0, 0),
+    "_statistics": (0, 0),
     "_tools": (0, 2),
     "_training": (0, 3),
     "_upstream": (0, 0),

@@ -16,7 +16,7 @@ _warned: set[str] = set()
 
 
 def warn_of_replica_statistics(module: Any, wrapper: str, N: int) -> contextlib.AbstractContextManager[Any]:
-    """Return a context for a call; warn once if a BatchNorm in it takes its statistics on each replica.
+    """Return a context for a call; warn once if a BatchNorm there takes its statistics on each replica.
 
     Only for Flax's own BatchNorm, and only where the call is traced by `jax.jit` or `nnx.jit` of the user:
     under jit with a sharded batch it normalises over all rows. Who calls outside of jit or with

@@ -24,6 +24,8 @@ from .gather import assemble
 from .modules import Module, view
 from .modules.applied_view import AppliedView, function_of, is_callable_pytree
 from .modules.bundle import Bundle, refuse_metrics, set_aside
+from .modules.function_view import FunctionView
+from .modules.nnx_view import view_nnx
 from .modules.records import PERTURBATIONS
 from .over_rows import over_rows
 from .parallel_apply import apply_replicas, compiled
@@ -105,7 +107,7 @@ def _forward(
     if objects:
         module = bundled(module, objects, placement, function)
     alone = placement.N == 1
-    if not alone and isinstance(module, nnx.Module) and (perturbations := view(module).perturbations()):
+    if not alone and isinstance(module, nnx.Module) and (perturbations := view_nnx(module).perturbations()):
         kwargs = {**kwargs, PERTURBATIONS: perturbations}  # they have rows
     inputs, named = cut_arguments(args, kwargs, placement)
     if alone:
@@ -114,9 +116,8 @@ def _forward(
         return _alone(module, inputs[0], named[0])
     replicas = Replicas(module, placement, len(inputs), function=function)
     outputs, records = apply_replicas(replicas, inputs, named, backend, programs)
-    if records.tree:
-        made = returned(assemble(records, target, warns=False), placement.dim)
-        replicas.split().record(module, made)
+    if records.tree and not isinstance(split := replicas.split(), FunctionView):
+        split.record(module, returned(assemble(records, target, warns=False), placement.dim))
     return assemble(outputs, target)
 
 

@@ -1,1 +1,1 @@
-"""Means and variances of normalisations, and those of Linen's BatchNorm over all replicas."""
+"""Means and variances of normalisations, also of Linen's BatchNorm over all replicas."""

@@ -48,9 +48,9 @@ def over_all_rows(axis_of: AxisOf) -> AbstractContextManager[None]:
 
 
 def over_replicas(axis: str) -> AbstractContextManager[None]:
-    """Return a context in which a name that no program binds means the axis of the replicas.
+    """Return a context in which an axis_name that no program binds means the axis of the replicas.
 
-    A user who wrote `BatchNorm(axis_name="batch")` for a pmap of his own has named the replicas by it.
+    `BatchNorm(axis_name="batch")`, written for a pmap, has named the replicas by it.
     """
 
     def axis_of(layer: linen.BatchNorm) -> AxisName | UnchangedType:

@@ -1,7 +1,7 @@
 """convert_sync_batchnorm of a Linen module.
 
-The layers that a compact method makes do not exist before it runs, so there is nothing to replace. Like
-`linen.remat` this makes a subclass of the module's class, whose methods run in a context.
+The layers that a compact method makes do not exist before that method runs, so there is nothing to replace.
+Like `linen.remat` this makes a subclass of the module's class; its methods run in a context.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def synchronised(module: linen.Module, process_group: object, axis_name: AxisNam
             "its variables. Convert the module before: jaxpar.DataParallel(convert_sync_batchnorm(module))."
         )
     names = [f.name for f in dataclasses.fields(module) if f.init and f.name != "parent"]
-    cls = type(module)
+    cls: Any = type(module)
     if "_converted_from" in vars(cls):
         cls = cls._converted_from
     return _class_of(cls, axis_name)(**{name: getattr(module, name) for name in names})
@@ -57,17 +57,19 @@ def _class_of(cls: type[linen.Module], axis_name: AxisName) -> type[linen.Module
         return call
 
     methods = {name: in_context(getattr(cls, name)) for name in _methods(cls)}
-    own = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "_converted_from": cls}
-    return types.new_class(cls.__name__, (cls,), exec_body=lambda namespace: namespace.update(methods | own))
+    attributes = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "_converted_from": cls}
+    return types.new_class(
+        cls.__name__, (cls,), exec_body=lambda namespace: namespace.update(methods | attributes)
+    )
 
 
 def _methods(cls: type[linen.Module]) -> list[str]:
     """The methods that a user has written: all but Linen's own, which lead to them."""
     classes = cls.__mro__[: cls.__mro__.index(linen.Module)]
-    found = {name: value for base in reversed(classes) for name, value in vars(base).items()}
+    members = {name: value for base in reversed(classes) for name, value in vars(base).items()}
     return [
         name
-        for name, value in found.items()
+        for name, value in members.items()
         if inspect.isfunction(value)
         and (name == "__call__" or not (hasattr(linen.Module, name) or name.startswith("__")))
     ]

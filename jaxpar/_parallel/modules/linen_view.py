@@ -118,9 +118,6 @@ class LinenView:
         del module
         self._put(dict(records.items()))
 
-    def perturbations(self) -> dict[str, PyTree]:
-        return {}
-
     def _put(self, changes: Changed) -> None:
         for (collection, *path), value in changes.items():
             if (at := (collection, *path)) in self._sown:

@@ -225,13 +225,14 @@ class NNXView:
 
     def record(self, module: nnx.Module, records: Records) -> None:
         """Put what a forward pass recorded into the module, after what is there."""
-        for place, value in records.items():
-            if not isinstance(place, int):
-                put_new(module, *place, value)
-            elif isinstance(leaf := self.leaves[place], nnx.Perturbation):
+        for key, value in records.items():
+            if not isinstance(key, int):
+                path, kind = key
+                put_new(module, path, kind, value)
+            elif isinstance(leaf := self.leaves[key], nnx.Perturbation):
                 leaf.set_raw_value(value)
             else:
-                leaf.set_raw_value(joined(leaf.get_raw_value(), value, self.names[place]))
+                leaf.set_raw_value(joined(leaf.get_raw_value(), value, self.names[key]))
 
 
 class _Snapshot(NamedTuple):

@@ -1,4 +1,4 @@
-"""Records: what a forward pass leaves in its module beside its outputs, by `sow` and `nnx.capture`.
+"""Records: what a forward pass leaves in its module, by `sow` and `nnx.capture`.
 
 Such values have rows like outputs, so they are gathered like outputs; a buffer would be replica 0's.
 """
@@ -28,28 +28,28 @@ PERTURBATIONS = "jaxpar.perturbations"
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True)
 class Records:
-    """Values by their places in the module; the places are static."""
+    """Values by their paths in the module; the paths are static."""
 
-    places: tuple[Hashable, ...] = ()
+    paths: tuple[Hashable, ...] = ()
     values: Sequence[PyTree] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.places)
+        return bool(self.paths)
 
     def items(self) -> Any:
-        return zip(self.places, self.values, strict=True)
+        return zip(self.paths, self.values, strict=True)
 
     def tree_flatten(self) -> tuple[Sequence[PyTree], tuple[Hashable, ...]]:
-        return self.values, self.places
+        return self.values, self.paths
 
     @classmethod
-    def tree_unflatten(cls, places: tuple[Hashable, ...], values: Sequence[PyTree]) -> Records:
-        return cls(places, tuple(values))
+    def tree_unflatten(cls, paths: tuple[Hashable, ...], values: Sequence[PyTree]) -> Records:
+        return cls(paths, tuple(values))
 
 
-def records_of(found: dict[Any, PyTree]) -> Records:
+def records_of(by_path: dict[Any, PyTree]) -> Records:
     """Return records of arrays; numbers become arrays."""
-    return Records(tuple(found), tuple(jax.tree.map(_array, value) for value in found.values()))
+    return Records(tuple(by_path), tuple(jax.tree.map(_array, value) for value in by_path.values()))
 
 
 def _array(x: Any) -> Any:
