@@ -242,6 +242,18 @@ def test_a_bound_method_is_a_hook():
     assert int(average.number[...]) == 1
 
 
+class Weighted(Average):
+    def count(self, weight, update):
+        self.number[...] += weight
+
+
+def test_arguments_of_a_bound_method_follow_it():
+    average = Weighted(parameters())
+    step, _ = nnx_step(plain, TX, on_update=functools.partial(average.count, jnp.int32(3)))
+    step(X, Y)
+    assert int(average.number[...]) == 3
+
+
 def test_several_networks_are_tuples():
     nets = tuple(map(data_parallel, (Net(), Net())))
     optimizers = tuple(nnx.Optimizer(net, TX, wrt=nnx.Param) for net in nets)

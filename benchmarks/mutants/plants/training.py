@@ -48,7 +48,7 @@ PLANTS = [
     *plants("jaxpar/_training/on_update.py",
         ('if id(leaf) in moved', 'if False', "tests/test_on_update.py -k refused"),
         ('        check_values(self.names, values, after, "on_update")\n', '', "tests/test_on_update.py -k refused"),
-        ('(*args, *function.args)', '(*function.args, *args)[:1]', "tests/test_on_update.py -k \"binds_moves and plain\""),
+        ('(*args, *function.args)', '(*function.args, *args)', "tests/test_on_update.py -k bound_method"),
     ),
     *plants("jaxpar/_training/update.py",
         ('if not hook.hook.always', 'if False', "tests/test_on_update.py -k left_out"),
