@@ -98,7 +98,7 @@ def train(dtype="float32", half=False):
         dynamic_scale=None if dtype == "float64" else dynamic_scale.DynamicScale(),
     )
     p_train_step = jax.jit(train_step)
-    for batch in batches(32, images, labels, dtype=dtype):
+    for batch in batches(64, images, labels, dtype=dtype):
         state, metrics = p_train_step(state, *batch)
         yield metrics["loss"], state.params
 

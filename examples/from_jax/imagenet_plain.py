@@ -102,7 +102,7 @@ def train(dtype="float32", half=False):
         dynamic_scale=None if dtype == "float64" else dynamic_scale.DynamicScale(),
     )
     p_train_step = jax.pmap(train_step, "batch", in_axes=(None, 0, 0), out_axes=None)
-    for batch in batches(32, images, labels, dtype=dtype):
+    for batch in batches(64, images, labels, dtype=dtype):
         state, metrics = p_train_step(state, *map(shard, batch))
         yield metrics["loss"], state.params
 

@@ -59,7 +59,11 @@ def train_step(state, tokens, dropout_key):
 def train(dtype="float32", dropout=0.1):
     model = jaxpar.DataParallel(TransformerLM(dropout=dropout))
     params = cast(model.init(jax.random.key(0), jnp.ones((1, 12), jnp.int32), False)["params"], dtype)
-    schedule = optax.warmup_exponential_decay_schedule(0.0, 3e-3, 4, 100, 0.9)
+
+    def schedule(count):
+        count = jnp.asarray(count, dtype)
+        return 3e-3 * jnp.minimum(count / 4, 2 / jnp.sqrt(jnp.maximum(count, 4)))
+
     tx = optax.adamw(schedule, b2=0.98, eps=1e-9, weight_decay=0.1)
     state = TrainState.create(apply_fn=model.apply, params=params, tx=tx)
     step = jax.jit(train_step)
