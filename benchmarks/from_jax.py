@@ -205,9 +205,9 @@ is printed by
 
 *lines* are changed or new, *gone* are lines that nothing replaces. *float64* and *float32* are the largest
 relative difference of a loss or a parameter in six steps, as `compare.py` there prints them. Times are of one
-step, medians of interleaved rounds in one process. The *ratio* is beside the original with its batches divided over the devices by a
-NamedSharding, or as it is if it divides them itself or has none. As it is, an original for one device uses
-both cores of this machine without any exchange.
+step, medians of interleaved rounds in one process. The *ratio* is beside the original with its batches
+divided over the devices by a NamedSharding, or as it is if it divides them itself or has none. As it is, an
+original for one device uses both cores of this machine without any exchange.
 
 ## In short
 

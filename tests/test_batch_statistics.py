@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 
 import flax.linen as nn
 import jax
@@ -112,6 +113,13 @@ def test_no_warning(case):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         step()
+
+
+def test_the_guide_shows_its_text():
+    with pytest.warns(UserWarning, match=WARNS) as caught:
+        nnx_step(jaxpar.DataParallel, flax_norm())()
+    guide = (Path(__file__).resolve().parents[1] / "docs" / "from_jax.md").read_text()
+    assert str(caught[0].message) in " ".join(guide.split())
 
 
 def test_one_replica_has_the_whole_batch():

@@ -15,6 +15,7 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 COMMANDS = {
     "first_call.py": (["--rounds", "1", "--small"], "DistributedDataParallel / shard_map by hand"),
     "distributed_data_parallel.py": (["--rounds", "1", "--small"], "jaxpar sends 1 message"),
+    "from_jax.py": (["--small", "--only", "linear_regression"], "drawn from Flax's examples"),
 }
 """The arguments, and a text that only a finished run prints."""
 
