@@ -99,3 +99,32 @@ def test_another_learning_rate_is_seen(dtype, monkeypatch):
 def test_an_array_of_another_shape_is_seen():
     with pytest.raises(AssertionError, match="is not"):
         scripts.relative([1.0, 2.0], [1.0])
+
+
+def benchmark():
+    path = SCRIPTS.parents[1] / "benchmarks" / "from_jax.py"
+    spec = importlib.util.spec_from_file_location("benchmark_from_jax", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_table_reports_every_program_that_the_seed_draws(monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    table = (SCRIPTS.parents[1] / "docs" / "tables" / "from_jax.md").read_text()
+    module = benchmark()
+    drawn = module.draw()
+    assert list(module.DRAWN) == drawn
+    assert re.findall(r"^\| \d \| (\S+) \|", table, re.M) == drawn
+    for script, note in module.DRAWN.values():
+        assert (f"| {script} |" if script else note) in table
+        assert not script or script in NAMES
+
+
+def test_the_tables_lines_and_differences_are_those_of_the_readme():
+    table = (SCRIPTS.parents[1] / "docs" / "tables" / "from_jax.md").read_text()
+    measured = dict(re.findall(r"^\| (\w+) \|((?: \S+ \|){4})(?: \S* ?\|){4}$", table, re.M))
+    assert len(measured) > 5
+    for script, cells in measured.items():
+        assert [cell.strip() for cell in cells.split("|")[:4]] == rows(README)[script][1:5]
