@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from .._tree import is_array, is_real
+from .._tree import is_array, is_real, is_staged
 from .._typing import PyTree
 from .._upstream import concrete
 from .._upstream.mesh_context import context_mesh, enter_context, restore_context
@@ -26,15 +26,20 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Outside:
-    """`with Outside():` no mesh is in context; `returned` moves results to the mesh that was."""
+    """`with Outside():` no mesh is in context; `returned` moves results to the one that was, or a default."""
 
-    __slots__ = ("_outer", "_previous", "mesh", "rows")
+    __slots__ = ("_default", "_outer", "_previous", "mesh", "rows")
+
+    def __init__(self, default: Mesh | None = None):
+        self._default = default
 
     def __enter__(self) -> None:
         self._outer = getattr(_this, "scope", None)
         self.mesh = context_mesh()
         self.rows: Any = None  # the mesh axes that split the batch's rows
         self._previous = None if self.mesh is None else enter_context(None)
+        if self.mesh is None and self._default is not None and not is_staged():
+            self.mesh = self._default
         _this.scope = self
 
     def __exit__(
@@ -67,10 +72,17 @@ def outside(function: F) -> F:
 
 def outside_for(placement: Any) -> Outside | contextlib.nullcontext[None]:
     """Return `Outside()`, or for a module that stays where it is, and in its user's context, nothing."""
-    return _NOTHING if placement is None or not placement.devices else Outside()
+    return _NOTHING if placement is None or not placement.devices else Outside(placement.outer_mesh)
 
 
 _NOTHING = contextlib.nullcontext()
+
+
+def use_mesh(mesh: Mesh | None) -> None:
+    """Make a mesh that of the results, unless there is one in context or they are a surrounding program's."""
+    scope = getattr(_this, "scope", None)
+    if mesh is not None and scope is not None and scope.mesh is None and not is_staged():
+        scope.mesh = mesh
 
 
 def is_explicit(mesh: Any) -> bool:
@@ -147,12 +159,32 @@ def _must_move(x: Any, mesh: Any) -> bool:
 def _target(x: Any, scope: Outside, dim: int | None) -> NamedSharding:
     """Return the sharding of a result on the caller's mesh: as the batch's, or else on all devices."""
     mesh, rows = scope.mesh, scope.rows
+    source = getattr(x, "sharding", None)
+    if isinstance(source, NamedSharding) and is_real(x) and _same_devices(source.mesh, mesh):
+        # A mesh of the same devices under other names, such as a program's of its caller's.
+        names = dict(zip(source.mesh.axis_names, mesh.axis_names, strict=True))
+        return NamedSharding(mesh, PartitionSpec(*(_renamed(entry, names) for entry in source.spec)))
     if rows is None or dim is None or not -x.ndim <= dim < x.ndim:
         return NamedSharding(mesh, PartitionSpec())
     pieces = math.prod(mesh.shape[name] for name in (rows if isinstance(rows, tuple) else (rows,)))
     if x.shape[dim] % pieces:
         return NamedSharding(mesh, PartitionSpec())
     return NamedSharding(mesh, PartitionSpec(*[None] * (dim % x.ndim), rows))
+
+
+def _same_devices(a: Any, b: Any) -> bool:
+    return (
+        isinstance(a, Mesh)
+        and isinstance(b, Mesh)
+        and a.devices.shape == b.devices.shape
+        and bool((a.devices == b.devices).all())
+    )
+
+
+def _renamed(entry: Any, names: dict[str, str]) -> Any:
+    if entry is None:
+        return None
+    return tuple(names[name] for name in entry) if isinstance(entry, tuple) else names[entry]
 
 
 def _moved(x: Any, scope: Outside, dim: int | None) -> Any:

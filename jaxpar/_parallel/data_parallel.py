@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 from flax import linen, nnx
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from .._counterparts import TorchNames
 from .._devices.context import Outside, is_explicit, returned
@@ -21,6 +21,7 @@ from ..errors import JaxparError, NestedError
 from .backends import backend as _backend
 from .batch_statistics import warn_of_replica_statistics
 from .gather import assemble
+from .mesh_placement import placement_on, refuse_devices
 from .modules import Module, view
 from .modules.applied_view import AppliedView, function_of, is_callable_pytree
 from .modules.bundle import Bundle, refuse_metrics, set_aside
@@ -46,6 +47,8 @@ def data_parallel(
     module_kwargs: dict[str, Any] | None = None,
     *,
     backend: str = "shard_map",
+    mesh: Mesh | None = None,
+    axis: str | None = None,
 ) -> PyTree:
     """Evaluate `module(*inputs, **module_kwargs)` with the rows shared out over the devices.
 
@@ -62,13 +65,18 @@ def data_parallel(
       dim: the batch dimension of all arrays.
       module_kwargs: keyword arguments, split like the others.
       backend: `"shard_map"` or `"pmap"`; equal results.
+      mesh, axis: as for `DataParallel`.
 
     Raises: as `scatter`, `replicate`, `parallel_apply` and `gather`.
 
     torch counterpart: `torch.nn.parallel.data_parallel`. Without devices torch raises; here the module is
     called, as `DataParallel` does in both.
     """
-    placement = place(device_ids, output_device, dim, function="data_parallel")
+    if mesh is None:
+        placement = place(device_ids, output_device, dim, function="data_parallel")
+    else:
+        refuse_devices(device_ids, output_device, "data_parallel")
+        placement = placement_on(mesh, axis, dim, backend, "data_parallel")
     args = inputs if isinstance(inputs, tuple) else () if inputs is None else (inputs,)
     return forward(module, args, module_kwargs or {}, placement, backend, shared_programs)
 
@@ -87,7 +95,7 @@ def forward(
         args, kwargs = unmarked((args, kwargs))
         return _alone(module, args, kwargs)
     target = None if context_mesh() is not None else _target(args, kwargs, placement)
-    with Outside():
+    with Outside(placement.outer_mesh):
         outputs = _forward(module, args, kwargs, placement, backend, programs, function, target)
         return returned(outputs, placement.dim)
 
@@ -147,6 +155,8 @@ def _target(args: tuple, kwargs: dict[str, Any], placement: Placement) -> Any:
         return None
     # After a training step inside of jit, parameters are on all devices, and JAX refuses to mix them with an
     # array on one, such as the outputs of a wrapped block.
+    if placement.outer_mesh is not None:
+        return None
     spread = set(placement.devices)
     for x in jax.tree.leaves((args, kwargs), is_leaf=is_marked):
         if is_real(x) and not x.is_deleted() and x.devices() == spread and len(spread) > 1:
@@ -183,6 +193,8 @@ class DataParallel(abc.ABC):
       output_device: where outputs go outside of `jax.jit`, any device; `device_ids[0]` if left out.
       dim: the batch dimension of all inputs and outputs.
       backend: `"shard_map"` or `"pmap"`; equal results.
+      mesh, axis: in place of devices, a mesh of yours and its axis over which rows are split. What lies split
+        over its other axes stays so, see docs/placement.md.
 
     What is returned has `.module`, `.device_ids`, `.output_device`, `.dim`, and is itself
 
@@ -216,10 +228,16 @@ class DataParallel(abc.ABC):
         dim: int = 0,
         *,
         backend: str = "shard_map",
+        mesh: Mesh | None = None,
+        axis: str | None = None,
         **fields: Any,
     ) -> Any:
-        placement = place(device_ids, output_device, dim)
         _backend(backend)
+        if mesh is None:
+            placement = place(device_ids, output_device, dim)
+        else:
+            refuse_devices(device_ids, output_device, "DataParallel")
+            placement = placement_on(mesh, axis, dim, backend, "DataParallel")
         if isinstance(module, nnx.Module):
             return _NNXDataParallel(module, placement, backend)
         if isinstance(module, linen.Module):

@@ -51,6 +51,16 @@ class Placement:
     def N(self) -> int:
         return len(self.devices)
 
+    @property
+    def outer_mesh(self) -> Mesh | None:
+        """The user's mesh, of which the replicas are an axis, or None."""
+        return getattr(self, "user_mesh", None)
+
+    def for_value(self, x: Any) -> NamedSharding:
+        """Return the sharding of a value that all replicas hold."""
+        del x
+        return self.replicated
+
     @functools.cached_property
     def device_ids(self) -> list[Any]:
         """The devices as positions in `jaxpar.devices()`, or as text."""

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._devices.context import brought, outside
+from .._devices.context import brought, outside, use_mesh
 from .._devices.topology import refuse_topology
 from .._tree import LazyPaths, check_alive, check_leaves, is_array, is_staged
 from .._typing import Array, DeviceLike, PyTree, Shape
@@ -105,6 +105,7 @@ def cut(tree: PyTree, placement: Placement, names: LazyPaths) -> Shards:
             "see jaxpar.virtual_devices."
         )
     tree = with_marks(tree)
+    use_mesh(placement.outer_mesh)
     leaves = jax.tree.leaves(tree)
     check_leaves(leaves, names, "scatter")
     check_alive(leaves, names, "scatter")

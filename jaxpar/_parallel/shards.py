@@ -89,4 +89,6 @@ def _piece(stack: Any, i: int, shape: Shape) -> jax.Array:
 def entry_of(stack: jax.Array, i: int) -> jax.Array:
     # stack[i] would gather the whole array on every device and cost a thousand times as much.
     shard = next(s for s in stack.addressable_shards if (s.index[0].start or 0) == i)
+    if shard.data.shape[1:] != stack.shape[1:]:  # split over other axes of a user's mesh as well
+        return stack[i]
     return shard.data[0]

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from .._devices import devices as _devices
-from .._devices.context import brought
+from .._devices.context import brought, use_mesh
 from .._devices.topology import refuse_topology
 from .._tree import has_tracers, is_array, is_real
 from .._typing import PyTree
@@ -29,8 +29,11 @@ def spread(values: list, names: Sequence[str], placement: Placement, function: s
             underlying = concrete(leaf)
             if underlying is not None:
                 _check_place(underlying, name, placement, function)
+    use_mesh(placement.outer_mesh)
     if not has_tracers(values):
-        return jax.device_put(values, placement.replicated)
+        if placement.outer_mesh is None:
+            return jax.device_put(values, placement.replicated)
+        return jax.device_put(values, jax.tree.map(placement.for_value, values))
     return jax.tree.map(lambda leaf: _spread_under_derivative(leaf, placement), values)
 
 

@@ -12,9 +12,11 @@ from typing import Any
 
 import jax
 from flax import linen, nnx
+from jax.sharding import Mesh
 
 from .._devices.context import outside, returned
 from .._parallel.backends import backend as _backend
+from .._parallel.mesh_placement import placement_on, refuse_devices
 from .._parallel.modules.applied_view import Applied, function_of, is_callable_pytree
 from .._parallel.modules.function_view import FunctionView
 from .._parallel.over_rows import over_rows
@@ -58,6 +60,7 @@ class DistributedDataParallel(abc.ABC):
       init_sync: whether parameters and buffers are compared and made equal to rank 0's now.
       comm_hook: how gradients are reduced, see `register_comm_hook`.
       backend: `"shard_map"` or `"pmap"`; equal results.
+      mesh, axis: as for `DataParallel`, in one process.
       output_device, bucket_cap_mb, find_unused_parameters, gradient_as_bucket_view, static_graph: taken and
         not needed. Buckets are XLA's business, and a parameter that no loss uses has gradient zero.
 
@@ -87,6 +90,8 @@ class DistributedDataParallel(abc.ABC):
         init_sync: bool = True,
         comm_hook: CommHook | None = None,
         backend: str = "shard_map",
+        mesh: Mesh | None = None,
+        axis: str | None = None,
         bucket_cap_mb: float | None = None,
         find_unused_parameters: bool = False,
         gradient_as_bucket_view: bool = False,
@@ -96,9 +101,13 @@ class DistributedDataParallel(abc.ABC):
             raise TypeError(
                 f"DistributedDataParallel: bucket_cap_mb is {bucket_cap_mb!r}; it must be a number."
             )
+        on_mesh = None
+        if mesh is not None:
+            refuse_devices(device_ids, output_device, "DistributedDataParallel")
+            on_mesh = placement_on(mesh, axis, dim, backend, "DistributedDataParallel")
         del output_device, bucket_cap_mb, find_unused_parameters, gradient_as_bucket_view, static_graph
         _backend(backend)
-        world = make_world(device_ids, dim, _members(process_group))
+        world = make_world(device_ids, dim, _members(process_group), on_mesh)
         shares_buffers = _buffers(forward_sync_buffers, broadcast_buffers)
         state = EngineState(SameRows(world.size, shares_buffers), comm_hook)
         if isinstance(module, nnx.Module):

@@ -86,9 +86,19 @@ once."""
 
 
 def make_world(
-    device_ids: Iterable[DeviceLike] | Placement | None, dim: int, group: Group | None = None
+    device_ids: Iterable[DeviceLike] | Placement | None,
+    dim: int,
+    group: Group | None = None,
+    on_mesh: Placement | None = None,
 ) -> World:
     """Return the world of a process group, the default one if left out, or of this process alone."""
+    if on_mesh is not None:
+        if group is not None or (current() is not None and current().size > 1):
+            raise DeviceError(
+                "DistributedDataParallel: mesh= is for one process, and there is a process group. Leave mesh "
+                "out: every process brings its devices, each of which is a replica."
+            )
+        return World(on_mesh, on_mesh, 0, 1)
     local = place(device_ids, None, dim, function="DistributedDataParallel", one_is_none=False)
     group = group or current()
     if group is None or group.size == 1 or local.of_topology:

@@ -8,6 +8,9 @@ from .shard_map import run as _shard_map
 
 BACKENDS: dict[str, Backend] = {"shard_map": _shard_map, "pmap": _pmap}
 
+FOR_A_MESH = ("shard_map",)
+"""Those that can run over one axis of a mesh with several."""
+
 
 def backend(name: str) -> Backend:
     if name not in BACKENDS:

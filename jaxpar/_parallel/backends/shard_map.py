@@ -23,5 +23,7 @@ def run(body: Body, placement: Placement, shared: PyTree, rows: list[jax.Array])
         mesh=placement.mesh,
         in_specs=(P(), P(REPLICA)),
         out_specs=(P(REPLICA), P()),
+        # Over the other axes of a user's mesh the compiler goes on splitting.
+        axis_names={REPLICA},
         check_vma=False,
     )(shared, rows)

@@ -1,0 +1,105 @@
+"""mesh_placement: the replicas are one axis of a user's mesh, and the other axes stay the compiler's.
+
+A replica is then a group of devices. Programs run on a mesh of the same devices whose data axis has the name
+that the replicas' axis has everywhere; results get the user's mesh back, see `_devices.context`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from .._typing import REPLICA
+from ..errors import DeviceError
+from .backends import FOR_A_MESH
+from .placement import Placement
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshPlacement(Placement):
+    """A Placement over the axis `axis` of `user_mesh`."""
+
+    user_mesh: Mesh | None = None
+    axis: str = REPLICA
+
+    @property
+    def N(self) -> int:
+        assert self.user_mesh is not None
+        return self.user_mesh.shape[self.axis]
+
+    @functools.cached_property
+    def mesh(self) -> Mesh:  # type: ignore[override]
+        assert self.user_mesh is not None
+        names = tuple(REPLICA if name == self.axis else name for name in self.user_mesh.axis_names)
+        return Mesh(self.user_mesh.devices, names, axis_types=(AxisType.Auto,) * len(names))
+
+    def for_value(self, x: Any) -> NamedSharding:
+        """Return where all replicas hold a value: over the other axes it stays split as it is."""
+        where = getattr(x, "sharding", None)
+        if not isinstance(where, NamedSharding) or where.mesh.devices.shape != self.mesh.devices.shape:
+            return self.replicated
+        if (where.mesh.devices != self.mesh.devices).any():
+            return self.replicated
+        return NamedSharding(
+            self.mesh, PartitionSpec(*(_without(entry, where.mesh, self.mesh) for entry in where.spec))
+        )
+
+    def __reduce__(self):
+        raise TypeError("A placement over a mesh cannot be pickled: its devices are this process's.")
+
+
+def _without(entry: Any, mesh: Mesh, other: Mesh) -> Any:
+    """Return an entry of a PartitionSpec with another mesh's names, and without the replicas' axis."""
+    names = dict(zip(mesh.axis_names, other.axis_names, strict=True))
+    entries = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
+    kept = tuple(names[name] for name in entries if names[name] != REPLICA)
+    return None if not kept else kept[0] if len(kept) == 1 else kept
+
+
+@functools.cache
+def placement_on(mesh: Mesh, axis: str | None, dim: int, backend: str, function: str) -> MeshPlacement:
+    """Return the placement for `mesh=` and `axis=`."""
+    if not isinstance(mesh, Mesh):
+        raise TypeError(f"{function}: mesh must be a jax.sharding.Mesh, not {type(mesh).__name__}.")
+    names = mesh.axis_names
+    if axis is None and len(names) == 1:
+        axis = names[0]
+    if axis not in names:
+        raise ValueError(
+            f"{function}: axis={axis!r} is no axis of the mesh {dict(mesh.shape)}; name one of {names}."
+        )
+    if backend not in FOR_A_MESH:
+        raise ValueError(
+            f'{function}: backend="pmap" has no mesh: jax.pmap maps over all devices that it is given. '
+            "Leave backend out."
+        )
+    if mesh.is_multi_process:
+        raise ValueError(
+            f"{function}: the mesh has devices of several processes, which mesh= does not support. Give "
+            "DistributedDataParallel device_ids, or write jit with shardings for such a mesh."
+        )
+    if AxisType.Manual in mesh.axis_types:
+        raise ValueError(f"{function}: the mesh has Manual axes: it is one that jax.shard_map is inside of.")
+    if REPLICA in names and axis != REPLICA:
+        raise ValueError(
+            f"{function}: the mesh has an axis {REPLICA!r}, which has to be the data axis. Rename it."
+        )
+    if mesh.shape[axis] == 1:
+        raise DeviceError(
+            f"{function}: axis {axis!r} has one device, so there are no rows to share out. Call the module "
+            "without a wrapper."
+        )
+    # The first N devices are those of the replicas' first devices.
+    ordered = np.moveaxis(mesh.devices, names.index(axis), -1).reshape(-1)
+    return MeshPlacement(tuple(ordered), dim, ordered[0], mesh, axis)
+
+
+def refuse_devices(device_ids: Any, output_device: Any, function: str) -> None:
+    if device_ids is not None or output_device is not None:
+        raise TypeError(
+            f"{function}: the devices are those of mesh=; leave device_ids and output_device out."
+        )

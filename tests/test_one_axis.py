@@ -1,0 +1,116 @@
+"""DataParallel over one axis of a user's mesh: a model axis beside it changes no number."""
+
+from __future__ import annotations
+
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from comparing import assert_equal_numbers
+from flax import nnx
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxpar
+
+X, Y = np.random.RandomState(0).randn(16, 3), np.random.RandomState(1).randn(16, 4)
+WRAPPERS = {"DataParallel": jaxpar.DataParallel, "DistributedDataParallel": jaxpar.DistributedDataParallel}
+
+
+class Net(nnx.Module):
+    def __init__(self, constrained=False):
+        rngs = nnx.Rngs(0)
+        self.constrained = constrained
+        self.first = nnx.Linear(3, 8, use_bias=False, rngs=rngs, param_dtype=float)
+        self.norm = jaxpar.nn.SyncBatchNorm(8, param_dtype=float)
+        self.last = nnx.Linear(8, 4, rngs=rngs, param_dtype=float)
+
+    def __call__(self, x):
+        hidden = jnp.tanh(self.norm(self.first(x)))
+        if self.constrained:
+            hidden = jax.lax.with_sharding_constraint(hidden, P(None, "model"))
+        return self.last(hidden)
+
+
+def mesh_of(shape, kind=AxisType.Auto):
+    devices = np.array(jaxpar.devices()[: shape[0] * shape[1]]).reshape(shape)
+    return Mesh(devices, ("data", "model"), axis_types=(kind, kind))
+
+
+def split(net, mesh):
+    for layer, spec in ((net.first, P(None, "model")), (net.last, P("model", None))):
+        layer.kernel[...] = jax.device_put(layer.kernel[...], NamedSharding(mesh, spec))
+    return net
+
+
+def mse(net, x, y):
+    return ((net(x) - y) ** 2).mean()
+
+
+def trained(net, B):
+    x, y = X[:B], Y[:B]
+    optimizer = nnx.Optimizer(net, optax.sgd(0.1, momentum=0.9), wrt=nnx.Param)
+    step = jaxpar.train_step(net, optimizer, mse)
+    losses = [step(x, y) for _ in range(5)]
+    if isinstance(net, jaxpar.DistributedDataParallel):
+        gradients = net.value_and_grad(mse)(x, y)
+    else:
+        gradients = nnx.value_and_grad(mse)(net, x, y)
+    results = losses, jaxpar.eval_step(net)(x), net(x), gradients, nnx.state(net), nnx.state(optimizer)
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(results)]
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("B", [16, 13])
+@pytest.mark.parametrize("shape", [(2, 2), (4, 2)], ids=str)
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
+@pytest.mark.parametrize("in_context", [False, True])
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_equals_devices_without_a_model_axis(wrapper, in_context, kind, shape, B):
+    wrap, mesh = WRAPPERS[wrapper], mesh_of(shape, kind)
+    want = trained(wrap(Net(), range(shape[0])), B)
+    with jax.set_mesh(mesh) if in_context else contextlib.nullcontext():
+        net = wrap(split(Net(constrained=True), mesh), mesh=mesh, axis="data")
+        got = trained(net, B)
+    for i, (a, b) in enumerate(zip(got, want, strict=True)):
+        assert_equal_numbers(f"{wrapper}[{i}]", a, b)
+    assert net.module.first.kernel[...].sharding == NamedSharding(mesh, P(None, "model"))
+
+
+def test_a_checkpoint_is_restored_as_it_is_split(tmp_path):
+    mesh = mesh_of((2, 2))
+    net, other = (jaxpar.DataParallel(split(Net(), mesh), mesh=mesh, axis="data") for _ in range(2))
+    optimizer = nnx.Optimizer(net, optax.sgd(0.1), wrt=nnx.Param)
+    jaxpar.train_step(net, optimizer, mse)(X, Y)
+    with jaxpar.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(0, net=net)
+    with jaxpar.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.restore(net=other)
+    kernel = other.module.first.kernel[...]
+    np.testing.assert_array_equal(kernel, net.module.first.kernel[...])
+    assert kernel.sharding.spec == P(None, "model")
+
+
+WRONG = {
+    "axis": ({"axis": "rows"}, ValueError, "no axis of the mesh"),
+    "no axis": ({}, ValueError, "name one of"),
+    "pmap": ({"axis": "data", "backend": "pmap"}, ValueError, "pmap"),
+    "devices": ({"axis": "data", "device_ids": [0]}, TypeError, "leave device_ids"),
+    "mesh": ({"mesh": 3, "axis": "data"}, TypeError, "must be a jax.sharding.Mesh"),
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_arguments(case, wrapper):
+    options, error, text = WRONG[case]
+    with pytest.raises(error, match=text):
+        WRAPPERS[wrapper](Net(), **({"mesh": mesh_of((2, 2))} | options))
+
+
+def test_one_device_on_the_axis():
+    with pytest.raises(jaxpar.errors.DeviceError, match="one device"):
+        jaxpar.DataParallel(Net(), mesh=mesh_of((1, 4)), axis="data")
