@@ -62,14 +62,14 @@ class LinenNet(nnx.Module):
         variables = without_absent_axes(variables)
         with over_replicas(REPLICA):
             outputs, updates = self.linen.value.apply(variables, *args, rngs=rngs, **changing, **kwargs)
-        own = {name: tree for name, tree in updates.items() if name in self.mutable}
+        updated = {name: tree for name, tree in updates.items() if name in self.mutable}
         if self.deeper:
-            own = {collection: {"module": tree} for collection, tree in own.items()}
-        self.fields.write(self, own)
+            updated = {collection: {"module": tree} for collection, tree in updated.items()}
+        self.fields.write(self, updated)
         if mutable is False and not capture_intermediates:
             return outputs
-        asked = union_filters(mutable, "intermediates") if capture_intermediates else mutable
-        return outputs, {name: tree for name, tree in updates.items() if in_filter(asked, name)}
+        returned = union_filters(mutable, "intermediates") if capture_intermediates else mutable
+        return outputs, {name: tree for name, tree in updates.items() if in_filter(returned, name)}
 
 
 def _kind(name: str, leaf: Any) -> type[nnx.Variable]:

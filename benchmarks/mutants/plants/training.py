@@ -6,7 +6,7 @@ from ..plant import plants
 PLANTS = [
     *plants("jaxpar/_training/linen_net.py",
         ('if name in self.mutable}', '}', "tests/test_linen_intermediates.py -k in_a_step"),
-        ('if in_filter(asked, name)}', '}', "tests/test_linen_intermediates.py -k in_a_step"),
+        ('if in_filter(returned, name)}', '}', "tests/test_linen_intermediates.py -k in_a_step"),
     ),
     *plants("jaxpar/_training/update.py",
         ('factor = factor / extra["scale"]', 'factor = factor * 1', "tests/test_loss_scale.py -k divided"),
