@@ -114,3 +114,12 @@ def test_wrong_arguments(case, wrapper):
 def test_one_device_on_the_axis():
     with pytest.raises(jaxpar.errors.DeviceError, match="one device"):
         jaxpar.DataParallel(Net(), mesh=mesh_of((1, 4)), axis="data")
+
+
+def test_a_parameter_split_over_the_data_axis_is_whole_there():
+    mesh = mesh_of((2, 2))
+    layer = nnx.Linear(4, 4, rngs=nnx.Rngs(0), param_dtype=float)
+    layer.kernel[...] = jax.device_put(layer.kernel[...], NamedSharding(mesh, P("data", "model")))
+    net = jaxpar.DataParallel(layer, mesh=mesh, axis="data")
+    np.testing.assert_allclose(net(Y), Y @ np.asarray(layer.kernel[...]), rtol=1e-12)
+    assert layer.kernel[...].sharding == NamedSharding(mesh, P(None, "model"))

@@ -79,7 +79,7 @@ _NOTHING = contextlib.nullcontext()
 
 
 def use_mesh(mesh: Mesh | None) -> None:
-    """Make a mesh that of the results, unless there is one in context or they are a surrounding program's."""
+    """Let results go to a mesh, unless there is one in context or they are a surrounding program's."""
     scope = getattr(_this, "scope", None)
     if mesh is not None and scope is not None and scope.mesh is None and not is_staged():
         scope.mesh = mesh
@@ -161,7 +161,7 @@ def _target(x: Any, scope: Outside, dim: int | None) -> NamedSharding:
     mesh, rows = scope.mesh, scope.rows
     source = getattr(x, "sharding", None)
     if isinstance(source, NamedSharding) and is_real(x) and _same_devices(source.mesh, mesh):
-        # A mesh of the same devices under other names, such as a program's of its caller's.
+        # Two meshes of the same devices, whose axes have different names.
         names = dict(zip(source.mesh.axis_names, mesh.axis_names, strict=True))
         return NamedSharding(mesh, PartitionSpec(*(_renamed(entry, names) for entry in source.spec)))
     if rows is None or dim is None or not -x.ndim <= dim < x.ndim:

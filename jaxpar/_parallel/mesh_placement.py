@@ -56,8 +56,8 @@ def _without(entry: Any, mesh: Mesh, other: Mesh) -> Any:
     """Return an entry of a PartitionSpec with another mesh's names, and without the replicas' axis."""
     names = dict(zip(mesh.axis_names, other.axis_names, strict=True))
     entries = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
-    kept = tuple(names[name] for name in entries if names[name] != REPLICA)
-    return None if not kept else kept[0] if len(kept) == 1 else kept
+    remaining = tuple(names[name] for name in entries if names[name] != REPLICA)
+    return None if not remaining else remaining[0] if len(remaining) == 1 else remaining
 
 
 @functools.cache
@@ -93,7 +93,7 @@ def placement_on(mesh: Mesh, axis: str | None, dim: int, backend: str, function:
             f"{function}: axis {axis!r} has one device, so there are no rows to share out. Call the module "
             "without a wrapper."
         )
-    # The first N devices are those of the replicas' first devices.
+    # The first N are the replicas' first devices.
     ordered = np.moveaxis(mesh.devices, names.index(axis), -1).reshape(-1)
     return MeshPlacement(tuple(ordered), dim, ordered[0], mesh, axis)
 

@@ -14,7 +14,7 @@ _NONE = jax_config.config_ext.unset
 
 
 def context_mesh() -> Any:
-    """Return the mesh of `jax.set_mesh`, inside a program of it too, or None. An abstract one has no devices.
+    """Return the mesh of `jax.set_mesh`, also inside of `jit`, or None. An abstract one has no devices.
 
     `jax.sharding.get_abstract_mesh` returns no devices, and `jax.sharding.get_mesh` raises inside of `jit`.
     """
@@ -27,8 +27,8 @@ def context_mesh() -> Any:
 def enter_context(mesh: Any) -> tuple[Any, Any]:
     """Make a mesh, or none, this thread's context; return what `restore_context` takes.
 
-    `jax.set_mesh` refuses inside of `jit` and of derivatives, `use_abstract_mesh` another number of devices.
-    Its empty mesh and no mesh at all are two keys of compiled programs.
+    `jax.set_mesh` refuses inside of `jit` and of derivatives, `use_abstract_mesh` a change of the number of
+    devices. Its empty mesh and no mesh at all are two keys of compiled programs.
     """
     if mesh is None:
         return _ABSTRACT.swap_local(_NONE), _CONCRETE.swap_local(_NONE)

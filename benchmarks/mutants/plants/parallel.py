@@ -4,6 +4,10 @@
 from ..plant import plants
 
 PLANTS = [
+    *plants("jaxpar/_parallel/mesh_placement.py",
+        ('return NamedSharding(self.mesh, PartitionSpec(*entries))', 'return self.replicated', "tests/test_one_axis.py -m \"not slow\""),
+        (' if names[name] != REPLICA', '', "tests/test_one_axis.py -k whole"),
+    ),
     *plants("jaxpar/_parallel/modules/records.py",
         ('return before + value', 'return value', "tests/test_capture.py -k two_calls"),
         ('return CAPTURES in path or isinstance(leaf, nnx.Intermediate)', 'return CAPTURES in path', "tests/test_capture.py -k sow_and_pop"),
