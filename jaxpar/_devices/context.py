@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import jax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from .._tree import is_array, is_real, is_staged
 from .._typing import PyTree
@@ -90,7 +90,9 @@ def is_explicit(mesh: Any) -> bool:
     return mesh is not None and AxisType.Explicit in mesh.axis_types
 
 
-def brought(x: Any, to: Mesh, sharding: Callable[[], NamedSharding], axis: int | None = None) -> Any:
+def brought(
+    x: Any, to: Mesh | AbstractMesh, sharding: Callable[[], NamedSharding], axis: int | None = None
+) -> Any:
     """Return an array or a tracer for a program on a mesh of its own, where `sharding()` distributes it.
 
     `axis` is the rows' axis of a batch's array; outputs are split along their rows as the batch was.
@@ -103,7 +105,7 @@ def brought(x: Any, to: Mesh, sharding: Callable[[], NamedSharding], axis: int |
         # The caller's program has a mesh without a context, in the type of what it brings.
         foreign = not source.mesh.empty and source.mesh.axis_names != to.axis_names
         mesh = scope.mesh = source.mesh if foreign else None
-    if mesh is not None and axis is not None and isinstance(source, NamedSharding):
+    if scope is not None and mesh is not None and axis is not None and isinstance(source, NamedSharding):
         scope.rows = scope.rows or (source.spec[axis] if axis < len(source.spec) else None)
     if is_real(x):
         # Results get the mesh of an argument, and XLA may choose a distribution that its axes cannot express.

@@ -161,8 +161,9 @@ def _target(args: tuple, kwargs: dict[str, Any], placement: Placement) -> Any:
     for x in jax.tree.leaves((args, kwargs), is_leaf=is_marked):
         if is_real(x) and not x.is_deleted() and x.devices() == spread and len(spread) > 1:
             where = x.sharding
-            named = isinstance(where, NamedSharding) and not is_explicit(where.mesh)
-            return NamedSharding(where.mesh, PartitionSpec()) if named else placement.replicated
+            if isinstance(where, NamedSharding) and not is_explicit(where.mesh):
+                return NamedSharding(where.mesh, PartitionSpec())
+            return placement.replicated
     return placement.output_device
 
 

@@ -36,7 +36,7 @@ class Arrays(abc.ABC):
     definition: Definition  # the module without its arrays
     form: TreeDef  # the arrays' tree structure
     names: list[str]  # for errors
-    sums: tuple[int, ...] = ()  # which of the arrays are sums over rows, those of metrics
+    sums: tuple[int, ...] = ()  # which of the arrays are sums over rows, as in metrics
     parameters: tuple[int, ...]  # which of the arrays get gradients
     world: World
 

@@ -45,7 +45,7 @@ class LocalRows:
 
     @property
     def numbers(self) -> list[Any]:
-        """The numbers and texts among the arguments, for other processes; None for each other object."""
+        """The numbers and texts among the arguments, for ranks without rows; None for an object."""
         values = [s.value for s in separate(self.batch)[1] if s is not None]
         return [value if type(value) in (bool, int, float, str) else None for value in values]
 

@@ -24,8 +24,8 @@ def first_bad_on_cpu(gradients: list) -> jax.Array:
     """`first_bad` for CPU devices, where XLA compiles `isfinite(g).all()` to a slow loop."""
     small = [i for i, g in enumerate(gradients) if 0 < g.size <= SMALL]
     large = [i for i, g in enumerate(gradients) if g.size > SMALL]
-    found = [look(gradients, numbers) for look, numbers in ((_joined, small), (_apart, large)) if numbers]
-    first = functools.reduce(jnp.minimum, found, jnp.int32(len(gradients)))
+    positions = [look(gradients, numbers) for look, numbers in ((_joined, small), (_apart, large)) if numbers]
+    first = functools.reduce(jnp.minimum, positions, jnp.int32(len(gradients)))
     return jnp.where(first == len(gradients), NONE, first)
 
 

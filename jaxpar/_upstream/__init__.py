@@ -364,11 +364,11 @@ def linen_capture_filter() -> Any:
 def captured_methods(kind: type) -> tuple[tuple[str, str, type], ...]:
     """Return the methods of a class that `nnx.capture(method_outputs=T)` has replaced for now, with their T.
 
-    The functions that replace them have a mark of their own, and a program traced with them is another one.
+    The functions that replace them are marked. A program traced with them differs from one traced without.
     """
-    found = [(name, f) for name, f in vars(kind).items() if hasattr(f, "_does_capturing")]
-    types = [inspect.getclosurevars(f).nonlocals["variable_type"] for _, f in found]
-    return tuple((kind.__qualname__, name, t) for (name, _), t in zip(found, types, strict=True))
+    methods = [(name, f) for name, f in vars(kind).items() if hasattr(f, "_does_capturing")]
+    types = [inspect.getclosurevars(f).nonlocals["variable_type"] for _, f in methods]
+    return tuple((kind.__qualname__, name, t) for (name, _), t in zip(methods, types, strict=True))
 
 
 def before_thread_pools_close(f: Callable[[], None]) -> None:

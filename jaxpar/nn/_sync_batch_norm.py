@@ -117,9 +117,10 @@ def convert_sync_batchnorm(
     Returns: The same module, changed; a SyncBatchNorm if `module` is itself a BatchNorm. Parameters and
     statistics are the same `nnx.Variable` objects, so an optimizer made before keeps working. A Flax layer's
     `momentum` becomes torch's, 1 - momentum, and from here on the running variance is the unbiased one.
-    Of a Linen module: one of a subclass of its class, equal but that all `flax.linen.BatchNorm` layers which
-    its methods call, also those made there, take the mean and the variance of all rows of all replicas;
-    variables, momentum and the biased running variance stay Flax's.
+    For a Linen module, a module of a subclass: all `flax.linen.BatchNorm` layers that its methods call,
+    also those made there, take the mean and the variance of all rows of all replicas. Variables, momentum and
+    the biased running variance stay Flax's.
+
     Raises: TypeError: no such module, a Linen module that a wrapper or a parent holds, or in an NNX module
     a subclass of BatchNorm of your own, whose additions would be lost (torch converts it and drops them).
     ValueError: an invalid process group, or any for a Linen module; in an NNX module a Flax layer with
