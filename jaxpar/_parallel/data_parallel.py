@@ -160,8 +160,7 @@ def _target(args: tuple, kwargs: dict[str, Any], placement: Placement) -> Any:
     spread = set(placement.devices)
     for x in jax.tree.leaves((args, kwargs), is_leaf=is_marked):
         if is_real(x) and not x.is_deleted() and x.devices() == spread and len(spread) > 1:
-            where = x.sharding
-            if isinstance(where, NamedSharding) and not is_explicit(where.mesh):
+            if isinstance(where := x.sharding, NamedSharding) and not is_explicit(where.mesh):
                 return NamedSharding(where.mesh, PartitionSpec())
             return placement.replicated
     return placement.output_device
@@ -194,8 +193,8 @@ class DataParallel(abc.ABC):
       output_device: where outputs go outside of `jax.jit`, any device; `device_ids[0]` if left out.
       dim: the batch dimension of all inputs and outputs.
       backend: `"shard_map"` or `"pmap"`; equal results.
-      mesh, axis: in place of devices, a mesh of yours and its axis over which rows are split. What lies split
-        over its other axes stays so, see docs/placement.md.
+      mesh, axis: in place of devices, a mesh of yours and its axis over which rows are split. Parameters
+        that are split over its other axes stay split, see docs/placement.md.
 
     What is returned has `.module`, `.device_ids`, `.output_device`, `.dim`, and is itself
 

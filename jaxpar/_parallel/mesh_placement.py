@@ -32,7 +32,7 @@ class MeshPlacement(Placement):
         return self.user_mesh.shape[self.axis]
 
     @functools.cached_property
-    def mesh(self) -> Mesh:  # type: ignore[override]
+    def mesh(self) -> Mesh:
         assert self.user_mesh is not None
         names = tuple(REPLICA if name == self.axis else name for name in self.user_mesh.axis_names)
         return Mesh(self.user_mesh.devices, names, axis_types=(AxisType.Auto,) * len(names))
@@ -40,12 +40,11 @@ class MeshPlacement(Placement):
     def for_value(self, x: Any) -> NamedSharding:
         """Return where all replicas hold a value: over the other axes it stays split as it is."""
         where = getattr(x, "sharding", None)
-        if not isinstance(where, NamedSharding) or where.mesh.devices.shape != self.mesh.devices.shape:
-            return self.replicated
-        if (where.mesh.devices != self.mesh.devices).any():
+        mesh = where.mesh if isinstance(where, NamedSharding) else None
+        if not isinstance(mesh, Mesh) or not np.array_equal(mesh.devices, self.mesh.devices):
             return self.replicated
         return NamedSharding(
-            self.mesh, PartitionSpec(*(_without(entry, where.mesh, self.mesh) for entry in where.spec))
+            self.mesh, PartitionSpec(*(_without(entry, mesh, self.mesh) for entry in where.spec))
         )
 
     def __reduce__(self):
@@ -68,7 +67,7 @@ def placement_on(mesh: Mesh, axis: str | None, dim: int, backend: str, function:
     names = mesh.axis_names
     if axis is None and len(names) == 1:
         axis = names[0]
-    if axis not in names:
+    if axis is None or axis not in names:
         raise ValueError(
             f"{function}: axis={axis!r} is no axis of the mesh {dict(mesh.shape)}; name one of {names}."
         )

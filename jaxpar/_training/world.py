@@ -93,7 +93,8 @@ def make_world(
 ) -> World:
     """Return the world of a process group, the default one if left out, or of this process alone."""
     if on_mesh is not None:
-        if group is not None or (current() is not None and current().size > 1):
+        default = current()
+        if group is not None or (default is not None and default.size > 1):
             raise DeviceError(
                 "DistributedDataParallel: mesh= is for one process, and there is a process group. Leave mesh "
                 "out: every process brings its devices, each of which is a replica."
