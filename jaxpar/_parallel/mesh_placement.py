@@ -40,12 +40,12 @@ class MeshPlacement(Placement):
     def for_value(self, x: Any) -> NamedSharding:
         """Return where all replicas hold a value: over the other axes it stays split as it is."""
         where = getattr(x, "sharding", None)
-        mesh = where.mesh if isinstance(where, NamedSharding) else None
-        if not isinstance(mesh, Mesh) or not np.array_equal(mesh.devices, self.mesh.devices):
+        if not isinstance(where, NamedSharding) or not isinstance(where.mesh, Mesh):
             return self.replicated
-        return NamedSharding(
-            self.mesh, PartitionSpec(*(_without(entry, mesh, self.mesh) for entry in where.spec))
-        )
+        if not np.array_equal(where.mesh.devices, self.mesh.devices):
+            return self.replicated
+        entries = [_without(entry, where.mesh, self.mesh) for entry in where.spec]
+        return NamedSharding(self.mesh, PartitionSpec(*entries))
 
     def __reduce__(self):
         raise TypeError("A placement over a mesh cannot be pickled: its devices are this process's.")
