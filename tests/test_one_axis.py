@@ -73,7 +73,7 @@ def trained(net, B, around_gradients=contextlib.nullcontext):
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_a_model_axis_changes_no_number(wrapper, in_context, kind, shape, B):
     wrap, mesh = WRAPPERS[wrapper], mesh_of(shape, kind)
-    # One device for DataParallel. DistributedDataParallel takes the mean over the replicas, so it has as many.
+    # One device for DataParallel; for DistributedDataParallel, which takes means over replicas, as many.
     want = trained(Net() if wrapper == "DataParallel" else wrap(Net(), range(shape[0])), B)
     # JAX itself differentiates arrays on a mesh with Explicit axes in that mesh's context only.
     around = functools.partial(jax.set_mesh, mesh) if kind is AxisType.Explicit else contextlib.nullcontext

@@ -74,7 +74,7 @@ class Arrays(abc.ABC):
 
     def _shapes(self, tree: PyTree) -> PyTree:
         everywhere = self.world.everywhere
-        return jax.tree.map(lambda x: shape_of(x, everywhere.replicated), tree)
+        return jax.tree.map(lambda x: shape_of(x, everywhere.for_value(x)), tree)
 
     def put(self, after: list, extra: dict[str, Any], changes: Changes) -> PyTree:
         """Put the results back, or return those that no object holds."""
@@ -182,7 +182,7 @@ class ModuleArrays(ObjectArrays, Arrays):
         return jax.tree.map(lambda x: shape_of(x, self._where(x)), tree)
 
     def _where(self, x: Any) -> Sharding | None:
-        return sharding_of(x) if self.placement is None else self.placement.replicated
+        return sharding_of(x) if self.placement is None else self.placement.for_value(x)
 
     def commit(self, changes: Changes) -> None:
         self.view.commit(changes)
