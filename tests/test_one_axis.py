@@ -11,7 +11,8 @@ import numpy as np
 import optax
 import pytest
 from comparing import assert_equal_numbers
-from flax import nnx
+from flax import linen, nnx
+from flax.training.train_state import TrainState
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -83,6 +84,49 @@ def test_a_model_axis_changes_no_number(wrapper, in_context, kind, shape, B):
     for i, (a, b) in enumerate(zip(got, want, strict=True)):
         assert_equal_numbers(f"{wrapper}[{i}]", a, b)
     assert net.module.first.kernel[...].sharding == NamedSharding(mesh, P(None, "model"))
+
+
+class LinenNet(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        init = linen.initializers.lecun_normal()
+        columns, rows = (linen.with_partitioning(init, spec) for spec in ((None, "model"), ("model", None)))
+        hidden = jnp.tanh(linen.Dense(8, use_bias=False, param_dtype=float, kernel_init=columns)(x))
+        return linen.Dense(4, param_dtype=float, kernel_init=rows)(hidden)
+
+
+def linen_results(net, variables, B):
+    x, y = X[:B], Y[:B]
+    params = jax.tree.map(jnp.copy, variables["params"])  # the step takes its arrays over
+    gradients = jax.grad(lambda params: mse(lambda x: net.apply({"params": params}, x), x, y))(params)
+    outputs = net.apply({"params": params}, x)
+    state = TrainState.create(apply_fn=net.apply, params=params, tx=optax.sgd(0.1, momentum=0.9))
+    step = jaxpar.train_step(net, state, mse)
+    losses = [step(x, y) for _ in range(5)]
+    return step.state.params, jax.tree.map(np.asarray, (outputs, gradients, losses, step.state.params))
+
+
+@pytest.mark.parametrize("B", [16, 13])
+@pytest.mark.parametrize("boxed", [True, False])
+def test_linens_partitioning_metadata(boxed, B):
+    mesh, net = mesh_of((4, 2)), LinenNet()
+    variables = net.init(jax.random.key(0), X)
+    specs, values = linen.get_partition_spec(variables), linen.unbox(variables)
+    split = jax.tree.map(lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec)), values, specs)
+    if boxed:
+        split = jax.tree.map(
+            lambda box, x: box.replace_boxed(x) if is_box(box) else x, variables, split, is_leaf=is_box
+        )
+    _, want = linen_results(net, variables, B)
+    params, got = linen_results(jaxpar.DataParallel(net, mesh=mesh, axis="data"), split, B)
+    for i, (a, b) in enumerate(zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)):
+        assert_equal_numbers(f"Linen[{i}]", a, b)
+    first, _, last = (x.sharding.spec for x in jax.tree.leaves(params))
+    assert (tuple(first), tuple(last)[:1]) == ((None, "model"), ("model",))
+
+
+def is_box(node):
+    return isinstance(node, linen.Partitioned)
 
 
 def test_a_checkpoint_is_restored_as_it_is_split(tmp_path):
