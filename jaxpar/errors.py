@@ -118,9 +118,10 @@ class UninitializedError(JaxparError, ValueError):
 
 
 class NestedError(JaxparError, RuntimeError):
-    """A DataParallel was called inside a replica of a second one, which torch leaves undefined.
+    """A DataParallel was called inside a replica of a second one, which torch leaves undefined, or inside of
+    `jax.shard_map`.
 
-    Cure: wrap either the complete model or a part.
+    Cure: wrap either the complete model or a part; inside of `jax.shard_map` call the module itself.
     """
 
 

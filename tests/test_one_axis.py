@@ -17,6 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxpar
+from jaxpar import errors
 
 X, Y = np.random.RandomState(0).randn(16, 3), np.random.RandomState(1).randn(16, 4)
 WRAPPERS = {"DataParallel": jaxpar.DataParallel, "DistributedDataParallel": jaxpar.DistributedDataParallel}
@@ -172,3 +173,29 @@ def test_a_parameter_split_over_the_data_axis_is_whole_there():
     net = jaxpar.DataParallel(layer, mesh=mesh, axis="data")
     np.testing.assert_allclose(net(Y), Y @ np.asarray(layer.kernel[...]), rtol=1e-12)
     assert layer.kernel[...].sharding == NamedSharding(mesh, P(None, "model"))
+
+
+def doubled(x, **options):
+    spec = P(None, "model")
+    return jax.shard_map(lambda x: 2 * x, in_specs=spec, out_specs=spec, axis_names={"model"}, **options)(x)
+
+
+def test_a_shard_map_over_another_axis_inside_a_replica():
+    mesh = mesh_of((4, 2))
+    outputs = jaxpar.DataParallel(doubled, mesh=mesh, axis="data")(Y)
+    np.testing.assert_array_equal(outputs, 2 * Y)
+    with pytest.raises(ValueError, match="should match the mesh") as caught:
+        jaxpar.DataParallel(functools.partial(doubled, mesh=mesh), mesh=mesh, axis="data")(Y)
+    assert any("leave mesh= out" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize("over", ["data", "model"])
+@pytest.mark.parametrize("jit", [jax.jit, lambda f: f])
+def test_a_wrapper_inside_of_shard_map_is_refused(jit, over):
+    mesh = mesh_of((4, 2))
+    for net in (jaxpar.DataParallel(jnp.tanh), jaxpar.DataParallel(jnp.tanh, mesh=mesh, axis="data")):
+        options = {"in_specs": P(over), "out_specs": P(over), "axis_names": {over}}
+        with pytest.raises(
+            errors.NestedError, match=f"inside of jax.shard_map over '{over}', which has shared"
+        ):
+            jit(jax.shard_map(net, mesh=mesh, **options))(X)

@@ -17,7 +17,7 @@ from .._statistics.linen_batch_norm import over_replicas
 from .._tree import is_real, is_staged
 from .._typing import REPLICA, DeviceLike, PyTree
 from .._upstream.mesh_context import context_mesh
-from ..errors import JaxparError, NestedError
+from ..errors import JaxparError
 from .backends import backend as _backend
 from .batch_statistics import warn_of_replica_statistics
 from .gather import assemble
@@ -28,6 +28,7 @@ from .modules.bundle import Bundle, refuse_metrics, set_aside
 from .modules.function_view import FunctionView
 from .modules.nnx_view import view_nnx
 from .modules.records import PERTURBATIONS
+from .nesting import refuse_nesting
 from .over_rows import over_rows
 from .parallel_apply import apply_replicas, compiled
 from .parallel_apply import programs as shared_programs
@@ -94,6 +95,7 @@ def forward(
     if not placement.devices:
         args, kwargs = unmarked((args, kwargs))
         return _alone(module, args, kwargs)
+    refuse_nesting(function)
     target = None if context_mesh() is not None else _target(args, kwargs, placement)
     with Outside(placement.outer_mesh):
         outputs = _forward(module, args, kwargs, placement, backend, programs, function, target)
@@ -110,7 +112,6 @@ def _forward(
     function: str,
     target: Any,
 ) -> PyTree:
-    _refuse_nesting(function)
     args, kwargs, objects = set_aside(args, kwargs)
     if objects:
         module = bundled(module, objects, placement, function)
@@ -164,17 +165,6 @@ def _target(args: tuple, kwargs: dict[str, Any], placement: Placement) -> Any:
                 return NamedSharding(where.mesh, PartitionSpec())
             return placement.replicated
     return placement.output_device
-
-
-def _refuse_nesting(function: str) -> None:
-    try:
-        jax.lax.axis_size(REPLICA)
-    except NameError:
-        return
-    raise NestedError(
-        f"{function}: called inside a replica of another DataParallel. Wrap either the whole model or a "
-        "part of it."
-    )
 
 
 class DataParallel(abc.ABC):

@@ -4,6 +4,9 @@
 from ..plant import plants
 
 PLANTS = [
+    *plants("jaxpar/_parallel/nesting.py",
+        ('if manual:', 'if False:', "tests/test_one_axis.py -k inside_of_shard_map"),
+    ),
     *plants("jaxpar/_parallel/mesh_placement.py",
         ('_without(entry, where.mesh, self.mesh) for entry in where.spec', 'None for entry in where.spec', "tests/test_one_axis.py -m \"not slow\""),
         (' if names[name] != REPLICA', '', "tests/test_one_axis.py -k whole"),

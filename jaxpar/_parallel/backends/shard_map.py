@@ -18,7 +18,7 @@ def run(body: Body, placement: Placement, shared: PyTree, rows: list[jax.Array])
     # check_vma is off. With it on, the gradient of a replica's own loss by a replicated parameter arrives
     # already summed, so the mean of gradients that users write silently becomes a sum, and Flax's recurrent
     # layers do not trace. With it off, gradients are summed once, at the program's border.
-    return jax.shard_map(
+    mapped = jax.shard_map(
         program,
         mesh=placement.mesh,
         in_specs=(P(), P(REPLICA)),
@@ -26,4 +26,13 @@ def run(body: Body, placement: Placement, shared: PyTree, rows: list[jax.Array])
         # Over the other axes of a user's mesh the compiler goes on splitting.
         axis_names={REPLICA},
         check_vma=False,
-    )(shared, rows)
+    )
+    try:
+        return mapped(shared, rows)
+    except ValueError as error:
+        if "should match the mesh passed to shard_map" in str(error):
+            error.add_note(
+                "jaxpar: inside a replica jax.shard_map takes the mesh of the program: leave mesh= out and "
+                "name other axes of the mesh that DataParallel(mesh=, axis=) was given, axis_names={...}."
+            )
+        raise
