@@ -42,7 +42,8 @@ def mesh_of(name):
 class Net(nnx.Module):
     def __init__(self):
         rngs = nnx.Rngs(0)
-        self.first = nnx.Linear(3, 5, rngs=rngs, param_dtype=float)
+        # Before a normalisation the gradient of a bias is rounding noise, which has no digits to compare.
+        self.first = nnx.Linear(3, 5, use_bias=False, rngs=rngs, param_dtype=float)
         self.norm = jaxpar.nn.SyncBatchNorm(5, param_dtype=float)
         self.last = nnx.Linear(5, 2, rngs=rngs, param_dtype=float)
 
