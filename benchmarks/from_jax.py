@@ -47,9 +47,7 @@ class Drawn(NamedTuple):
 
 
 DRAWN = {
-    "nnx_toy_examples/10_fsdp_and_optimizer": Drawn(
-        note="not converted: its parameters are divided over a second mesh axis"
-    ),
+    "nnx_toy_examples/10_fsdp_and_optimizer": Drawn("toy_mesh"),
     "nnx_toy_examples/03_train_state": Drawn("toy_train_state"),
     "nnx_toy_examples/hijax_basic": Drawn(
         note="not asked: the original raises with Flax 0.12.8, whose `with_vars` has no `is_mutable`"
@@ -72,7 +70,7 @@ Steps = Iterator[tuple[Any, Any]]
 def one_device(script: str) -> bool:
     """Whether the original takes batches, and leaves their devices to JAX."""
     text = (SCRIPTS / f"{script}_plain.py").read_text()
-    return "in batches(" in text and "device_count" not in text
+    return "in batches(" in text and not re.search("device_count|NamedSharding", text)
 
 
 def sharded(script: str) -> Steps:
