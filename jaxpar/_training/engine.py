@@ -93,7 +93,8 @@ class Engine:
         program, batch = self.work.program(self.arrays, agreement[1], agreement[0], keep)
         trained = [values[i] for i in self.arrays.parameters]
         replica_state = self.work.replica_state_like(trained, adds)
-        return program.trace(values, extra, replica_state, batch)  # type: ignore[attr-defined]
+        with Compiling(self._describe, rank()):
+            return program.trace(values, extra, replica_state, batch)  # type: ignore[attr-defined]
 
     def turn(self, batch: Any, keep: bool = False) -> StepOutcome | None:
         """Go around the loop once. Return None, with nothing done, when no rank has rows left."""

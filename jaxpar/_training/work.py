@@ -284,7 +284,7 @@ class BatchWork(WholeBatch):
 
     def replica_state_like(self, trained: list, adds: bool) -> ReplicaState:
         losses = self.objective.losses if adds else ()
-        everywhere = _replicated_like(trained[0].sharding)
+        everywhere = _replicated_like(trained[0].sharding) if trained else None
         return (
             super()
             .replica_state_like(trained, adds)
