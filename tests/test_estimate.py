@@ -133,6 +133,7 @@ class Normed(nnx.Module):
         return self.norm(self.drop(self.net(x)))
 
 
+@pytest.mark.filterwarnings("ignore:.*BatchNorm takes the statistics of each")  # in a loop of the user's own
 def test_memory_and_exchange_are_those_of_a_data_parallel_step_on_8_devices():
     """Of a step as a user writes it, with the loss outside of the wrapper."""
     tx, N = optax.adam(1e-3), 8
