@@ -222,12 +222,7 @@ def _fill(object_list: list[Any] | None, texts: list[str], allow_pickle: bool) -
 
 
 def to_text(obj: object, name: str, allow_pickle: bool) -> str:
-    """Serialize an object as tagged JSON, or raise LeafError, which names it `name`.
-
-    >>> from jaxpar.distributed._objects import to_text
-    >>> to_text((1, "a"), "pair", allow_pickle=False)
-    '{"tuple":[1,"a"]}'
-    """
+    """Serialize an object as tagged JSON, or raise LeafError, which names it `name`."""
     try:
         encoded = tagged_json.encode(obj, name, partial(_encode_other, allow_pickle), levels=DEEPEST)
         return json.dumps(encoded, separators=(",", ":"))

@@ -213,12 +213,7 @@ def forget() -> None:
 
 
 def difference(title: str, parts: dict[int, Parts]) -> str:
-    """Return an error text for the first field in which ranks differ, or "".
-
-    >>> from jaxpar.distributed.step_agreement import difference
-    >>> difference("step 3", {0: {"shape": "[8]"}, 1: {"shape": "[7]"}})
-    'step 3: the ranks differ in shape: rank 0 has [8], rank 1 has [7].'
-    """
+    """Return an error text for the first field in which ranks differ, or ""."""
     parts = {rank: fields for rank, fields in parts.items() if fields}
     fields = dict.fromkeys(field for fields in parts.values() for field in fields)
     for field in fields:

@@ -40,9 +40,6 @@ def encode(
 
     `rule` encodes a value of a further type, or raises, and gets the name for the error; `key_name` formats a
     dict key's name. `levels` limits the nesting, unless it is negative.
-
-    >>> encode({"epoch": 3, "done": (True, None)}, "state", rule=None)
-    {'dict': [['epoch', 3], ['done', {'tuple': [True, None]}]]}
     """
     if not levels:
         raise NestedTooDeepError(name)

@@ -128,11 +128,7 @@ GRU = Recurrence("GRU", 3, _gru_input_gates, (0, 1, 3), _gru_update)
 
 
 def weight_names(num_layers: int, bidirectional: bool, bias: bool, projected: bool) -> list[list[str]]:
-    """torch's names, one list for each layer and direction, in torch's order.
-
-    >>> weight_names(1, True, False, False)
-    [['weight_ih_l0', 'weight_hh_l0'], ['weight_ih_l0_reverse', 'weight_hh_l0_reverse']]
-    """
+    """torch's names, one list for each layer and direction, in torch's order."""
     kinds = ["weight_ih", "weight_hh", *["bias_ih", "bias_hh"] * bias, *["weight_hr"] * projected]
     ends = [f"_l{layer}{end}" for layer in range(num_layers) for end in ("", "_reverse")[: 1 + bidirectional]]
     return [[kind + end for kind in kinds] for end in ends]

@@ -118,11 +118,7 @@ def read(text: str) -> Module:
 
 
 def instruction(line: str) -> Instruction | None:
-    """Parse a line, or return None if it is not an instruction.
-
-    >>> instruction("  ROOT %y = (f32[2,3]{1,0}, bf16[]) fusion(%a, %b.1), kind=kLoop, calls=%f").operands
-    ('a', 'b.1')
-    """
+    """Parse a line, or return None if it is not an instruction."""
     begin = re.match(r"\s+(ROOT )?%?([\w.\-]+) = ", line)
     if not begin:
         return None
@@ -142,11 +138,7 @@ def instruction(line: str) -> Instruction | None:
 
 
 def arrays(text: str) -> tuple[Array, ...]:
-    """Parse a shape.
-
-    >>> [x.bytes for x in arrays("(f32[2,3]{1,0}, /*index=1*/bf16[])")]
-    [24, 2]
-    """
+    """Parse a shape."""
     matches = re.findall(r"\b([a-z]\w*)\[([\d,]*)\]", text)
     return tuple(Array(kind, tuple(int(n) for n in shape.split(",") if n)) for kind, shape in matches)
 
@@ -162,10 +154,7 @@ def _closing(line: str, start: int) -> int:
 
 
 def _bits(kind: str) -> int:
-    """
-    >>> _bits("bf16"), _bits("f8e4m3fn"), _bits("pred"), _bits("token")
-    (16, 8, 8, 0)
-    """
+    """ """
     # The only type without its width in the name; tokens and opaque values have no bytes.
     if kind == "pred":
         return 8

@@ -21,11 +21,7 @@ class Largest:
 
 
 def largest(peak: Callable[[int], int], room: float, rows: int, at_rows: int) -> Largest:
-    """Search by the secant method for the largest batch whose peak is at most `room`.
-
-    >>> largest(lambda rows: 100 + 10 * rows, room=1000, rows=8, at_rows=180)
-    Largest(rows=90, peak=1000, compiles=3, sure=True)
-    """
+    """Search by the secant method for the largest batch whose peak is at most `room`."""
     peaks = {rows: at_rows}
     guess = 2 * rows if at_rows <= room else max(rows // 2, 1)
     while len(peaks) <= COMPILES and guess not in peaks:

@@ -174,10 +174,6 @@ def _draw(panel: Any, devices: tuple[DeviceBytes, ...], scale: int) -> None:
 
 
 def unit_of(largest: int) -> tuple[str, int]:
-    """Return a readable unit for a number of bytes, and the unit's size in bytes.
-
-    >>> unit_of(3_000_000)
-    ('MiB', 1048576)
-    """
+    """Return a readable unit for a number of bytes, and the unit's size in bytes."""
     units = [("B", 1), ("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30)]
     return next((u for u in reversed(units) if largest >= u[1]), units[0])

@@ -21,11 +21,7 @@ def table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
 
 
 def number(value: float, unit: str = "") -> str:
-    """Format a number with an SI prefix and three digits.
-
-    >>> number(99864216040, "B"), number(0.0000324, "s"), number(0, "B")
-    ('99.9 GB', '32.4 µs', '0 B')
-    """
+    """Format a number with an SI prefix and three digits."""
     prefixes = [("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0)]
     prefixes += [("m", 1e-3), ("µ", 1e-6), ("n", 1e-9)]
     if value == 0:

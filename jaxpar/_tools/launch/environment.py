@@ -53,11 +53,7 @@ def variables(
 
 
 def share(gpus: tuple[str, ...], rank: int, n: int, k: int) -> tuple[str, ...]:
-    """Return the k GPUs of a rank, in order.
-
-    >>> share(("0", "1", "2", "3"), rank=1, n=2, k=2)
-    ('2', '3')
-    """
+    """Return the k GPUs of a rank, in order."""
     if len(gpus) < n * k:
         raise DeviceError(
             f"jaxpar launch: {n} processes with {k} devices each need {n * k} GPUs, and there are "

@@ -68,11 +68,7 @@ def ending(worker: Worker) -> str:
 
 
 def last_words(lines: list[str]) -> list[str]:
-    """Return the last traceback with its chained causes, or the last lines without a traceback.
-
-    >>> last_words(["epoch 1", "Traceback (most recent call last):", "ValueError: x"])
-    ['Traceback (most recent call last):', 'ValueError: x']
-    """
+    """Return the last traceback with its chained causes, or the last lines without a traceback."""
     starts = [i for i, line in enumerate(lines) if TRACEBACK.match(line)]
     if not starts:
         return lines[-WITHOUT_TRACEBACK:]

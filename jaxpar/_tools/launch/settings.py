@@ -32,9 +32,5 @@ class LaunchSettings:
     """The lifetime after which a gang that never beats counts as progress."""
 
     def delay(self, idle: int) -> float:
-        """Return the seconds to wait before a restart after `idle` restarts without progress.
-
-        >>> [LaunchSettings(n=2, target="train.py").delay(idle) for idle in range(4)]
-        [1.0, 2.0, 4.0, 4.0]
-        """
+        """Return the seconds to wait before a restart after `idle` restarts without progress."""
         return float(2 ** min(idle, 2))

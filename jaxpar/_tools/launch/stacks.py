@@ -11,11 +11,7 @@ WAITING = re.compile(r"/(jax|jaxlib|jaxpar)/")
 
 
 def frames(lines: list[str]) -> list[str]:
-    """Return the main thread's frames in the last dump, innermost first; empty without a dump.
-
-    >>> frames(["Current thread 0x1 (most recent call first):", '  File "a.py", line 3 in step'])
-    ['  File "a.py", line 3 in step']
-    """
+    """Return the main thread's frames in the last dump, innermost first; empty without a dump."""
     starts = [i for i, line in enumerate(lines) if MAIN.match(line)]
     main_frames = []
     for line in lines[starts[-1] + 1 :] if starts else []:
