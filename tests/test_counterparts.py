@@ -22,6 +22,8 @@ ERRORS = {
     "jaxpar.nn.Linear": "flax.nnx.Linear",
     "jaxpar.nn.Conv2d": "jaxpar.nn.channels_first.Conv2d",
     "jaxpar.nn.CrossEntropyLoss": "jaxpar.nn.functional.cross_entropy",
+    "jaxpar.nn.MSELoss": "jaxpar.nn.functional.mse_loss",
+    "jaxpar.optim.clip_grad_norm_": "jaxpar.optim.clip_grad_norm",
     "jaxpar.nn.HuberLoss": "jaxpar.nn.functional.huber_loss",
     "jaxpar.nn.utils": "jaxpar.optim.clip_grad_norm",
     "jaxpar.utils": "jaxpar.data for torch.utils.data",

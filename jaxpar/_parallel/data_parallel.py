@@ -21,7 +21,7 @@ from ..errors import JaxparError
 from .backends import backend as _backend
 from .batch_statistics import warn_of_replica_statistics
 from .gather import assemble
-from .mesh_placement import placement_on, refuse_devices
+from .mesh_placement import placement_for
 from .modules import Module, view
 from .modules.applied_view import AppliedView, function_of, is_callable_pytree
 from .modules.bundle import Bundle, refuse_metrics, set_aside
@@ -32,7 +32,7 @@ from .nesting import refuse_nesting
 from .over_rows import over_rows
 from .parallel_apply import apply_replicas, compiled
 from .parallel_apply import programs as shared_programs
-from .placement import Placement, place
+from .placement import Placement
 from .programs import Programs
 from .replicate import Replicas, replicate
 from .replicated import is_marked, unmarked
@@ -73,11 +73,7 @@ def data_parallel(
     torch counterpart: `torch.nn.parallel.data_parallel`. Without devices torch raises; here the module is
     called, as `DataParallel` does in both.
     """
-    if mesh is None:
-        placement = place(device_ids, output_device, dim, function="data_parallel")
-    else:
-        refuse_devices(device_ids, output_device, "data_parallel")
-        placement = placement_on(mesh, axis, dim, backend, "data_parallel")
+    placement = placement_for((device_ids, output_device), dim, mesh, axis, backend, "data_parallel")
     args = inputs if isinstance(inputs, tuple) else () if inputs is None else (inputs,)
     return forward(module, args, module_kwargs or {}, placement, backend, shared_programs)
 
@@ -154,10 +150,10 @@ def _target(args: tuple, kwargs: dict[str, Any], placement: Placement) -> Any:
     """Return where outputs go: to all devices, if the batch is already spread over them."""
     if is_staged():
         return None
-    # After a training step inside of jit, parameters are on all devices, and JAX refuses to mix them with an
-    # array on one, such as the outputs of a wrapped block.
     if placement.outer_mesh is not None:
         return None
+    # After a training step inside of jit, parameters are on all devices, and JAX refuses to mix them with an
+    # array on one, such as the outputs of a wrapped block.
     spread = set(placement.devices)
     for x in jax.tree.leaves((args, kwargs), is_leaf=is_marked):
         if is_real(x) and not x.is_deleted() and x.devices() == spread and len(spread) > 1:
@@ -223,11 +219,7 @@ class DataParallel(abc.ABC):
         **fields: Any,
     ) -> Any:
         _backend(backend)
-        if mesh is None:
-            placement = place(device_ids, output_device, dim)
-        else:
-            refuse_devices(device_ids, output_device, "DataParallel")
-            placement = placement_on(mesh, axis, dim, backend, "DataParallel")
+        placement = placement_for((device_ids, output_device), dim, mesh, axis, backend, "DataParallel")
         if isinstance(module, nnx.Module):
             return _NNXDataParallel(module, placement, backend)
         if isinstance(module, linen.Module):

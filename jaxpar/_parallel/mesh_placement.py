@@ -16,7 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from .._typing import REPLICA
 from ..errors import DeviceError
 from .backends import FOR_A_MESH
-from .placement import Placement
+from .placement import Placement, place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,9 +59,21 @@ def _without(entry: Any, mesh: Mesh, other: Mesh) -> Any:
     return None if not remaining else remaining[0] if len(remaining) == 1 else remaining
 
 
+def placement_for(
+    devices: tuple[Any, Any], dim: int, mesh: Mesh | None, axis: str | None, backend: str, function: str
+) -> Placement:
+    """Return the placement on `devices`, the arguments device_ids and output_device, or on a mesh's axis."""
+    if mesh is None:
+        return place(*devices, dim, function=function)
+    if devices != (None, None):
+        raise TypeError(
+            f"{function}: the devices are those of mesh=; leave device_ids and output_device out."
+        )
+    return _on_axis(mesh, axis, dim, backend, function)
+
+
 @functools.cache
-def placement_on(mesh: Mesh, axis: str | None, dim: int, backend: str, function: str) -> MeshPlacement:
-    """Return the placement for `mesh=` and `axis=`."""
+def _on_axis(mesh: Mesh, axis: str | None, dim: int, backend: str, function: str) -> MeshPlacement:
     if not isinstance(mesh, Mesh):
         raise TypeError(f"{function}: mesh must be a jax.sharding.Mesh, not {type(mesh).__name__}.")
     names = mesh.axis_names
@@ -95,10 +107,3 @@ def placement_on(mesh: Mesh, axis: str | None, dim: int, backend: str, function:
     # The first N are the replicas' first devices.
     ordered = np.moveaxis(mesh.devices, names.index(axis), -1).reshape(-1)
     return MeshPlacement(tuple(ordered), dim, ordered[0], mesh, axis)
-
-
-def refuse_devices(device_ids: Any, output_device: Any, function: str) -> None:
-    if device_ids is not None or output_device is not None:
-        raise TypeError(
-            f"{function}: the devices are those of mesh=; leave device_ids and output_device out."
-        )

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from .._devices.context import outside, returned
 from .._parallel.backends import backend as _backend
-from .._parallel.mesh_placement import placement_on, refuse_devices
+from .._parallel.mesh_placement import placement_for
 from .._parallel.modules.applied_view import Applied, function_of, is_callable_pytree
 from .._parallel.modules.function_view import FunctionView
 from .._parallel.over_rows import over_rows
@@ -103,8 +103,8 @@ class DistributedDataParallel(abc.ABC):
             )
         on_mesh = None
         if mesh is not None:
-            refuse_devices(device_ids, output_device, "DistributedDataParallel")
-            on_mesh = placement_on(mesh, axis, dim, backend, "DistributedDataParallel")
+            devices = device_ids, output_device
+            on_mesh = placement_for(devices, dim, mesh, axis, backend, "DistributedDataParallel")
         del output_device, bucket_cap_mb, find_unused_parameters, gradient_as_bucket_view, static_graph
         _backend(backend)
         world = make_world(device_ids, dim, _members(process_group), on_mesh)

@@ -15,7 +15,7 @@ from .._typing import PyTree, Static
 from ..errors import ParametersError
 from .distributed_data_parallel import DistributedDataParallel
 from .function_state import FunctionState, check_state, check_transformation, is_data, is_trainable
-from .state_optimizer import PARAMS, StateOptimizer
+from .state_optimizer import PARAMS, StateOptimizer, is_train_state
 from .tree_fields import TreeFields
 
 BUFFERS = "buffers"
@@ -155,8 +155,12 @@ def _argument(net: Any) -> Any:
     return net.around(module) if isinstance(net, DataParallel) else module  # type: ignore[attr-defined]
 
 
+def _unwrapped(net: Any) -> Any:
+    return net.module if isinstance(net, (DataParallel, DistributedDataParallel)) else net
+
+
 def inner_of(net: Any) -> FunctionNet | None:
-    inner = net.module if isinstance(net, (DataParallel, DistributedDataParallel)) else net
+    inner = _unwrapped(net)
     return inner if isinstance(inner, FunctionNet) else None
 
 
@@ -189,9 +193,8 @@ def is_function(net: Any) -> bool:
     """Whether it is a function, a Haiku transform or a callable pytree, plain or wrapped."""
     if isinstance(net, (nnx.Module, linen.Module, type)):
         return False
-    if isinstance(net, (DataParallel, DistributedDataParallel)):
-        return is_function(net.module)
-    return is_transform(net) or callable(net)
+    inner = _unwrapped(net)
+    return is_transform(inner) or callable(inner) if inner is net else is_function(inner)
 
 
 def from_function(net: Any, state: Any) -> tuple[Any, StateOptimizer]:
@@ -205,7 +208,7 @@ def from_function(net: Any, state: Any) -> tuple[Any, StateOptimizer]:
 
 def variables_of(state: Any) -> dict[str, PyTree]:
     """Return the parameters and buffers in a state; anything else is the parameters alone."""
-    if not isinstance(state, FunctionState) and not _is_train_state(state):
+    if not isinstance(state, FunctionState) and not is_train_state(state):
         return {PARAMS: state}
     buffers = getattr(state, BUFFERS, None)
     return {PARAMS: state.params} if buffers is None else {PARAMS: state.params, BUFFERS: buffers}
@@ -213,7 +216,7 @@ def variables_of(state: Any) -> dict[str, PyTree]:
 
 def wrapped(net: Any, variables: dict[str, PyTree]) -> Any:
     """Return a function as an NNX module that holds its parameters and buffers, wrapped the same way."""
-    inner = net.module if isinstance(net, (DataParallel, DistributedDataParallel)) else net
+    inner = _unwrapped(net)
     module = FunctionNet(None if is_callable_pytree(inner) else function_of(inner), **variables)
     if isinstance(net, DistributedDataParallel):
         return net.holding(module)  # type: ignore[attr-defined]
@@ -227,12 +230,8 @@ def wrapped(net: Any, variables: dict[str, PyTree]) -> Any:
     return DataParallel(module, net.placement, backend=net.backend)  # type: ignore[attr-defined]
 
 
-def _is_train_state(state: Any) -> bool:
-    return all(hasattr(state, name) for name in (PARAMS, "opt_state", "apply_gradients", "replace"))
-
-
 def _state(net: Any, state: Any) -> Any:
-    inner = net.module if isinstance(net, (DataParallel, DistributedDataParallel)) else net
+    inner = _unwrapped(net)
     if is_callable_pytree(inner) and hasattr(state, "init") and hasattr(state, "update"):
         return FunctionState.create(inner, state)
     if type(state) is tuple and len(state) in (2, 3):
@@ -245,7 +244,7 @@ def _state(net: Any, state: Any) -> Any:
     if isinstance(state, FunctionState):
         check_state(state)
         return state
-    if _is_train_state(state):
+    if is_train_state(state):
         return state
     raise TypeError(
         "train_step: a function comes with its parameters and an optax transformation, (params, tx), "

@@ -14,7 +14,7 @@ from .._parallel.modules.partitioned import without_absent_axes
 from .._statistics.linen_batch_norm import over_replicas
 from .._typing import REPLICA, PyTree, Static
 from .distributed_data_parallel import DistributedDataParallel
-from .state_optimizer import PARAMS, StateOptimizer
+from .state_optimizer import PARAMS, StateOptimizer, is_train_state
 from .tree_fields import TreeFields
 
 
@@ -97,7 +97,7 @@ def collections_of(state: Any) -> dict[str, PyTree]:
 
 def from_linen(net: Any, state: Any) -> tuple[Any, StateOptimizer]:
     """Return the module with its variables, wrapped as before, and its optimizer."""
-    if not all(hasattr(state, name) for name in (PARAMS, "opt_state", "apply_gradients", "replace")):
+    if not is_train_state(state):
         raise TypeError(
             f"train_step: a Linen module comes with a flax.training.train_state.TrainState, not "
             f"{type(state).__name__}: TrainState.create(apply_fn=net.apply, params=variables['params'], "

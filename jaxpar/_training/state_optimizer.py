@@ -62,6 +62,11 @@ class StateOptimizer(nnx.Optimizer):
         return state.replace(**dict.fromkeys(self.without))
 
 
+def is_train_state(state: Any) -> bool:
+    """Whether it has what Flax's TrainState has."""
+    return all(hasattr(state, name) for name in (PARAMS, "opt_state", "apply_gradients", "replace"))
+
+
 def _by_name(state: nnx.State) -> dict[str, Any]:
     return {path[-1]: leaf[...] for path, leaf in nnx.to_flat_state(state)}
 
