@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import jax
 
+from .._statistics.linen_batch_norm import is_bound
 from .._typing import REPLICA
 from ..errors import NestedError
 
 
 def refuse_nesting(function: str) -> None:
     """Raise NestedError inside a replica, and inside of `jax.shard_map`."""
-    try:
-        jax.lax.axis_size(REPLICA)
-    except NameError:
-        pass
-    else:
+    if is_bound(REPLICA):
         raise NestedError(
             f"{function}: called inside a replica of another DataParallel. Wrap either the whole model or a "
             "part of it."
