@@ -175,6 +175,19 @@ def test_a_wrapper_is_its_module(found):
     assert wrapped == found
 
 
+def test_a_marked_argument_has_no_rows():
+    table = jax.ShapeDtypeStruct((7, 3), "float32")
+
+    def summed(net, x, y, table):
+        return loss_fn(net, x, y) + table.sum()
+
+    marked = estimate(Net, optax.sgd(0.1), summed, *rows(ROWS, 5, 3), jaxpar.replicated(table))
+    plain = estimate(Net, optax.sgd(0.1), loss_fn, *rows(ROWS, 5, 3))
+    assert marked.memory.batch - plain.memory.batch == 7 * 3 * 4
+    with pytest.raises(jaxpar.errors.NoRowsError, match=f"they have 7, {ROWS}"):
+        estimate(Net, optax.sgd(0.1), summed, *rows(ROWS, 5, 3), table)
+
+
 def test_a_host_with_one_device_knows_the_exchange_of_many(monkeypatch, found):
     one = jaxpar.devices()[:1]
     monkeypatch.setattr(jaxpar._devices.devices, "devices", lambda: one)
@@ -718,6 +731,11 @@ def test_specs_with_errors(tmp_path, change, message):
     assert "Traceback" not in ended.output
 
 
+def on_a_mesh():
+    mesh = jax.make_mesh((2, 2), ("data", "model"), devices=jaxpar.devices()[:4])
+    return jaxpar.DataParallel(Net(), mesh=mesh, axis="data")
+
+
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
@@ -727,10 +745,11 @@ def test_specs_with_errors(tmp_path, change, message):
         ({"memory_share": 2}, ValueError, "memory_share=2 must be above 0 and at most 1"),
         ({"device": dataclasses.replace(ROUND, flops={"int8": 1.0})}, ValueError, "no figure for float32"),
         ({"net": linen.Dense(3)}, TypeError, "net must be an nnx.Module .*ToNNX"),
+        ({"net": on_a_mesh}, TypeError, "net was wrapped with mesh="),
         ({"batch": ()}, jaxpar.errors.NoRowsError, "at least 1; they have none"),
         ({"batch": rows(4, 5) + rows(3, 3)}, jaxpar.errors.NoRowsError, "they have 3, 4"),
     ],
-    ids=["card", "devices", "hosts", "share", "type", "Linen", "nothing", "rows"],
+    ids=["card", "devices", "hosts", "share", "type", "Linen", "mesh", "nothing", "rows"],
 )
 def test_misuse(change, error, message):
     arguments = {"net": Net, "batch": rows(4, 5, 3)} | change

@@ -69,7 +69,7 @@ def trained(net, B, around_gradients=contextlib.nullcontext):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("B", [16, 13])
-@pytest.mark.parametrize("shape", [(2, 2), (4, 2)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 2), (2, 2), (4, 2)], ids=str)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
 @pytest.mark.parametrize("in_context", [False, True])
 @pytest.mark.parametrize("wrapper", WRAPPERS)
@@ -159,11 +159,6 @@ def test_wrong_arguments(case, wrapper):
     options, error, text = WRONG[case]
     with pytest.raises(error, match=text):
         WRAPPERS[wrapper](Net(), **({"mesh": mesh_of((2, 2))} | options))
-
-
-def test_one_device_on_the_axis():
-    with pytest.raises(jaxpar.errors.DeviceError, match="one device"):
-        jaxpar.DataParallel(Net(), mesh=mesh_of((1, 4)), axis="data")
 
 
 def test_a_parameter_split_over_the_data_axis_is_whole_there():

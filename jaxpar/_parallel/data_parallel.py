@@ -111,7 +111,8 @@ def _forward(
     args, kwargs, objects = set_aside(args, kwargs)
     if objects:
         module = bundled(module, objects, placement, function)
-    alone = placement.N == 1
+    # On a mesh, one replica is a group of devices, which the program puts in context.
+    alone = placement.N == 1 and placement.outer_mesh is None
     if not alone and isinstance(module, nnx.Module) and (perturbations := view_nnx(module).perturbations()):
         kwargs = {**kwargs, PERTURBATIONS: perturbations}  # they have rows
     inputs, named = cut_arguments(args, kwargs, placement)

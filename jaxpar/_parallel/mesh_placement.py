@@ -14,7 +14,6 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from .._typing import REPLICA
-from ..errors import DeviceError
 from .backends import FOR_A_MESH
 from .placement import Placement, place
 
@@ -98,11 +97,6 @@ def _on_axis(mesh: Mesh, axis: str | None, dim: int, backend: str, function: str
     if REPLICA in names and axis != REPLICA:
         raise ValueError(
             f"{function}: the mesh has an axis {REPLICA!r}, which has to be the data axis. Rename it."
-        )
-    if mesh.shape[axis] == 1:
-        raise DeviceError(
-            f"{function}: axis {axis!r} has one device, so there are no rows to share out. Call the module "
-            "without a wrapper."
         )
     # The first N are the replicas' first devices.
     ordered = np.moveaxis(mesh.devices, names.index(axis), -1).reshape(-1)

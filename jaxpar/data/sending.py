@@ -36,7 +36,7 @@ def sender(placement: Placement | Iterable[DeviceLike] | DeviceLike | None, chec
     if not where.devices:
         first = jax.devices()[0]
         return functools.partial(_send, first, checked, lambda x, mark: jax.device_put(_unshared(x, first)))
-    if where.N == 1:
+    if where.N == 1 and where.outer_mesh is None:
         return _to_one(where.devices[0], checked)
     along = functools.cache(lambda axis: NamedSharding(where.mesh, PartitionSpec(*[None] * axis, REPLICA)))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 from jax.sharding import PartitionSpec as P
 
@@ -15,6 +17,8 @@ def run(body: Body, placement: Placement, shared: PyTree, rows: list[jax.Array])
         results, shared = body(jax.lax.axis_index(REPLICA), shared, [x[0] for x in rows])
         return jax.tree.map(lambda x: x[None], results), shared
 
+    if placement.N == 1 and placement.outer_mesh is not None:
+        return _alone(program, placement, shared, rows)
     # check_vma is off. With it on, the gradient of a replica's own loss by a replicated parameter arrives
     # already summed, so the mean of gradients that users write silently becomes a sum, and Flax's recurrent
     # layers do not trace. With it off, gradients are summed once, at the program's border.
@@ -36,3 +40,15 @@ def run(body: Body, placement: Placement, shared: PyTree, rows: list[jax.Array])
                 "name other axes of the mesh that DataParallel(mesh=, axis=) was given, axis_names={...}."
             )
         raise
+
+
+def _alone(
+    program: Callable[..., tuple[PyTree, PyTree]], placement: Placement, shared: PyTree, rows: list[jax.Array]
+) -> tuple[PyTree, PyTree]:
+    """Run the only replica, which is a group of devices, without a shard_map."""
+    # XLA cannot compile a sum over an axis of one device beside axes that it splits itself.
+    with jax.sharding.use_abstract_mesh(placement.mesh.abstract_mesh):
+        results, shared = jax.vmap(
+            lambda rows: program(shared, rows), axis_name=REPLICA, axis_size=placement.N
+        )([x[None] for x in rows])
+    return jax.tree.map(lambda x: x[0], (results, shared))

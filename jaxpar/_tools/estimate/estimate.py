@@ -10,6 +10,7 @@ import optax
 from flax import linen, nnx
 
 from ..._parallel.data_parallel import DataParallel
+from ..._parallel.replicated import leaf_marks
 from ..._training.distributed_data_parallel import DistributedDataParallel
 from ..._training.traced_step import has_shape, shape_of
 from ...errors import NoRowsError
@@ -54,7 +55,7 @@ def estimate(
       net: an NNX module, or a function that builds one, which is evaluated for its shapes only.
       optimizer: an optax transformation or an `nnx.Optimizer`; None for none.
       loss_fn: `loss_fn(net, *batch)`, a scalar.
-      batch: the rows of one device [b, ...], as arrays or `jax.ShapeDtypeStruct`s.
+      batch: the rows of one device [b, ...], as arrays or `jax.ShapeDtypeStruct`s; `replicated` marks others.
       device: a card by name, or its figures.
       devices: GPUs per host. hosts: the number of hosts.
       memory_share: the fraction of a device's memory that JAX may use, above 0 and at most 1.
@@ -82,8 +83,7 @@ def estimate(
     loss, room = scalar(loss_fn, "estimate"), memory_share * hardware.memory
 
     def compiled(b: int) -> tuple[Memory, list[Event]]:
-        cut = jax.tree.map(lambda x: jax.ShapeDtypeStruct((b, *x.shape[1:]), x.dtype), shapes)
-        return compile_step(module, tx, loss, cut, gpus, hardware)
+        return compile_step(module, tx, loss, shapes, b, gpus, hardware)
 
     (memory, events), n = compiled(rows), hosts * devices
     numbers = sorted({n, *(2**i for i in range(n.bit_length()))})
@@ -116,12 +116,20 @@ def _module(net: Any) -> nnx.Module:
             f"a {type(net).__name__}. A Linen module becomes one by "
             "nnx.bridge.lazy_init(nnx.bridge.ToNNX(module, rngs=nnx.Rngs(0)), x)."
         )
+    if not isinstance(net, (DataParallel, DistributedDataParallel)):
+        return as_shapes(net)
     wrapper: Any = net
-    return as_shapes(wrapper.module if isinstance(net, (DataParallel, DistributedDataParallel)) else net)
+    if wrapper.placement.outer_mesh is not None:
+        raise TypeError(
+            "estimate: net was wrapped with mesh=, and in an estimate every GPU is a replica. Give the "
+            "module without its wrapper, for the step of data parallelism over all GPUs."
+        )
+    return as_shapes(wrapper.module)
 
 
 def _rows(batch: tuple) -> int:
-    named = jax.tree.leaves_with_path(batch)
+    marked = zip(jax.tree.leaves_with_path(batch), leaf_marks(batch), strict=True)
+    named = [leaf for leaf, mark in marked if not mark]
     for path, leaf in named:
         name = "batch" + jax.tree_util.keystr(path)
         if not has_shape(leaf) or not leaf.shape:

@@ -154,7 +154,6 @@ def _closing(line: str, start: int) -> int:
 
 
 def _bits(kind: str) -> int:
-    """ """
     # The only type without its width in the name; tokens and opaque values have no bytes.
     if kind == "pred":
         return 8

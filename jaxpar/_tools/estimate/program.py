@@ -12,6 +12,7 @@ import optax
 from flax import nnx
 
 from ..._devices.topology import compiler_options
+from ..._parallel.replicated import leaf_marks
 from ..._typing import PyTree
 from ...errors import BackendError
 
@@ -41,8 +42,16 @@ class Program:
         self.everything = self.arguments + returned + self.temporary
 
 
+def with_rows(batch: PyTree, rows: int) -> PyTree:
+    """Return the batch's shapes with so many rows; what `replicated` marks has none."""
+    leaves, form = jax.tree.flatten(batch)
+    return form.unflatten(
+        x if mark else jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)
+        for x, mark in zip(leaves, leaf_marks(batch), strict=True)
+    )
+
+
 def size(tree: PyTree) -> int:
-    """ """
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 

@@ -17,7 +17,7 @@ from ..._training.traced_step import trace_step
 from ..._upstream.gpu_compiler import cudnn_of
 from .hardware import Hardware
 from .hlo import read
-from .program import Program, optimizer_of, size, state_sizes
+from .program import Program, optimizer_of, size, state_sizes, with_rows
 from .schedule import Event, events
 
 INSTALL = 'pip install "jaxpar[gpu-compiler]"'
@@ -60,18 +60,17 @@ def compile_step(
     tx: optax.GradientTransformation,
     loss_fn: Callable[..., Any],
     batch: tuple,
+    rows: int,
     devices: tuple[jax.Device, ...],
     hardware: Hardware,
 ) -> tuple[Memory, list[Event]]:
-    """Return bytes and events of a step on one device, which does not run; `batch` is that device's rows."""
-    optimizer, n = optimizer_of(net, tx), len(devices)
-    # `batch` has one device's rows, and the traced program takes those of all devices.
-    rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((n * x.shape[0], *x.shape[1:]), x.dtype), batch)
+    """Return bytes and events of a step on one device, with `rows` rows, which does not run."""
+    optimizer = optimizer_of(net, tx)
     placement = Placement(devices, 0, devices[0])
     with cudnn_of(devices[0]):
-        traced = trace_step(net, optimizer, loss_fn, rows, placement)
+        traced = trace_step(net, optimizer, loss_fn, with_rows(batch, len(devices) * rows), placement)
         program = Program(traced, "estimate", devices)
-    state, batch_bytes = state_sizes(net, optimizer), size(batch)
+    state, batch_bytes = state_sizes(net, optimizer), size(with_rows(batch, rows))
     temporary = max(program.everything - sum(state.values()) - batch_bytes, 0)
     # XLA reports only a sum of temporary bytes. Gradients are alive together at the end of the backward pass.
     gradients = min(state["parameters"], temporary)
