@@ -40,7 +40,7 @@ import optax  # noqa: E402
 from flax import nnx  # noqa: E402
 from jax_sides import ResNet18  # noqa: E402
 
-from jaxpar._training.traced_step import trace_step  # noqa: E402
+from jaxpar._training.training_engine import trace_step  # noqa: E402
 
 
 class MLP(nnx.Module):

@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 
 from jaxpar._parallel.modules.nnx_view import view_nnx
-from jaxpar._training import divergence_guard, initial_sync, local_batch
+from jaxpar._training import distributed_base, divergence_guard, local_batch
 from jaxpar._training.divergence_guard import StepMetadata
 from jaxpar._training.world import make_world
 from jaxpar.distributed import step_agreement
@@ -202,15 +202,16 @@ def test_every_rank_says_both_sides_of_other_parameters(rank, theirs, text, monk
         digests = [hashlib.sha256("\n".join(lines).encode()).hexdigest() for lines in (MINE, theirs)]
         return digests if what.endswith(": parameters") else ["\n".join(lines) for lines in (MINE, theirs)]
 
-    monkeypatch.setattr(initial_sync, "exchange", exchange)
+    monkeypatch.setattr(distributed_base, "exchange", exchange)
     with pytest.raises(ParametersError, match=f"DDP expects same model across all ranks, but .*{text}"):
-        initial_sync._verify([MINE, theirs][rank], None)
+        distributed_base._verify([MINE, theirs][rank], None)
 
 
 def test_the_same_parameters_are_said_once(monkeypatch):
     asked = []
-    monkeypatch.setattr(initial_sync, "exchange", lambda what, said, group: asked.append(what) or [said] * 2)
-    initial_sync._verify(MINE, None)
+    exchange = lambda what, said, group: asked.append(what) or [said] * 2  # noqa: E731
+    monkeypatch.setattr(distributed_base, "exchange", exchange)
+    distributed_base._verify(MINE, None)
     assert asked == ["DistributedDataParallel: parameters"]
 
 
@@ -218,17 +219,17 @@ def test_the_same_parameters_are_said_once(monkeypatch):
 def test_without_init_sync_nothing_is_asked(init_sync, asked, monkeypatch):
     """docs/semantics.md row D3: every rank keeps the parameters that it has."""
     said = []
-    monkeypatch.setattr(initial_sync, "compare_environments", lambda name, group: said.append("compare"))
-    monkeypatch.setattr(initial_sync, "_verify", lambda lines, group: said.append("verify"))
+    monkeypatch.setattr(distributed_base, "compare_environments", lambda name, group: said.append("compare"))
+    monkeypatch.setattr(distributed_base, "_verify", lambda lines, group: said.append("verify"))
 
     def broadcast(values, group, group_src):
         said.append("broadcast")
         return values
 
-    monkeypatch.setattr(initial_sync, "broadcast", broadcast)
+    monkeypatch.setattr(distributed_base, "broadcast", broadcast)
     values = view_nnx(NET).current_values()
     arrays = SimpleNamespace(parameters=(0, 1), names=["bias", "kernel"], read=lambda: values)
     world = dataclasses.replace(WORLD, size=2)
-    settled = initial_sync.settle(arrays, world, init_sync)
+    settled = distributed_base.settle(arrays, world, init_sync)
     assert said == asked
     assert init_sync or settled is values

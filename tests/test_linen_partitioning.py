@@ -12,7 +12,7 @@ import pytest
 from flax.training.train_state import TrainState
 
 import jaxpar
-from jaxpar._parallel.modules.partitioned import without_absent_axes
+from jaxpar._parallel.modules.linen_view import without_absent_axes
 
 IDS = [0, 1]
 X = np.random.RandomState(0).randn(8, 4)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from processes import outputs, ranks
 
-from jaxpar._training.program_parts import program_parts
+from jaxpar._training.divergence_guard import program_parts
 
 # --------------------------------------------------------------------------------- what a program is
 

@@ -9,7 +9,7 @@ import pytest
 from comparing import assert_equal_numbers
 
 from jaxpar.nn import functional as F
-from jaxpar.nn.functional._resize_weights import nearest
+from jaxpar.nn.functional._interpolate import nearest
 
 torch = pytest.importorskip("torch")
 from against_torch.cases.resize import CASES, REFUSED  # noqa: E402

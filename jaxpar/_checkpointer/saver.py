@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import concurrent.futures.thread  # noqa: F401, must be imported before `_finish` is registered below
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
+import jax
+import numpy as np
+
+from .._tree import check_alive, is_array
 from .._typing import PyTree
+from .._upstream import before_thread_pools_close
+from ..distributed.group import rank, size
 from ..errors import CheckpointError
-from .background import Background
-from .ranks import Outcomes, agree, check_equal, rank, size
-from .snapshot import StateSnapshot, on_host, snapshot
-from .step import Arrays, Damage, Metric, Parts, State, check_step
+from .item import StatefulItem, item_of
+from .json_values import Array, encode, flat_bytes, is_storable
+from .ranks import Outcomes, agree, check_equal
+from .step import Arrays, Damage, Metric, Parts, State, check_step, digest
 from .store import Store
 from .warn import warn
 
@@ -174,3 +184,114 @@ def _snapshot_or_error(items: Mapping[str, PyTree]) -> tuple[StateSnapshot | Non
         return snapshot(items), None
     except Exception as error:  # raised again in `agree`, on all ranks
         return None, error
+
+
+class Background:
+    """Runs one write job at a time in a thread and stores its error until `wait`."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._trouble: str | None = None
+        _all.add(self)
+
+    @property
+    def idle(self) -> bool:
+        return self._thread is None
+
+    def start(self, job: Callable[[], None]) -> None:
+        self._thread = threading.Thread(target=self._run, args=(job,), name="jaxpar-checkpointer")
+        self._thread.start()
+
+    def wait(self) -> str | None:
+        """Wait for the running job, if any, and return the text of its exception once."""
+        self.join()
+        trouble, self._trouble = self._trouble, None
+        return trouble
+
+    def join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()  # a Ctrl-C while joining leaves the job running
+            self._thread = None
+
+    def _run(self, job: Callable[[], None]) -> None:
+        try:
+            job()
+        except Exception as error:
+            # The text alone: the exception would keep the arrays of its frames alive until the next save.
+            self._trouble = str(error)
+
+
+_all: weakref.WeakSet[Background] = weakref.WeakSet()
+
+
+def _finish() -> None:
+    for background in list(_all):
+        if trouble := background.wait():
+            print(f"jaxpar.Checkpointer: at exit: {trouble}", file=sys.stderr)
+
+
+# orbax writes with thread pools, which must still work while the last step is finished.
+before_thread_pools_close(_finish)
+
+
+class StateSnapshot(NamedTuple):
+    """The items' values at one moment, by item and leaf; `arrays` still refers to the items' own arrays.
+
+    With several ranks, `digests` covers the large arrays in state dicts. `per_rank` lists items that may
+    differ between ranks.
+    """
+
+    small: State
+    arrays: dict[tuple[str, str], Array]
+    digests: dict[str, str]
+    per_rank: list[str]
+
+
+def snapshot(items: Mapping[str, PyTree]) -> StateSnapshot:
+    contents = StateSnapshot({}, {}, {}, [])
+    for name, source in items.items():
+        item = item_of(name, source)
+        small = contents.small[name] = {}
+        if isinstance(item, StatefulItem):
+            large: dict[str, Array] = {}
+            small["state"] = {"value": encode(item.give(), name, "state", large), "stream": False}
+            contents.arrays.update({(name, leaf): value for leaf, value in large.items()})
+            # Hashing needs the bytes on the host, so a single process skips it.
+            if size() > 1:
+                for leaf, value in large.items():
+                    x = np.asarray(_local(f"{name}: {leaf}", value))
+                    contents.digests[f"{name}: {leaf}"] = f"{x.dtype}{x.shape} {digest(flat_bytes(x).data)}"
+            if not item.replicated:
+                contents.per_rank.append(name)
+            continue
+        for leaf, (value, stream, _) in item.leaves().items():
+            # Random streams stay small values even if they are arrays, since they may differ between ranks.
+            if is_array(value) and not stream and value.size and is_storable(value):
+                contents.arrays[name, leaf] = value
+            else:
+                small[leaf] = {"value": encode(value, name, leaf), "stream": stream}
+        if small and not item.replicated:
+            contents.per_rank.append(name)
+    return contents
+
+
+def on_host(arrays: Mapping[tuple[str, str], Array]) -> Arrays:
+    # A view of a CPU device's array suffices: as long as it exists, JAX allocates new memory for the results
+    # of a computation to which the array is donated. A NumPy array's owner may write to it.
+    local_arrays = {at: _local(": ".join(at), x) for at, x in arrays.items()}
+    return {at: np.array(x) if isinstance(x, np.ndarray) else np.asarray(x) for at, x in local_arrays.items()}
+
+
+def _local(name: str, x: Array) -> Array:
+    """Return one copy of an array on this process's devices and start its transfer to the host."""
+    check_alive([x], [name], "Checkpointer.save")
+    if isinstance(x, jax.Array):
+        if not x.is_fully_addressable:
+            if not x.is_fully_replicated:
+                raise CheckpointError(
+                    f"Checkpointer.save: {name} is spread over several processes, and only rank 0 writes. "
+                    "Gather it first (jax.experimental.multihost_utils.process_allgather)."
+                )
+            x = x.addressable_data(0)
+        x.copy_to_host_async()  # start all transfers before waiting for one
+    return x

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from .._tree import has_shape, is_array, is_key
 from .._typing import PyTree
 from .modules.bundle import is_object
-from .modules.streams import fold
+from .modules.definition import fold
 
 
 @dataclasses.dataclass(frozen=True)

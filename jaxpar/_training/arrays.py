@@ -18,6 +18,7 @@ from jax.sharding import Sharding
 
 from .._parallel.modules import Changes, Definition
 from .._parallel.modules.applied_view import AppliedView, with_arrays
+from .._parallel.modules.bundle import Bundle, BundleFunction, nets_of
 from .._parallel.modules.linen_view import LinenView
 from .._parallel.modules.nnx_view import NNXDefinition, NNXView, view_nnx
 from .._parallel.placement import Placement
@@ -293,3 +294,43 @@ def _buffer(x: jax.Array) -> Any:
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return id(x)
     return address(x.addressable_data(0))
+
+
+MOST = 4  # cached bundles, which hold the objects of a call
+
+
+class CallArrays(ModuleArrays):
+    """The arrays of `module` and of the objects among a call's arguments; `net` may be its wrapper."""
+
+    def __init__(
+        self,
+        net: nnx.Module,
+        module: nnx.Module,
+        placement: Placement | None,
+        world: World,
+        function: str = "train_step",
+    ):
+        super().__init__(net, module, nnx.Nothing(), placement, world, {}, function)
+        self.net, self._alone = net, (net, module)
+        self.objects: tuple[Any, ...] = ()
+        self._bundles: dict[tuple[int, ...], tuple[tuple[Any, ...], Bundle, Bundle]] = {}
+
+    def loss_of(self, function: Callable[..., Any]) -> Static:
+        return Static(BundleFunction(function) if isinstance(self.thing, Bundle) else function)
+
+    def bring(self, objects: tuple[Any, ...]) -> None:
+        if len(objects) == len(self.objects) and all(map(operator.is_, objects, self.objects)):
+            return
+        self.objects = objects
+        self.net, self.thing = self._bundled(objects) if objects else self._alone
+        self.read()
+
+    def _bundled(self, objects: tuple[Any, ...]) -> tuple[Bundle, Bundle]:
+        key = tuple(map(id, objects))  # of objects that the entry keeps alive
+        if key not in self._bundles:
+            if len(self._bundles) == MOST:
+                del self._bundles[next(iter(self._bundles))]
+            bases = (nets_of(x) if isinstance(x, Bundle) else x for x in self._alone)
+            net, module = (Bundle(base, objects) for base in bases)
+            self._bundles[key] = objects, net, module
+        return self._bundles[key][1:]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
+import jax
 from flax import nnx
 
 from .._counterparts import TorchNames
@@ -18,17 +20,55 @@ from .._parallel.programs import Programs
 from .._tree import is_staged
 from .._typing import PyTree
 from ..comm_hooks import CommHook
+from ..distributed import broadcast
 from ..distributed.check_replicas import check_replicas
-from ..errors import ParametersError
+from ..distributed.exchange import exchange
+from ..distributed.group import Group
+from ..distributed.guard import compare_environments
+from ..errors import GradientError, ParametersError, StagedError
 from .arrays import Arrays
 from .batch_checks import check_rows
 from .engine import Engine
 from .engine_state import EngineState
-from .initial_sync import NOTHING_TO_TRAIN
 from .join import Join
-from .misuse import check_staged, without_gradient
 from .work import Objective, ReplicaWork
 from .world import World
+
+
+def check_staged(world: World, state: EngineState) -> None:
+    if not is_staged():
+        return
+    what = "several processes" if world.size > 1 else "no_sync()"
+    if (
+        world.size > 1
+        or not state.synchronises
+        or (state.replica_state is not None and state.replica_state.gradients)
+    ):
+        raise StagedError(
+            f"value_and_grad: called inside jax.jit (or nnx.jit), which cannot be done with {what}: it "
+            "compiles its own program over all devices. Call it outside, or use jaxpar.train_step, which "
+            "compiles the whole step."
+        )
+
+
+@jax.custom_vjp
+def without_gradient(outputs: PyTree) -> PyTree:
+    return outputs
+
+
+def _forward(outputs: PyTree) -> tuple[PyTree, None]:
+    return outputs, None
+
+
+def _backward(residual: None, cotangents: PyTree) -> Any:
+    # Without this the gradient would be the sum over this process's replicas: no mean, and not the others'.
+    raise GradientError(
+        "DistributedDataParallel: net(x) is not differentiated, because nothing would average the gradient "
+        "over the replicas. Write net.value_and_grad(loss_fn)(x, y), or jaxpar.train_step."
+    )
+
+
+without_gradient.defvjp(_forward, _backward)
 
 
 class Distributed(TorchNames):
@@ -160,3 +200,47 @@ class Distributed(TorchNames):
         if keep:
             return value, None, committed
         return value, arrays.gradients(returned(self.world.local_shared(done.after))), committed
+
+
+NOTHING_TO_TRAIN = (
+    "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient."
+)
+
+
+def settle(arrays: Arrays, world: World, init_sync: bool) -> list:
+    """Return the module's values as rank 0 has them (docs/semantics.md row D3); nothing for a topology."""
+    if not arrays.parameters:
+        raise ParametersError(NOTHING_TO_TRAIN)
+    if world.local.of_topology:
+        return []
+    values = arrays.read()
+    if world.size == 1 or not init_sync:
+        return values
+    compare_environments("DistributedDataParallel", world.group)
+    pairs = zip(arrays.names, values, strict=True)
+    _verify([f"{name}: {x.dtype}{list(x.shape)}" for name, x in pairs], world.group)
+    return jax.device_put(broadcast(values, group=world.group, group_src=0), world.local.replicated)
+
+
+def _verify(lines: list[str], group: Group | None) -> None:
+    text = "\n".join(lines)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    digests = exchange("DistributedDataParallel: parameters", digest, group=group)
+    if len(set(digests)) == 1:
+        return
+    # The complete list, which may have thousands of lines, is sent only after a mismatch.
+    texts = exchange("DistributedDataParallel: all parameters", text, group=group)
+    descriptions = [listing.split("\n") for listing in texts]
+    ranks = group.ranks if group else range(len(descriptions))
+    for r, rank_lines in zip(ranks, descriptions, strict=True):
+        if len(rank_lines) != len(descriptions[0]):
+            raise ParametersError(
+                f"DDP expects same model across all ranks, but Rank {ranks[0]} has {len(descriptions[0])} "
+                f"values, while rank {r} has {len(rank_lines)}."
+            )
+        for expected, actual in zip(descriptions[0], rank_lines, strict=True):
+            if expected != actual:
+                raise ParametersError(
+                    f"DDP expects same model across all ranks, but they differ: rank {ranks[0]} has "
+                    f"{expected}, rank {r} has {actual}."
+                )

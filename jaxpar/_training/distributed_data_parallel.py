@@ -28,9 +28,8 @@ from ..distributed.group import Group, NonMember, registered
 from ..errors import GroupError
 from .agreement import SameRows
 from .arrays import FunctionArrays, LinenArrays, ModuleArrays
-from .distributed_base import Distributed
+from .distributed_base import Distributed, settle
 from .engine_state import EngineState
-from .initial_sync import settle
 from .replica_groups import settle_groups
 from .world import World, make_world
 

@@ -24,9 +24,8 @@ from .._typing import PyTree, Static, TreeDef
 from ..errors import BatchError
 from . import function_net
 from .agreement import Agreement, Alone
-from .arrays import Arrays
+from .arrays import Arrays, CallArrays
 from .batch_checks import check_batch, empty, without_torch
-from .call_arrays import CallArrays
 from .compiled_step import Program, ReplicaState, StepResult
 from .engine import Engine
 from .engine_state import EngineState

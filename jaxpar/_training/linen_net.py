@@ -10,7 +10,7 @@ from flax import linen, nnx
 from flax.core.scope import in_filter, union_filters
 
 from .._parallel.data_parallel import DataParallel
-from .._parallel.modules.partitioned import without_absent_axes
+from .._parallel.modules.linen_view import without_absent_axes
 from .._statistics.linen_batch_norm import over_replicas
 from .._typing import REPLICA, PyTree, Static
 from .distributed_data_parallel import DistributedDataParallel

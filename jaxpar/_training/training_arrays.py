@@ -13,8 +13,7 @@ from .._parallel.modules import Changes
 from .._parallel.modules.bundle import Bundle
 from .._parallel.placement import Placement
 from .._tree import is_array
-from .arrays import ObjectArrays, take_distinct
-from .call_arrays import CallArrays
+from .arrays import CallArrays, ObjectArrays, take_distinct
 from .metric_sums import sums_in
 from .on_update import UpdateHook
 from .optimizer_calls import OptimizerCall, optimizer_calls

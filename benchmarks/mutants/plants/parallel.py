@@ -18,7 +18,7 @@ PLANTS = [
         ('if isinstance(node, nnx.List)]', 'if isinstance(node, nnx.Rngs)]', "tests/test_capture.py -k captured_values"),
         ('if path not in paths and', 'if', "tests/test_capture.py -k sow_and_pop"),
     ),
-    *plants("jaxpar/_parallel/modules/partitioned.py",
+    *plants("jaxpar/_parallel/modules/linen_view.py",
         ('_axes(box) <= axes', 'not _axes(box) <= axes', "tests/test_linen_partitioning.py"),
         ('if isinstance(box, linen.LogicallyPartitioned):', 'if False:', "tests/test_linen_partitioning.py"),
         ('name if isinstance(name, tuple) else (name,)', '(name,)', "tests/test_linen_partitioning.py"),

@@ -13,10 +13,9 @@ from typing import Any
 from flax import linen, nnx
 
 from .applied_view import Applied, AppliedView, is_callable_pytree
-from .closure_view import ClosureView, watched_cells
 from .definition import Changes as Changes
 from .definition import Definition as Definition
-from .function_view import FunctionView
+from .function_view import ClosureView, FunctionView, watched_cells
 from .linen_view import LinenView
 from .nnx_view import NNXView, view_nnx
 

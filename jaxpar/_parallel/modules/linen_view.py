@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -17,10 +17,8 @@ from ..._upstream import linen_capture_filter
 from ...errors import UninitializedError
 from ..placement import Placement
 from ..spread import spread, staged
-from .definition import Definition
-from .partitioned import without_absent_axes
+from .definition import Definition, fold
 from .records import Records, joined, records_of
-from .streams import fold
 
 Changed = dict[tuple[str, ...], PyTree]
 """Variables by collection and path."""
@@ -131,3 +129,33 @@ class LinenView:
 def _put(tree: dict, path: list[str], value: PyTree) -> dict:
     name, *deeper = path
     return {**tree, name: _put(tree.get(name, {}), deeper, value) if deeper else value}
+
+
+PARAMS = "params"
+
+
+def without_absent_axes(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the variables with parameters taken out of boxes whose axes this program's mesh lacks."""
+    axes = set(jax.sharding.get_abstract_mesh().axis_names)
+
+    def opened(box: Any) -> Any:
+        if not isinstance(box, linen.Partitioned) or box.mesh is not None or _axes(box) <= axes:
+            return box
+        return box.unbox(apply_constraint=False)
+
+    if not axes or PARAMS not in variables:
+        return dict(variables)
+    is_box = lambda x: isinstance(x, linen.Partitioned)  # noqa: E731
+    return {**variables, PARAMS: jax.tree.map(opened, variables[PARAMS], is_leaf=is_box)}
+
+
+def _axes(box: linen.Partitioned) -> set[str]:
+    names: Any = box.names
+    if isinstance(box, linen.LogicallyPartitioned):
+        names = linen.logical_to_mesh_axes(box.names, box.rules) or ()
+    return {
+        axis
+        for name in names
+        for axis in (name if isinstance(name, tuple) else (name,))
+        if isinstance(axis, str)
+    }

@@ -22,7 +22,7 @@ from ..._typing import Array, PyTree, Static
 from ..._upstream import captured_methods, set_past_trace
 from ..placement import Placement
 from ..spread import spread, staged
-from .definition import Definition
+from .definition import Definition, fold
 from .function_view import refuse_hidden_module
 from .records import (
     CAPTURES,
@@ -38,7 +38,6 @@ from .records import (
     put_new,
     records_of,
 )
-from .streams import fold
 
 
 class NNXDefinition(Definition):

@@ -12,7 +12,7 @@ from flax import linen, nnx
 from ..._parallel.data_parallel import DataParallel
 from ..._parallel.replicated import leaf_marks
 from ..._training.distributed_data_parallel import DistributedDataParallel
-from ..._training.traced_step import has_shape, shape_of
+from ..._training.training_engine import has_shape, shape_of
 from ...errors import NoRowsError
 from .hardware import Hardware
 from .largest import largest

@@ -17,7 +17,7 @@ from ..._devices import devices as _devices
 from ..._parallel.data_parallel import DataParallel
 from ..._parallel.placement import Placement, place
 from ..._parallel.scatter import chunk_sizes
-from ..._training.traced_step import has_shape, shape_of, trace_step
+from ..._training.training_engine import has_shape, shape_of, trace_step
 from ..._typing import DeviceLike, PyTree
 from ...errors import DeviceError, NoRowsError
 from .memory import DeviceBytes, MemoryReport

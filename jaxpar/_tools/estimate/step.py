@@ -13,7 +13,7 @@ from flax import nnx
 from ..._devices import devices as _devices
 from ..._devices.topology import topology
 from ..._parallel.placement import Placement
-from ..._training.traced_step import trace_step
+from ..._training.training_engine import trace_step
 from ..._upstream.gpu_compiler import cudnn_of
 from .hardware import Hardware
 from .hlo import read
