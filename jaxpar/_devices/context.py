@@ -38,7 +38,7 @@ class Outside:
         self.mesh = context_mesh()
         self.rows: Any = None  # the mesh axes that split the batch's rows
         self._previous = None if self.mesh is None else enter_context(None)
-        if self.mesh is None and self._default is not None and not is_staged():
+        if self._default is not None and (self.mesh is None or _is_remote(self.mesh)) and not is_staged():
             self.mesh = self._default
         _this.scope = self
 

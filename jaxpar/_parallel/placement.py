@@ -56,6 +56,19 @@ class Placement:
         """The user's mesh, of which the replicas are an axis, or None."""
         return getattr(self, "user_mesh", None)
 
+    @property
+    def positions(self) -> np.ndarray:
+        """The devices of each replica, [N, ...]."""
+        return np.array(self.devices)
+
+    def extended(self, positions: np.ndarray) -> Placement:
+        """Return this placement over more replicas, on the devices `positions`, [N, ...]."""
+        return Placement(tuple(positions), self.dim, self.devices[0])
+
+    def own_part(self, x: Any, name: str, function: str) -> Any:
+        del name, function
+        return x
+
     def for_value(self, x: Any) -> NamedSharding:
         """Return the sharding of a value that all replicas hold."""
         del x

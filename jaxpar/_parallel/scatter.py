@@ -15,9 +15,9 @@ import numpy as np
 
 from .._devices.context import brought, outside, use_mesh
 from .._devices.topology import refuse_topology
-from .._tree import LazyPaths, check_alive, check_leaves, is_array, is_staged
+from .._tree import LazyPaths, check_alive, check_leaves, is_array, is_real, is_staged
 from .._typing import Array, DeviceLike, PyTree, Shape
-from ..errors import DeviceError, DimError, NoRowsError, RowsError
+from ..errors import DeviceError, DimError, LeafError, NoRowsError, RowsError
 from .placement import Placement, over_devices, place
 from .replicated import array_marks, is_lone_key, with_marks
 from .shards import Shards, combine, separate
@@ -115,6 +115,12 @@ def cut(tree: PyTree, placement: Placement, names: LazyPaths) -> Shards:
     if not arrays:
         # docs/semantics.md rows 28, 29: only non-tensors, one replica for each device; nothing, one.
         return Shards(tree, (0,) * (placement.N if leaves else 1), (), placement)
+    for i, x in enumerate(arrays):
+        if is_real(x) and not x.is_fully_addressable:
+            raise LeafError(
+                f"scatter: {names.of_array(i)} is on devices of several processes, and every process brings "
+                "its own rows: pass those that this one has, as a NumPy array or on its own devices."
+            )
     # None for what every replica gets all of.
     axes = [
         None if mark or is_lone_key(x) else _axis(x, i, placement.dim, names)

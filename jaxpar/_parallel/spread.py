@@ -33,6 +33,10 @@ def spread(values: list, names: Sequence[str], placement: Placement, function: s
     if not has_tracers(values):
         if placement.outer_mesh is None:
             return jax.device_put(values, placement.replicated)
+        values = [
+            jax.tree.map(lambda leaf: placement.own_part(leaf, name, function), value)  # noqa: B023
+            for value, name in zip(values, names, strict=True)
+        ]
         return jax.device_put(values, jax.tree.map(placement.for_value, values))
     return jax.tree.map(lambda leaf: _spread_under_derivative(leaf, placement), values)
 

@@ -74,8 +74,8 @@ class Arrays(abc.ABC):
         return self._shapes(self.read()), {}
 
     def _shapes(self, tree: PyTree) -> PyTree:
-        everywhere = self.world.everywhere
-        return jax.tree.map(lambda x: shape_of(x, everywhere.for_value(x)), tree)
+        local = self.world.local
+        return self.world.shared(jax.tree.map(lambda x: shape_of(x, local.for_value(x)), tree))
 
     def put(self, after: list, extra: dict[str, Any], changes: Changes) -> PyTree:
         """Put the results back, or return those that no object holds."""

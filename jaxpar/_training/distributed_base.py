@@ -219,7 +219,8 @@ def settle(arrays: Arrays, world: World, init_sync: bool) -> list:
     compare_environments("DistributedDataParallel", world.group)
     pairs = zip(arrays.names, values, strict=True)
     _verify([f"{name}: {x.dtype}{list(x.shape)}" for name, x in pairs], world.group)
-    return jax.device_put(broadcast(values, group=world.group, group_src=0), world.local.replicated)
+    synchronised = broadcast(values, group=world.group, group_src=0)
+    return jax.device_put(synchronised, jax.tree.map(world.local.for_value, values))
 
 
 def _verify(lines: list[str], group: Group | None) -> None:

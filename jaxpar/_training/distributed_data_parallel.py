@@ -59,7 +59,7 @@ class DistributedDataParallel(abc.ABC):
       init_sync: whether parameters and buffers are compared and made equal to rank 0's now.
       comm_hook: how gradients are reduced, see `register_comm_hook`.
       backend: `"shard_map"` or `"pmap"`; equal results.
-      mesh, axis: as for `DataParallel`, in one process.
+      mesh, axis: as for `DataParallel`; with a process group, the mesh of all processes or this one's part.
       output_device, bucket_cap_mb, find_unused_parameters, gradient_as_bucket_view, static_graph: taken and
         not needed. Buckets are XLA's business, and a parameter that no loss uses has gradient zero.
 

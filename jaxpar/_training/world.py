@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
+import numpy as np
+from jax.sharding import NamedSharding
 
 from .._parallel.placement import Placement, place
 from .._typing import DeviceLike, PyTree
@@ -49,7 +51,7 @@ class World:
 
     def local_shared(self, tree: PyTree) -> PyTree:
         """The inverse of `shared`."""
-        if self.size > 1 and self.local.N == 1:
+        if self.size > 1 and len(self.local.devices) == 1:
             return jax.tree.map(lambda x: x.addressable_data(0), tree)
         return self._through(tree, self.local, False)
 
@@ -60,13 +62,18 @@ class World:
     def _through(self, tree: PyTree, placement: Placement, stacked: bool) -> PyTree:
         if self.size == 1:
             return tree
-        sharding = placement.stacked if stacked else placement.replicated
+        default = placement.stacked if stacked else placement.replicated
+        on_mesh = placement.outer_mesh is not None
 
         def one(x: Any) -> Any:
+            sharding, source = default, x.sharding
+            if on_mesh and isinstance(source, NamedSharding):
+                # Over the other axes of a user's mesh it is split on both sides alike.
+                sharding = NamedSharding(placement.mesh, source.spec)
             shape = (placement.N, *x.shape[1:]) if stacked else x.shape
             if isinstance(x, jax.ShapeDtypeStruct):
                 return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding)
-            if self.local.N == 1:
+            if len(self.local.devices) == 1:
                 pieces = [x.addressable_data(0)]  # a tenth of the time
             else:
                 pieces = [s.data for s in sorted(x.addressable_shards, key=lambda s: order[s.device])]
@@ -92,19 +99,12 @@ def make_world(
     on_mesh: Placement | None = None,
 ) -> World:
     """Return the world of a process group, the default one if left out, or of this process alone."""
-    if on_mesh is not None:
-        default = current()
-        if group is not None or (default is not None and default.size > 1):
-            raise DeviceError(
-                "DistributedDataParallel: mesh= is for one process, and there is a process group. Leave mesh "
-                "out: every process brings its devices, each of which is a replica."
-            )
-        return World(on_mesh, on_mesh, 0, 1)
-    local = place(device_ids, None, dim, function="DistributedDataParallel", one_is_none=False)
+    name = "DistributedDataParallel"
+    local = place(device_ids, None, dim, function=name, one_is_none=False) if on_mesh is None else on_mesh
     group = group or current()
     if group is None or group.size == 1 or local.of_topology:
         return World(local, local, 0, 1, group)
-    local_ids = " ".join(str(d.id) for d in local.devices)
+    local_ids = " ".join(str(d.id) for d in local.positions.flat)
     texts = exchange("DistributedDataParallel: devices", local_ids, group=group)
     ids = [list(map(int, text.split())) for text in texts]
     for r, rank_ids in zip(group.ranks, ids, strict=True):
@@ -115,5 +115,6 @@ def make_world(
             )
     # Ids are not consecutive over processes (0, 1, 2048, 2049), so they cannot be used as positions.
     by_id = {d.id: d for d in jax.devices(local.devices[0].platform)}
-    devices = tuple(by_id[i] for rank_ids in ids for i in rank_ids)
-    return World(local, Placement(devices, dim, local.devices[0]), group.rank, group.size, group)
+    positions = np.array([by_id[i] for rank_ids in ids for i in rank_ids])
+    everywhere = local.extended(positions.reshape(-1, *local.positions.shape[1:]))
+    return World(local, everywhere, group.rank, group.size, group)

@@ -45,10 +45,11 @@ class Program:
 def with_rows(batch: PyTree, rows: int) -> PyTree:
     """Return the batch's shapes with so many rows; what `replicated` marks has none."""
     leaves, form = jax.tree.flatten(batch)
-    return form.unflatten(
+    shapes = [
         x if mark else jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)
         for x, mark in zip(leaves, leaf_marks(batch), strict=True)
-    )
+    ]
+    return jax.tree.unflatten(form, shapes)
 
 
 def size(tree: PyTree) -> int:
