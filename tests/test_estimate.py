@@ -21,7 +21,7 @@ from flax import linen, nnx
 
 import jaxpar
 from jaxpar._cli.main import cli
-from jaxpar._tools.estimate import Estimate, Hardware, estimate, picture, schedule
+from jaxpar._tools.estimate import Estimate, Hardware, estimate, report, schedule
 from jaxpar._tools.estimate.hardware import CARDS
 from jaxpar._tools.estimate.hlo import arrays, read
 from jaxpar._tools.estimate.largest import largest
@@ -605,15 +605,15 @@ def nearest(colours: list[str]) -> float:
 
 
 def test_no_colour_means_two_things():
-    assert nearest([*COLOURS, *picture.KINDS.values()]) > 20
-    assert nearest([*COLOURS, *picture.KINDS.values(), "#0070B0"]) < 5  # planted
+    assert nearest([*COLOURS, *report.KINDS.values()]) > 20
+    assert nearest([*COLOURS, *report.KINDS.values(), "#0070B0"]) < 5  # planted
 
 
 @pytest.mark.parametrize(("room", "dashed"), [(60e9, False), (1e4, True)])
 def test_a_small_model_fills_its_panel(room, dashed, found):
     """Beside 60 GB its kilobytes would be an empty panel."""
     pytest.importorskip("matplotlib")
-    memory, _ = picture.drawn(dataclasses.replace(found, room=room)).axes
+    memory, _ = report.drawn(dataclasses.replace(found, room=room)).axes
     top = max(bar.get_y() + bar.get_height() for bar in memory.patches)
     assert top > 0.02 * memory.get_ylim()[1]
     assert memory.get_ylabel().startswith("memory [kB]")
@@ -630,7 +630,7 @@ def test_a_lane_without_anything_is_not_drawn(exchanges, found):
     if not exchanges:
         slots = tuple(slot for slot in found.schedule.slots if slot.lane == schedule.COMPUTE)
         found = dataclasses.replace(found, schedule=dataclasses.replace(found.schedule, slots=slots))
-    memory, lanes = picture.drawn(found).axes
+    memory, lanes = report.drawn(found).axes
     assert [text.get_text() for text in lanes.get_yticklabels()] == ["exchange"] * exchanges + ["computes"]
     assert ("exchange" in legend(lanes)) is exchanges
     there = [part for part in PARTS if getattr(found.memory, part)]

@@ -1,10 +1,10 @@
-from ._compress import bf16_compress as bf16_compress
-from ._compress import bf16_compress_wrapper as bf16_compress_wrapper
-from ._compress import fp16_compress as fp16_compress
-from ._compress import fp16_compress_wrapper as fp16_compress_wrapper
+from ._default_hooks import allreduce as allreduce
+from ._default_hooks import bf16_compress as bf16_compress
+from ._default_hooks import bf16_compress_wrapper as bf16_compress_wrapper
+from ._default_hooks import fp16_compress as fp16_compress
+from ._default_hooks import fp16_compress_wrapper as fp16_compress_wrapper
+from ._default_hooks import mean as mean
+from ._default_hooks import noop as noop
 from ._powersgd import powersgd as powersgd
-from ._uncompressed import allreduce as allreduce
-from ._uncompressed import mean as mean
-from ._uncompressed import noop as noop
 from .hook import Bucket as Bucket
 from .hook import CommHook as CommHook

@@ -23,7 +23,7 @@ from jax import lax
 from .._arguments import whole
 from .._typing import Shape
 from ..random import Generator
-from ._uncompressed import allreduce
+from ._default_hooks import allreduce
 from .hook import Bucket, CommHook
 
 

@@ -16,8 +16,8 @@ from ._embedding import EmbeddingBag as EmbeddingBag
 from ._group_norm import GroupNorm as GroupNorm
 from ._group_norm import InstanceNorm as InstanceNorm
 from ._layer_norm import LayerNorm as LayerNorm
+from ._layer_norm import LocalResponseNorm as LocalResponseNorm
 from ._layer_norm import RMSNorm as RMSNorm
-from ._local_response_norm import LocalResponseNorm as LocalResponseNorm
 from ._multihead_attention import MultiheadAttention as MultiheadAttention
 from ._pad import CircularPad as CircularPad
 from ._pad import ConstantPad as ConstantPad

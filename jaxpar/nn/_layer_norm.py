@@ -1,7 +1,8 @@
-"""LayerNorm and RMSNorm over any number of last axes, with torch's epsilon."""
+"""LayerNorm and RMSNorm over any number of last axes, with torch's epsilon, and LocalResponseNorm."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import jax
@@ -9,10 +10,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from ._checks import checked_shape
-from ._layer import Layer
+from ._checks import check_size, checked_shape
+from ._layer import FunctionLayer, Layer
 from ._variable import arrays, cast, constant
-from .functional import layer_norm, rms_norm
+from .functional import layer_norm, local_response_norm, rms_norm
 
 
 class LayerNorm(Layer):
@@ -95,3 +96,26 @@ class RMSNorm(Layer):
     def __call__(self, x: jax.Array) -> jax.Array:
         (scale,) = arrays(self.scale)
         return cast(rms_norm(x, self.normalized_shape, scale, self.eps), self.dtype)
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class LocalResponseNorm(FunctionLayer):
+    """Divide each channel of [N, ..., C] by a power of its neighbours' mean square.
+
+    Args:
+      size: of the neighbourhood, in channels.
+      alpha, beta, k: x / (k + alpha * mean of squares) ** beta.
+
+    Raises: RuntimeError: at construction, for size < 1. ValueError: fewer than three axes.
+
+    torch counterpart: `torch.nn.LocalResponseNorm`, channels last. Source: torch/nn/modules/normalization.py.
+    """
+
+    _function = staticmethod(local_response_norm)
+    size: int
+    alpha: float = 1e-4
+    beta: float = 0.75
+    k: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_size(self.size)

@@ -17,7 +17,7 @@ from . import _conv, _pad, _pool, _resize, functional
 from ._batch_norm import BatchNorm
 from ._dropout import FeatureDropout
 from ._group_norm import GroupNorm, InstanceNorm
-from ._local_response_norm import LocalResponseNorm
+from ._layer_norm import LocalResponseNorm
 from ._window import Ints
 
 SHAPES = {1: "[N, C, L]", 2: "[N, C, H, W]", 3: "[N, C, D, H, W]", None: "[N, C, *S]"}

@@ -1,8 +1,9 @@
 from . import lr_scheduler as lr_scheduler
 from . import swa_utils as swa_utils
-from ._adadelta import adadelta as adadelta
 from ._adafactor import adafactor as adafactor
+from ._adagrad import adadelta as adadelta
 from ._adagrad import adagrad as adagrad
+from ._adagrad import rmsprop as rmsprop
 from ._adam import adam as adam
 from ._adam import adamax as adamax
 from ._adam import adamw as adamw
@@ -17,7 +18,6 @@ from ._groups import ParamGroup as ParamGroup
 from ._lbfgs import lbfgs as lbfgs
 from ._muon import muon as muon
 from ._param_groups import param_groups as param_groups
-from ._rmsprop import rmsprop as rmsprop
 from ._rprop import rprop as rprop
 from ._sgd import sgd as sgd
 from ._torch_state import TorchParam as TorchParam

@@ -4,11 +4,11 @@
 from ..plant import plants
 
 PLANTS = [
-    *plants("jaxpar/comm_hooks/_uncompressed.py",
+    *plants("jaxpar/comm_hooks/_default_hooks.py",
         ('[g * jnp.asarray(1 / bucket.replicas, g.dtype) for g in bucket.gradients]', 'bucket.gradients', "tests/test_value_and_grad.py"),
         ('[g / bucket.replicas for g in bucket.gradients]', '[g * (1 / bucket.replicas) for g in bucket.gradients]', "tests/test_comm_hooks.py", 0, "XLA itself makes a product with 1/W of a division by a number; tests/test_comm_hooks.py pins that"),
     ),
-    *plants("jaxpar/comm_hooks/_compress.py",
+    *plants("jaxpar/comm_hooks/_default_hooks.py",
         ('fp16_compress = fp16_compress_wrapper(allreduce)', 'fp16_compress = bf16_compress_wrapper(allreduce)', "tests/test_comm_hooks.py"),
         ('r.astype(g.dtype) for r, g', 'r for r, g', "tests/test_comm_hooks.py"),
     ),

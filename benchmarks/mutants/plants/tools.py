@@ -92,7 +92,7 @@ PLANTS = [
         ('        self.stop() if kind is None else self._stop()', '        self.stop() if kind is None else None', "tests/test_profile.py -k exception"),
         ('microseconds[key] / total', 'microseconds[key]', "tests/test_profile.py -k numbers"),
     ),
-    *plants("jaxpar/_tools/estimate/picture.py",
+    *plants("jaxpar/_tools/estimate/report.py",
         ('if not slots:', 'if False:', "tests/test_estimate.py -k lane"),
         ('if estimate.memory.total > LOWEST_BAR * estimate.room', 'if True', "tests/test_estimate.py -k small_model"),
     ),

@@ -41,8 +41,8 @@ from ._group_norm import group_norm as group_norm
 from ._group_norm import instance_norm as instance_norm
 from ._interpolate import interpolate as interpolate
 from ._layer_norm import layer_norm as layer_norm
+from ._layer_norm import local_response_norm as local_response_norm
 from ._layer_norm import rms_norm as rms_norm
-from ._local_response_norm import local_response_norm as local_response_norm
 from ._margin import hinge_embedding_loss as hinge_embedding_loss
 from ._margin import margin_ranking_loss as margin_ranking_loss
 from ._margin import multi_margin_loss as multi_margin_loss

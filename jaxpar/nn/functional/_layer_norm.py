@@ -1,4 +1,4 @@
-"""layer_norm and rms_norm: statistics over the last axes of each row."""
+"""Statistics over the last axes of each row: layer_norm, rms_norm and local_response_norm."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from ..._statistics.moments import moments, standardize, widened
 from ..._typing import Shape
-from .._checks import checked_shape
+from .._checks import check_size, checked_shape
 
 
 def layer_norm(
@@ -100,3 +100,29 @@ def _last_axes(x: jax.Array, shape: Shape, *parameters: jax.Array | None) -> tup
             f"size{list(x.shape)}"
         )
     return tuple(range(x.ndim - len(shape), x.ndim))
+
+
+def local_response_norm(
+    x: jax.Array, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
+) -> jax.Array:
+    """x / (k + alpha * mean of x^2 over `size` neighbouring channels) ** beta.
+
+    Args:
+      x: [N, ..., C], at least three axes.
+      size: of the neighbourhood: size // 2 channels before, the channel itself, and (size - 1) // 2 after.
+        Channels beyond the ends count as zeros.
+      alpha, beta, k: as in the formula.
+
+    Raises: RuntimeError: size < 1. ValueError: fewer than three axes.
+
+    torch counterpart: `torch.nn.functional.local_response_norm`. Source: torch/nn/functional.py. The paper
+    (Krizhevsky et al. 2012, 3.3) takes the sum, not the mean.
+    """
+    check_size(size)
+    if x.ndim < 3:
+        raise ValueError(f"Expected 3D or higher dimensionality input (got {x.ndim} dimensions)")
+    C = x.shape[-1]
+    borders = [(0, 0)] * (x.ndim - 1) + [(size // 2, (size - 1) // 2)]
+    squares = jnp.pad(jnp.square(x), borders)
+    total = sum(squares[..., i : i + C] for i in range(size))
+    return x / (total / size * alpha + k) ** beta

@@ -5,8 +5,8 @@
     flax_replay ──► each layer of Flax on these inputs ───────────────────────┤
     search ───────► torch with one change, until it computes Flax's arrays ───┘
 
-`forward` traces and replays both passes; `losses`, `gradients`, `weights` and `optimizers` cover the rest of
-a training step. `catalogue`, `layer_exchanges` and `array_changes` list possible mistakes, and `search` tries
+`forward` traces and replays both passes; `gradients`, `weights` and `optimizers` cover the rest of a
+training step. `catalogue`, `layer_exchanges` and `array_changes` list possible mistakes, and `search` tries
 them. All of this is in float64, where a layer is either the same or clearly different.
 """
 
@@ -20,7 +20,7 @@ from .._model_pair import ModelPair
 from ..measuring import Difference, Kind, Outcome
 from . import gradients, optimizers, weights
 from .forward import AlignedForward, forward_passes
-from .losses import loss_divergence
+from .gradients import loss_divergence
 from .sites import SiteSearch, in_order
 
 

@@ -1,4 +1,4 @@
-"""Explain gradients that differ although the outputs agree: torch with other frozen or padded parameters."""
+"""Explain losses and gradients that differ although the outputs agree."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 
-from .._comparison_data import Cause
+from .._comparison_data import Cause, Divergence
 from .._sides.step_data import Named
 from . import departures
+from .departures import rerun
 from .forward import AlignedForward
-from .search import EQUAL, relative_error
+from .search import EQUAL, Search, any_mistakes, causes_of, known_mistakes, relative_error
+from .torch_trace import Departure
 
 Intervention = tuple[str, list[tuple[Any, str, Any]]]  # a text, and attributes to set: (object, name, value)
 
@@ -61,3 +63,20 @@ def _padded(layer: torch.nn.Embedding, flax_gradients: Named, torch_gradients: N
         if x.ndim == 2 and len(x) == layer.num_embeddings:
             lost = (x == 0).all(1) & (torch_gradients[name] != 0).any(1)
             yield from map(int, lost.nonzero()[0][:2])
+
+
+def loss_divergence(forward: AlignedForward) -> Divergence:
+    """Return the loss's divergence, with the changes that yield Flax's loss."""
+
+    def watch(departure: Departure) -> Named:
+        results, _ = rerun(forward, departure)
+        return results.loss if results else {}
+
+    flax = forward.candidate.step(forward.batch, forward.observed.masks, keep=False).loss
+    ops, search = forward.trace.ops[forward.trace.model_ops :], Search(len(forward.trace.ops))
+    # Known mistakes first: an arbitrary change that happens to fit explains less.
+    explanations = search.first(known_mistakes(ops), watch, flax) or search.first(
+        any_mistakes(ops), watch, flax
+    )
+    text = "The outputs agree; the losses do not."
+    return Divergence("loss", "loss", "loss", text, causes_of(explanations))

@@ -3,6 +3,7 @@ from ._elementwise import relu as relu
 from ._elementwise import sigmoid as sigmoid
 from ._elementwise import silu as silu
 from ._elementwise import softmax as softmax
+from ._elementwise import softplus as softplus
 from ._elementwise import tanh as tanh
 from ._layouts import adaptive_avg_pool1d as adaptive_avg_pool1d
 from ._layouts import adaptive_avg_pool2d as adaptive_avg_pool2d
@@ -44,9 +45,6 @@ from ._losses import l1_loss as l1_loss
 from ._losses import mse_loss as mse_loss
 from ._losses import nll_loss as nll_loss
 from ._losses import smooth_l1_loss as smooth_l1_loss
-from ._padding import normalize as normalize
-from ._padding import pad as pad
-from ._padding import prelu as prelu
 from ._plain import alpha_dropout as alpha_dropout
 from ._plain import bilinear as bilinear
 from ._plain import cosine_similarity as cosine_similarity
@@ -65,7 +63,9 @@ from ._plain import threshold as threshold
 from ._shapes import chunk as chunk
 from ._shapes import expand as expand
 from ._shapes import flatten as flatten
+from ._shapes import normalize as normalize
+from ._shapes import pad as pad
+from ._shapes import prelu as prelu
 from ._shapes import split as split
 from ._shapes import squeeze as squeeze
 from ._shapes import unflatten as unflatten
-from ._softplus import softplus as softplus

@@ -34,3 +34,10 @@ def softmax(x: jax.Array, dim: int) -> jax.Array:
 def log_softmax(x: jax.Array, dim: int) -> jax.Array:
     """The logarithm of `softmax`. torch counterpart: `F.log_softmax`, where `dim` is optional."""
     return jax.nn.log_softmax(x, axis=dim)
+
+
+def softplus(x: jax.Array, beta: float = 1.0, threshold: float = 20.0) -> jax.Array:
+    """log(1 + exp(beta x)) / beta; x where beta x is above `threshold`. torch counterpart: `F.softplus`."""
+    # `where` multiplies the derivative of the branch not taken by 0, so its exponential must be finite.
+    small = jnp.minimum(beta * x, threshold)
+    return jnp.where(beta * x > threshold, x, jnp.log1p(jnp.exp(small)) / beta)

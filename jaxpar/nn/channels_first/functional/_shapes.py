@@ -1,4 +1,4 @@
-"""flatten, unflatten, chunk, split, expand and squeeze with torch's arguments; jnp.split takes indices."""
+"""Functions of shapes, and prelu, pad and normalize, with torch's arguments and axes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+
+from ... import functional as last
+from ..axes import turned
 
 
 def flatten(x: jax.Array, start_dim: int = 0, end_dim: int = -1) -> jax.Array:
@@ -71,3 +74,18 @@ def squeeze(x: jax.Array, dim: int | Sequence[int] | None = None) -> jax.Array:
     """Remove the axes `dim`, or all axes, that have length 1. torch counterpart: `torch.squeeze`."""
     axes = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
     return jnp.squeeze(x, tuple(axis for axis in axes if x.shape[axis] == 1))
+
+
+def prelu(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """`jaxpar.nn.functional.prelu` of [N, C, *S]. torch counterpart: `F.prelu`."""
+    return turned(lambda rows: last.prelu(rows, weight), x) if x.ndim > 1 else last.prelu(x, weight)
+
+
+def pad(x: jax.Array, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> jax.Array:
+    """`jaxpar.nn.functional.pad` of the last axes of x, the last one first. torch counterpart: `F.pad`."""
+    return last.pad(jnp.expand_dims(x, -1), pad, mode, value)[..., 0]
+
+
+def normalize(x: jax.Array, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> jax.Array:
+    """Divide x by its p-norm along `dim`, axis 1 by default. torch counterpart: `F.normalize`."""
+    return last.normalize(x, p, dim, eps)
