@@ -69,7 +69,11 @@ def parallel_apply(
             f"parallel_apply: modules are {type(modules).__name__}; give jaxpar.Replicas, or a list of "
             "modules."
         )
-    _check_counts(len(modules), inputs, kwargs_tup, devices)
+    for what, argument in (("inputs", inputs), ("kwargs_tup", kwargs_tup), ("devices", devices)):
+        if argument is not None and len(argument) != len(modules):
+            raise CountError(
+                f"The number of modules {len(modules)} is not equal to the number of {what} {len(argument)}"
+            )
     _check_alive(inputs=inputs, kwargs_tup=kwargs_tup)
     if not isinstance(modules, Replicas):
         return _one_by_one(modules, inputs, kwargs_tup, devices)
@@ -121,14 +125,6 @@ def cast_on_replicas(dtype: Any) -> Iterator[None]:
         yield
     finally:
         _type.reset(token)
-
-
-def _check_counts(m: int, inputs: Any, kwargs_tup: Any, devices: Any) -> None:
-    for what, argument in (("inputs", inputs), ("kwargs_tup", kwargs_tup), ("devices", devices)):
-        if argument is not None and len(argument) != m:
-            raise CountError(
-                f"The number of modules {m} is not equal to the number of {what} {len(argument)}"
-            )
 
 
 def _check_alive(**arguments: Any) -> None:

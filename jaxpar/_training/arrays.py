@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen, nnx
-from jax.sharding import Sharding
 
 from .._parallel.modules import Changes, Definition
 from .._parallel.modules.applied_view import AppliedView, with_arrays
@@ -180,10 +179,8 @@ class ModuleArrays(ObjectArrays, Arrays):
     def _shapes(self, tree: PyTree) -> PyTree:
         if self.world.N:
             return super()._shapes(tree)
-        return jax.tree.map(lambda x: shape_of(x, self._where(x)), tree)
-
-    def _where(self, x: Any) -> Sharding | None:
-        return sharding_of(x) if self.placement is None else self.placement.for_value(x)
+        place = sharding_of if self.placement is None else self.placement.for_value
+        return jax.tree.map(lambda x: shape_of(x, place(x)), tree)
 
     def commit(self, changes: Changes) -> None:
         self.view.commit(changes)

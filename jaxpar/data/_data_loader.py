@@ -161,9 +161,11 @@ class DataLoader:
             self._restore(resume["start"])
         start = self._start() if resume is None else resume["start"]
         self._position = position = Position(start, promised=self._promised)
-        # torch creates the index iterator before it draws the workers' seed.
+        # torch creates the index iterator before it draws the workers' seed: in each epoch, also without
+        # workers, but once for persistent workers.
         index = self._index()
-        self._draw_base_seed()
+        if not self.persistent_workers or self._base_seed is None:
+            self._base_seed = self._draws.draw_seed()
         # Skipping repeats the samplers' draws. Rows are not read, except of an iterable: it has no index.
         skipped = 0 if resume is None else resume["batches"]
         if not self._stream:
@@ -184,11 +186,6 @@ class DataLoader:
                 raise ValueError(
                     f"DataLoader: the state was saved after {batches} batches; the epoch has {number}."
                 )
-
-    def _draw_base_seed(self) -> None:
-        """Draw the workers' seed: in each epoch, also without workers, but once for persistent workers."""
-        if not self.persistent_workers or self._base_seed is None:
-            self._base_seed = self._draws.draw_seed()
 
     def _epoch(self, index: Iterator[Any], position: Position) -> Epoch:
         job = self._job()

@@ -47,7 +47,10 @@ class Processes:
     """Processes that live as long as this object is referenced."""
 
     def __init__(self, job: Job, context: BaseContext):
-        _preload(context)
+        # The server that forks workers imports this module once, instead of every worker: seconds each. Only
+        # Python's own list is extended: a program may have set another. No effect once the server runs.
+        if context.get_start_method() == "forkserver" and _forkserver._preload_modules == ["__main__"]:  # type: ignore[attr-defined]
+            context.set_forkserver_preload(["__main__", __name__])
         self._workers: list[_Worker] = []
         # At exit multiprocessing ends them itself, and no thread can be started any more.
         weakref.finalize(self, _stop, self._workers).atexit = False
@@ -59,13 +62,6 @@ class Processes:
 
     def submit(self, worker: int, epoch: int, number: int, index: Index) -> Future[Any]:
         return self._workers[worker].ask(epoch, number, index)
-
-
-def _preload(context: BaseContext) -> None:
-    """Let the server that forks workers import this module once, instead of every worker: seconds each."""
-    # Only Python's own list is extended: a program may have set another. No effect once the server runs.
-    if context.get_start_method() == "forkserver" and _forkserver._preload_modules == ["__main__"]:  # type: ignore[attr-defined]
-        context.set_forkserver_preload(["__main__", __name__])
 
 
 def _stop(workers: list[_Worker]) -> None:

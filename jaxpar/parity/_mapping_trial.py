@@ -186,7 +186,11 @@ def _notes(
     """Yield a note that the guesses fit, and one for each guess that could be exchanged."""
     groups, choices = fitting
     yield f"tried: with random weights the outputs agree, {errors[-1]:.2g} apart"
-    exchanges = list(_exchanges(groups))
+    exchanges: list[tuple[Sequence[str], Sequence[LayerGroup]]] = [
+        (group.torch[index : index + 2], [*groups[:i], _with(group, other), *groups[i + 1 :]])
+        for i, group in enumerate(groups)
+        for index, other in _neighbours(group.flax)
+    ]
     for names, other in exchanges[:MOST_EXCHANGES]:
         if error((other, choices)) <= FITS:
             yield f"ambiguous: {' and '.join(names)} may be exchanged, and the outputs stay the same"
@@ -210,12 +214,6 @@ def _orders(named: Sequence[LayerGroup], called: Sequence[LayerGroup]) -> Iterat
             others = [other for _, other in _neighbours(group.flax)]
         for other in others:
             yield [*called[:i], _with(group, other), *called[i + 1 :]]
-
-
-def _exchanges(groups: Sequence[LayerGroup]) -> Iterator[tuple[tuple[str, str], Sequence[LayerGroup]]]:
-    for i, group in enumerate(groups):
-        for index, other in _neighbours(group.flax):
-            yield group.torch[index : index + 2], [*groups[:i], _with(group, other), *groups[i + 1 :]]  # type: ignore[misc]
 
 
 def _neighbours(paths: Sequence[str]) -> Iterator[tuple[int, list[str]]]:

@@ -101,7 +101,7 @@ PLANTS = [
         ('position.batches = skipped', 'pass', "tests/test_data_loader.py -k saved_again"),
         ('n = n // self.batch_size if self.drop_last else -(-n // self.batch_size)', 'n = n // self.batch_size', "tests/test_data_loader.py"),
         ('resume, self._resume = self._resume, None', 'resume = self._resume', "tests/test_data_loader.py -k \"state or resum\""),
-        ('        self._draw_base_seed()\n', '        self._base_seed = 0\n', "tests/test_data_loader.py"),
+        ('self._base_seed = self._draws.draw_seed()', 'self._base_seed = 0', "tests/test_data_loader.py"),
         ('if not self.persistent_workers or self._base_seed is None', 'if True', "tests/test_worker_processes.py -m \"not long\" -k \"persistent and threads_give\""),
         ('self._base_seed = start.get("base_seed")', 'pass', "tests/test_worker_processes.py -m \"not long\" -k \"where_it_was and True\""),
         ('sampler_seed = None if generator is not None else self._draws', 'sampler_seed = None', "tests/test_data_loader.py"),

@@ -23,7 +23,8 @@ def gelu(x: jax.Array, approximate: str = "none") -> jax.Array:
 
     torch counterpart: `torch.nn.functional.gelu`.
     """
-    check_approximate(approximate)
+    if approximate not in ("none", "tanh"):
+        raise ValueError(f"approximate argument must be either none or tanh, but got {approximate}.")
     return jax.nn.gelu(x, approximate=approximate == "tanh")
 
 
@@ -107,7 +108,8 @@ def hardtanh(x: jax.Array, min_val: float = -1.0, max_val: float = 1.0) -> jax.A
 
     torch counterpart: `torch.nn.functional.hardtanh`; `jax.nn.hard_tanh` has the derivative 1 there.
     """
-    check_limits(min_val, max_val)
+    if max_val <= min_val:
+        raise ValueError(f"max_val ({max_val}) must be greater than min_val ({min_val})")
     linear = (x > min_val) & (x < max_val)
     return jnp.where(linear | jnp.isnan(x), x, jax.lax.stop_gradient(jnp.clip(x, min_val, max_val)))
 
@@ -124,7 +126,8 @@ def softshrink(x: jax.Array, lambd: float = 0.5) -> jax.Array:
 
     torch counterpart: `torch.nn.functional.softshrink`.
     """
-    check_lambd(lambd)
+    if lambd < 0:
+        raise ValueError(f"lambda must be greater or equal to 0, but found to be {lambd}.")
     return jnp.where(x > lambd, x - lambd, jnp.where(x < -lambd, x + lambd, x * 0))
 
 
@@ -152,18 +155,3 @@ def threshold(x: jax.Array, threshold: float, value: float) -> jax.Array:
     torch counterpart: `torch.nn.functional.threshold`.
     """
     return jnp.where(x <= threshold, jnp.asarray(value, x.dtype), x)
-
-
-def check_approximate(approximate: str) -> None:
-    if approximate not in ("none", "tanh"):
-        raise ValueError(f"approximate argument must be either none or tanh, but got {approximate}.")
-
-
-def check_limits(min_val: float, max_val: float) -> None:
-    if max_val <= min_val:
-        raise ValueError(f"max_val ({max_val}) must be greater than min_val ({min_val})")
-
-
-def check_lambd(lambd: float) -> None:
-    if lambd < 0:
-        raise ValueError(f"lambda must be greater or equal to 0, but found to be {lambd}.")

@@ -117,7 +117,9 @@ def _grid_sample(
     taps = []
     for i, n in enumerate(sizes):
         # The grid's last axis is (x, y, z), the reverse of the order of spatial axes.
-        at = _unnormalized(grid[..., -1 - i].astype(dtype), n, align_corners)
+        at = grid[..., -1 - i].astype(dtype)
+        # torch's order of operations, because rounding decides which pixel "nearest" takes.
+        at = (at + 1) / 2 * (n - 1) if align_corners else ((at + 1) * n - 1) / 2
         if mode == "bicubic":
             elements, weights = _cubic(at)
             taps.append((outside(elements, n), weights))
@@ -153,11 +155,6 @@ def _cubic(at: jax.Array) -> Taps:
 
     elements = jnp.stack([low - 1, low, low + 1, low + 2], -1)
     return elements, jnp.stack([far(t + 1), near(t), near(1 - t), far(2 - t)], -1)
-
-
-def _unnormalized(at: jax.Array, n: int, align_corners: bool) -> jax.Array:
-    # torch's order of operations, because rounding decides which pixel "nearest" takes.
-    return (at + 1) / 2 * (n - 1) if align_corners else ((at + 1) * n - 1) / 2
 
 
 def _inside(at: jax.Array, n: int, padding_mode: str, align_corners: bool) -> jax.Array:

@@ -152,17 +152,14 @@ def max_unpool(
             f"({x.shape}) but got indices tensor with shape: {indices.shape}."
         )
     sizes = _unpooled_sizes(x.shape[-1 - len(over) : -1], over, output_size)
-    _check_places(indices, math.prod(sizes))
-    return _max_unpool(x, indices, sizes)
-
-
-def _check_places(indices: jax.Array | np.ndarray, volume: int) -> None:
+    volume = math.prod(sizes)
     # Host arrays only: reading JAX's own arrays would wait for the device.
     if isinstance(indices, np.ndarray) and indices.size and (indices.min() < 0 or indices.max() >= volume):
         bad = indices[(indices < 0) | (indices >= volume)].flat[0]
         raise RuntimeError(
             f"max_unpool: Found an invalid max index: {bad} (output volumes are of size {volume})"
         )
+    return _max_unpool(x, indices, sizes)
 
 
 def _unpooled_sizes(

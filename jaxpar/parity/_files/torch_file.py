@@ -28,7 +28,7 @@ def read(path: str) -> Any:
     except Exception as error:  # errors of zip, pickle, struct and C++
         raise FileError(
             f"{path}: torch cannot read it ({os.path.getsize(path)} bytes): {type(error).__name__}: "
-            f"{_first(error)}"
+            f"{' '.join(str(error).split())[:300]}"
         ) from error
     # A strided tensor may point past its storage, and reading such a tensor would read foreign memory.
     for name, tensor in _tensors(content, torch):
@@ -103,7 +103,3 @@ def _tensors(content: Any, torch: Any, path: str = "") -> Iterator[tuple[str, An
 def _refused(error: Exception) -> str:
     match = re.search(r"GLOBAL (\S+)", str(error))
     return f", {match[1]} for one" if match else ""
-
-
-def _first(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]

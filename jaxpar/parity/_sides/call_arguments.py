@@ -83,7 +83,8 @@ class Call:
                 f"parity: inputs are a dict with the key {wrong[0]!r}, and its keys are the names of keyword "
                 "arguments. A dict that is itself the only argument is given as inputs=(it,)."
             )
-        positional = () if isinstance(inputs, Mapping) else _args(inputs)
+        several = isinstance(inputs, (tuple, list))
+        positional = () if isinstance(inputs, Mapping) else tuple(inputs) if several else (inputs,)
         args = tuple(reader.form(x, str(i)) for i, x in enumerate(positional))
         by_name = {key: reader.form(x, key) for key, x in named.items()}
         # Objects are allowed in `kwargs` only: in `inputs`, an unknown object is more likely a mistake.
@@ -131,10 +132,6 @@ class Call:
     @classmethod
     def tree_unflatten(cls, form: tuple, arrays: tuple) -> Call:
         return cls(dict(zip(form[0], arrays, strict=True)), form[1])
-
-
-def _args(inputs: Any) -> tuple:
-    return tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
 
 
 def to_array(x: Any, name: str) -> np.ndarray:

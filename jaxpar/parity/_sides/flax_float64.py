@@ -131,7 +131,10 @@ class _Widening:
 
     def _changed(self, program: Any) -> Any:
         jaxpr, consts = opened(program)
-        self._note(consts)
+        for x in consts:
+            # A float64 table of NumPy's would be rounded to float32 outside a comparison.
+            if not isinstance(x, jax.core.Tracer) and _dtype(x) == np.float64:
+                self.constants.note(np.asarray(x))
         body = _Body(self)
         fields = {name: [body.wide(x) for x in getattr(jaxpr, name)] for name in ("constvars", "invars")}
         equations = [widened for equation in jaxpr.eqns for widened in body.equation(equation)]
@@ -141,12 +144,6 @@ class _Widening:
         consts = [self._constant(x, var, jaxpr) for x, var in zip(consts, jaxpr.constvars, strict=True)]
         outvars = [body.wide(x) for x in jaxpr.outvars]
         return rewritten(program, consts, **fields, eqns=equations, outvars=outvars)
-
-    def _note(self, consts: Sequence[Any]) -> None:
-        """Record float64 tables that NumPy made, which would be rounded to float32 outside a comparison."""
-        for x in consts:
-            if not isinstance(x, jax.core.Tracer) and _dtype(x) == np.float64:
-                self.constants.note(np.asarray(x))
 
     def _constant(self, x: Any, var: Var, jaxpr: Jaxpr) -> Any:
         if _dtype(x) not in WIDE or isinstance(x, jax.core.Tracer):

@@ -61,7 +61,8 @@ class Links:
         """
         converted: Arrays = {}
         for part in self.parts:
-            arrays = [self._find(name, tensors) for name in part.torch]
+            names = [(name, *self.tied.get(name, ())) for name in part.torch]
+            arrays = [next((tensors[n] for n in tied if n in tensors), None) for tied in names]
             # A part needs all of its tensors: query, key and value form a single kernel.
             if all(array is not None for array in arrays):
                 converted.update(zip(part.flax, part.forth(arrays, gradient), strict=True))  # type: ignore[arg-type]
@@ -91,9 +92,6 @@ class Links:
 
     def state(self, tensors: Mapping[str, np.ndarray]) -> Arrays:
         return {path: x for path, x in self.to_flax(tensors).items() if not self.leaves[path].parameter}
-
-    def _find(self, name: str, tensors: Mapping[str, np.ndarray]) -> np.ndarray | None:
-        return next((tensors[n] for n in (name, *self.tied.get(name, ())) if n in tensors), None)
 
 
 @dataclasses.dataclass
@@ -164,7 +162,11 @@ class Pairing:
 
 def pair(tree: Outline, source: WeightSource, mapping: Plain, ignored: Iterable[str] = ()) -> Pairing:
     pairing = Pairing(tree, source, Names(source, tree, mapping), frozenset(ignored))
-    _pair_modules(pairing)
+    # The search for a divergence also replays dropout, activations and pooling.
+    for path in tree.layers:
+        modules = [bare for bare in pairing.names.leading_to(path) if bare in pairing.names.kinds]
+        if modules:
+            pairing.link(path, modules[0], tree.rule(path))
     _pair_stacks(pairing)
     # `layers` lists parents first, so a MultiheadAttention's rule claims out_proj.weight before the rule of
     # the nested Linear can.
@@ -177,14 +179,6 @@ def pair(tree: Outline, source: WeightSource, mapping: Plain, ignored: Iterable[
             _pair_leaf(pairing, leaf)
     _check_ties(pairing)
     return pairing
-
-
-def _pair_modules(pairing: Pairing) -> None:
-    # The search for a divergence also replays dropout, activations and pooling.
-    for path in pairing.tree.layers:
-        modules = [bare for bare in pairing.names.leading_to(path) if bare in pairing.names.kinds]
-        if modules:
-            pairing.link(path, modules[0], pairing.tree.rule(path))
 
 
 def _pair_stacks(pairing: Pairing) -> None:

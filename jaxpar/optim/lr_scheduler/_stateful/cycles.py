@@ -258,13 +258,7 @@ class CosineAnnealingWarmRestarts(LRScheduler):
                 self.T_cur, self.T_i = self.T_cur % self.T_i, self.T_i * self.T_mult
         elif epoch < 0:
             raise ValueError(f"Expected non-negative epoch, but got {epoch}")
-        else:
-            self._go_to(epoch)
-        self.last_epoch = math.floor(epoch)
-        self._write(self.get_lr())
-
-    def _go_to(self, epoch: float) -> None:
-        if epoch < self.T_0:
+        elif epoch < self.T_0:
             self.T_cur, self.T_i = epoch, self.T_0
         elif self.T_mult == 1:
             self.T_cur = epoch % self.T_0
@@ -272,3 +266,5 @@ class CosineAnnealingWarmRestarts(LRScheduler):
             n = int(math.log(epoch / self.T_0 * (self.T_mult - 1) + 1, self.T_mult))
             self.T_cur = epoch - self.T_0 * (self.T_mult**n - 1) / (self.T_mult - 1)
             self.T_i = self.T_0 * self.T_mult**n
+        self.last_epoch = math.floor(epoch)
+        self._write(self.get_lr())

@@ -63,7 +63,10 @@ class ReduceLROnPlateau(LRScheduler):
             self.cooldown_counter -= 1
             self.num_bad_epochs = 0
         if self.num_bad_epochs > self.patience:
-            self._reduce()
+            for group, lowest in zip(self._groups, self.min_lrs, strict=True):
+                new = max(group["lr"] * self.factor, lowest)
+                if group["lr"] - new > self.eps:
+                    group["lr"] = new
             self.cooldown_counter, self.num_bad_epochs = self.cooldown, 0
         self._last_lr = self._rates()
 
@@ -71,12 +74,6 @@ class ReduceLROnPlateau(LRScheduler):
     def in_cooldown(self) -> bool:
         """Whether epochs are not counted."""
         return self.cooldown_counter > 0
-
-    def _reduce(self) -> None:
-        for group, lowest in zip(self._groups, self.min_lrs, strict=True):
-            new = max(group["lr"] * self.factor, lowest)
-            if group["lr"] - new > self.eps:
-                group["lr"] = new
 
     def _is_better(self, a: float, best: float) -> bool:
         if self.threshold_mode == "rel":

@@ -132,9 +132,8 @@ def of_attention(name: str, op: Op) -> Iterator[Variation]:
         return
     for text, change in changes(visible):
         other = change(visible)
-        if not torch.equal(other, visible):
-            yield calling(text, **{name: other if mask.dtype == torch.bool else _added(other, mask)})
-
-
-def _added(visible: Mask, like: torch.Tensor) -> torch.Tensor:
-    return torch.zeros_like(like).masked_fill(~visible, float(like.min()) or -torch.inf)
+        if torch.equal(other, visible):
+            continue
+        if mask.dtype != torch.bool:
+            other = torch.zeros_like(mask).masked_fill(~other, float(mask.min()) or -torch.inf)
+        yield calling(text, **{name: other})
