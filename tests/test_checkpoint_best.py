@@ -12,8 +12,8 @@ from processes import outputs, ranks
 from test_checkpoint_ranks import START
 
 from jaxpar import Checkpointer
-from jaxpar._checkpointer.best import BestStore
 from jaxpar._checkpointer.step import Metric
+from jaxpar._checkpointer.store import BestStore
 from jaxpar.errors import CheckpointError
 
 NAN, INF = float("nan"), float("inf")

@@ -12,7 +12,7 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxpar.nn import _variable
+from jaxpar.nn import _layer
 from jaxpar.nn import channels_first as nn
 
 SHAPES = st.lists(st.integers(0, 9), max_size=5).map(tuple)
@@ -20,7 +20,7 @@ TYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
 
 
 def same(key, shape, dtype, bound=0.3):
-    ours = _variable.drawn(key, shape, dtype, bound)
+    ours = _layer.drawn(key, shape, dtype, bound)
     jaxs = jax.random.uniform(key, shape, dtype, -bound, bound)
     assert ours.dtype == jaxs.dtype
     assert ours.shape == jaxs.shape
@@ -33,9 +33,7 @@ def test_the_numbers_are_those_of_jax(shape, dtype, seed):
     same(jax.random.key(seed), shape, dtype)
 
 
-@pytest.mark.parametrize(
-    "size", [_variable.PROGRAMS[0], _variable.PROGRAMS[0] + 1, _variable.PROGRAMS[-1] + 3]
-)
+@pytest.mark.parametrize("size", [_layer.PROGRAMS[0], _layer.PROGRAMS[0] + 1, _layer.PROGRAMS[-1] + 3])
 def test_beyond_every_size_of_program(size):
     same(jax.random.key(1), (size,), jnp.float32)
 
@@ -57,8 +55,8 @@ def test_a_generator_that_does_not_count():
 def test_while_it_is_traced():
     shapes = nnx.eval_shape(lambda: nn.Linear(3, 5, rngs=nnx.Rngs(0)))
     assert shapes.kernel.shape == (3, 5)
-    inside = jax.jit(lambda key: _variable.drawn(key, (3, 5), jnp.float32, 0.3))(jax.random.key(2))
-    np.testing.assert_array_equal(inside, _variable.drawn(jax.random.key(2), (3, 5), jnp.float32, 0.3))
+    inside = jax.jit(lambda key: _layer.drawn(key, (3, 5), jnp.float32, 0.3))(jax.random.key(2))
+    np.testing.assert_array_equal(inside, _layer.drawn(jax.random.key(2), (3, 5), jnp.float32, 0.3))
 
 
 def test_many_shapes_are_one_program(monkeypatch):
@@ -70,4 +68,4 @@ def test_many_shapes_are_one_program(monkeypatch):
     for features in range(1, 20):
         kernel = nn.Linear(features, 2 * features, rngs=nnx.Rngs(0)).kernel
         assert math.prod(kernel.shape) == 2 * features**2
-    assert set(drawn) == {(_variable.PROGRAMS[0],)}
+    assert set(drawn) == {(_layer.PROGRAMS[0],)}

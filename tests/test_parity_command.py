@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from jaxpar._cli.main import cli
-from jaxpar._cli.values import check_outputs
+from jaxpar._cli.spec import check_outputs
 
 torch = pytest.importorskip("torch")
 

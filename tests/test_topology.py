@@ -11,8 +11,8 @@ from flax import nnx
 
 import jaxpar
 from jaxpar import errors
-from jaxpar._devices.cards import CARDS, card_of
 from jaxpar._devices.topology import Topology, compiler_options, of_topology, refuse_topology
+from jaxpar._devices.visible import CARDS, card_of
 
 
 @pytest.mark.parametrize("card", CARDS)

@@ -1,10 +1,9 @@
 """Checkpointer: atomic, verified checkpoints of a training run.
 
 Saving passes the values of each `item` to `saver`, which has a thread. `store` manages the directory of
-steps under a lock, `best` the best steps, and `step` the folder of one step; its docstring explains why one
-layer of digests is enough. `reading` restores a step and uses `fit` to compare it with the objects that it
-updates. `ranks` holds the agreement between processes. `unwrapped` exchanges states with programs without
-jaxpar.
+steps, and that of the best ones, under a lock, and `step` the folder of one step; its docstring explains why
+one layer of digests is enough. `reading` compares a step with the objects that it updates and restores it.
+`ranks` holds the agreement between processes. `unwrapped` exchanges states with programs without jaxpar.
 """
 
 from .checkpointer import Checkpointer as Checkpointer

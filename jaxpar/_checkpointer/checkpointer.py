@@ -14,14 +14,13 @@ from .._arguments import folder, whole
 from .._training.watchdog import reached
 from .._typing import PyTree
 from ..errors import CheckpointError
-from .best import BEST, BestStore
 from .item import TreeItem, item_of
 from .ranks import preempted, size, take_along
 from .reading import Restored as Restored
 from .reading import restore
 from .saver import Saver
 from .step import Damage, Metric, check_step
-from .store import Store
+from .store import BEST, BestStore, Store
 from .warn import warn
 
 P = ParamSpec("P")

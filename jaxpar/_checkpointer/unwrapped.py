@@ -24,9 +24,9 @@ from .._parallel.data_parallel import DataParallel
 from .._tree import check_alive
 from .._typing import PyTree
 from ..errors import CheckpointError
-from .fit import bare, check_same, like, listed, matched, spec_of
 from .json_values import is_key
 from .leaf_names import LEVEL, WRAPPERS, Leaf, Leaves, ambiguous
+from .reading import bare, check_same, like, listed, matched, spec_of
 from .step import ARRAYS, MANIFEST
 
 LOAD, EXPORT = "load_unwrapped_state", "unwrapped_state"

@@ -12,8 +12,7 @@ from .._tools.estimate.estimate import estimate
 from .._tools.estimate.hardware import Hardware
 from .._tools.estimate.report import Estimate
 from ..errors import SpecError
-from .spec import failed, read_names
-from .values import RATES
+from .spec import RATES, failed, read_names
 
 
 def run(spec: str, *, device: str, as_json: bool, png: str | None, **options: Any) -> None:

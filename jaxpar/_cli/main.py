@@ -21,7 +21,7 @@ from ..errors import MatchError, SpecError
 from .demo.settings import DemoSettings, Fault, has_torch
 from .ending import leave, plain_ending
 from .port import port
-from .values import MICROSECOND, RATES, Finite, OutputPath, check_outputs
+from .spec import MICROSECOND, RATES, Finite, OutputPath, check_outputs
 
 
 def main() -> None:

@@ -13,8 +13,7 @@ import click
 from .. import parity
 from ..errors import SpecError
 from .ending import leave, plain_ending
-from .spec import failed
-from .values import OutputPath
+from .spec import OutputPath, failed
 
 COULD_NOT = 3
 """The exit code without a file or a proof. Other commands use 2, which means holes here."""

@@ -16,7 +16,7 @@ from .._upstream.gpu_compiler import compile_only
 from ..errors import DeviceError
 from . import virtual as _virtual
 from . import visible as _visible
-from .cards import card_of
+from .visible import card_of
 
 _ACCELERATOR = ("cuda", "gpu", "rocm", "tpu")
 

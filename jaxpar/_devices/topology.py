@@ -17,7 +17,7 @@ from .._tree import is_staged
 from .._upstream.gpu_compiler import compile_only, gpu_topology
 from ..errors import DeviceError
 from . import devices as _devices
-from .cards import CARDS
+from .visible import CARDS
 
 MOST = 2**16
 """The most devices of one topology, so that a typing error does not fill the memory."""

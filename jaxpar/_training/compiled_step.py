@@ -21,8 +21,8 @@ from .._parallel.shards import Shards, combine
 from .._typing import REPLICA, PyTree, Static, TreeDef
 from ..comm_hooks.hook import Bucket, CommHook
 from ..comm_hooks.message import Message
-from .evaluation import Evaluation, mean_with_gradients
 from .loss import Loss
+from .optimizer_calls import Evaluation, mean_with_gradients
 from .update import Update
 
 Program = Callable[..., "StepResult"]

@@ -15,8 +15,7 @@ from .._typing import PyTree, Static
 from ..errors import ParametersError
 from .distributed_data_parallel import DistributedDataParallel
 from .function_state import FunctionState, check_state, check_transformation, is_data, is_trainable
-from .state_optimizer import PARAMS, StateOptimizer, is_train_state
-from .tree_fields import TreeFields
+from .state_optimizer import PARAMS, StateOptimizer, TreeFields, is_train_state
 
 BUFFERS = "buffers"
 

@@ -14,8 +14,7 @@ from .._parallel.modules.linen_view import without_absent_axes
 from .._statistics.linen_batch_norm import over_replicas
 from .._typing import REPLICA, PyTree, Static
 from .distributed_data_parallel import DistributedDataParallel
-from .state_optimizer import PARAMS, StateOptimizer, is_train_state
-from .tree_fields import TreeFields
+from .state_optimizer import PARAMS, StateOptimizer, TreeFields, is_train_state
 
 
 class LinenNet(nnx.Module):

@@ -14,7 +14,7 @@ from .distributed_data_parallel import DistributedDataParallel
 from .engine_state import EngineState
 from .function_net import from_function, is_function
 from .linen_net import from_linen, is_linen
-from .metric_sums import refuse_other_metrics
+from .training_arrays import refuse_other_metrics
 from .work import placement_of
 
 

@@ -18,10 +18,9 @@ from .._parallel.placement import Placement
 from .._tree import is_real
 from .._typing import PyTree
 from ..errors import OptimizerError
-from .evaluation import Evaluation, unknown
 from .nonfinite import NONE, first_bad, first_bad_on_cpu
 from .on_update import StepUpdate, TracedHook, check_values
-from .optimizer_calls import OptimizerCall, optimizer_calls
+from .optimizer_calls import Evaluation, OptimizerCall, optimizer_calls, unknown
 from .precision import Precision
 from .state_optimizer import StateOptimizer
 from .training_arrays import TrainingArrays

@@ -4,6 +4,8 @@ from . import functional as functional
 from ._activation import PReLU as PReLU
 from ._activation import RReLU as RReLU
 from ._batch_norm import BatchNorm as BatchNorm
+from ._batch_norm import GroupNorm as GroupNorm
+from ._batch_norm import InstanceNorm as InstanceNorm
 from ._bilinear import Bilinear as Bilinear
 from ._conv import Conv as Conv
 from ._conv import ConvTranspose as ConvTranspose
@@ -13,8 +15,6 @@ from ._dropout import FeatureAlphaDropout as FeatureAlphaDropout
 from ._dropout import FeatureDropout as FeatureDropout
 from ._embedding import Embedding as Embedding
 from ._embedding import EmbeddingBag as EmbeddingBag
-from ._group_norm import GroupNorm as GroupNorm
-from ._group_norm import InstanceNorm as InstanceNorm
 from ._layer_norm import LayerNorm as LayerNorm
 from ._layer_norm import LocalResponseNorm as LocalResponseNorm
 from ._layer_norm import RMSNorm as RMSNorm

@@ -9,8 +9,7 @@ from jax.typing import DTypeLike
 
 from .._upstream import promote_dtype
 from . import functional
-from ._layer import Layer
-from ._variable import arrays, drawn, optional
+from ._layer import Layer, arrays, drawn, optional
 
 
 class Bilinear(Layer):

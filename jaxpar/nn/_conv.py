@@ -12,8 +12,7 @@ from jax.typing import DTypeLike
 
 from .._upstream import promote_dtype
 from ._conv_options import conv_options, output_padding_for, transposed_options
-from ._layer import Layer
-from ._variable import arrays, optional, uniform
+from ._layer import Layer, arrays, optional, uniform
 from ._window import Ints, sizes
 from .functional import conv, conv_transpose
 

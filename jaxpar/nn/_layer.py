@@ -1,10 +1,11 @@
-"""Bases of jaxpar.nn's layers."""
+"""Bases of jaxpar.nn's layers, and how their Variables are drawn and read."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -12,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
+
+from .._typing import PyTree, Shape
 
 
 class _Signature:
@@ -56,3 +59,55 @@ class FunctionLayer(Layer):
 @functools.cache
 def _accepted(function: Callable[..., Any]) -> frozenset[str]:
     return frozenset(inspect.signature(function).parameters)
+
+
+PROGRAMS = (1 << 16, 1 << 20, 1 << 22)
+"""Sizes with a compiled draw; larger ones are rounded up to the next power of two."""
+
+
+def optional(exists: bool, create: Callable[[], nnx.Variable]) -> nnx.Variable | None:
+    """Return the variable, or the None that marks an absent one in Flax."""
+    return create() if exists else nnx.data(None)
+
+
+def constant(
+    exists: bool, value: float, shape: Shape, dtype: DTypeLike, kind: type[nnx.Variable] = nnx.Param
+) -> nnx.Variable | None:
+    return optional(exists, lambda: kind(jnp.full(shape, value, dtype)))
+
+
+def uniform(rngs: nnx.Rngs, shape: Shape, fan_in: int, dtype: DTypeLike) -> nnx.Param:
+    """Draw a parameter from U(-1/sqrt(fan_in), 1/sqrt(fan_in)), as torch draws weights and biases alike."""
+    bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
+    return nnx.Param(drawn(rngs.params(), shape, dtype, bound))
+
+
+def drawn(key: jax.Array, shape: Shape, dtype: DTypeLike, bound: float) -> jax.Array:
+    """Return `jax.random.uniform(key, shape, dtype, -bound, bound)`, with one program for many shapes."""
+    # XLA takes 0.1 s to compile a draw, seconds in all for a model of many shapes. The numbers are functions
+    # of a counter, so a shorter draw is the beginning of a longer one.
+    size = math.prod(shape)
+    # A traced draw is compiled with its program; other generators do not promise equal beginnings.
+    if isinstance(key, jax.core.Tracer) or not _counts(key) or not size:
+        return jax.random.uniform(key, shape, dtype, -bound, bound)
+    program = next((n for n in PROGRAMS if n >= size), 1 << (size - 1).bit_length())
+    longer = jax.random.uniform(key, (program,), dtype, -bound, bound)
+    # Cut on the host: a slice on the device would be one more program for each shape.
+    return jax.device_put(jax.device_get(longer)[:size].reshape(shape))
+
+
+def _counts(key: jax.Array) -> bool:
+    """Whether the n-th number is the same in all draws of at least n numbers."""
+    if not jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key):
+        return False
+    partitionable = bool(jax.config.jax_threefry_partitionable)  # type: ignore[attr-defined]
+    return partitionable and str(jax.random.key_impl(key)) == "threefry2x32"
+
+
+def arrays(*variables: nnx.Variable | None) -> tuple[jax.Array | None, ...]:
+    return tuple(None if variable is None else variable[...] for variable in variables)
+
+
+def cast(tree: PyTree, dtype: DTypeLike | None) -> PyTree:
+    """Cast the arrays of a tree to `dtype`; leave them unchanged if it is None."""
+    return tree if dtype is None else jax.tree.map(lambda x: jnp.asarray(x, dtype), tree)

@@ -11,8 +11,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from ._checks import check_size, checked_shape
-from ._layer import FunctionLayer, Layer
-from ._variable import arrays, cast, constant
+from ._layer import FunctionLayer, Layer, arrays, cast, constant
 from .functional import layer_norm, local_response_norm, rms_norm
 
 

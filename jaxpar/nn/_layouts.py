@@ -14,9 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from . import _conv, _pad, _pool, _resize, functional
-from ._batch_norm import BatchNorm
+from ._batch_norm import BatchNorm, GroupNorm, InstanceNorm
 from ._dropout import FeatureDropout
-from ._group_norm import GroupNorm, InstanceNorm
 from ._layer_norm import LocalResponseNorm
 from ._window import Ints
 

@@ -11,8 +11,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from . import functional
 from ._checks import check_probability
-from ._layer import TypedLayer
-from ._variable import cast, constant, optional, uniform
+from ._layer import TypedLayer, cast, constant, optional, uniform
 
 _OWN_PARAMETERS = (
     *("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"),

@@ -19,8 +19,7 @@ from jax.typing import DTypeLike
 
 from . import functional
 from ._gates import Lengths, weight_names
-from ._layer import TypedLayer
-from ._variable import arrays, cast, optional, uniform
+from ._layer import TypedLayer, arrays, cast, optional, uniform
 
 
 @dataclasses.dataclass(eq=False, repr=False)

@@ -11,9 +11,8 @@ import optax
 
 from .._typing import PyTree
 from . import _hyperparameters as hyper
-from ._hyperparameters import Scalar, ScalarOrSchedule
+from ._hyperparameters import Scalar, ScalarOrSchedule, settable
 from ._leafwise import KeyPath, chain, gradient_stages, leaf_path
-from ._settable import settable
 
 Axes: TypeAlias = "int | tuple[int, ...]"
 

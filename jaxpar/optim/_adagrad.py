@@ -17,10 +17,10 @@ from ._hyperparameters import (
     check_numbers,
     is_number,
     new_counter,
+    settable,
     value_at,
 )
 from ._leafwise import chain, gradient_stages, leafwise, scale_by_lr
-from ._settable import settable
 from ._sgd import momentum_stages
 
 

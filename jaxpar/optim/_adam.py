@@ -17,9 +17,8 @@ import optax
 
 from .._typing import PyTree
 from . import _hyperparameters as hyper
-from ._hyperparameters import Scalar, ScalarOrSchedule
+from ._hyperparameters import Scalar, ScalarOrSchedule, settable
 from ._leafwise import chain, gradient_stages, leafwise, zeros
-from ._settable import settable
 
 
 class AdamState(NamedTuple):

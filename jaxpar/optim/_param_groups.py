@@ -11,10 +11,9 @@ import jax
 import optax
 
 from .._typing import PyTree
-from ._hyperparameters import ScalarOrSchedule
+from ._hyperparameters import ScalarOrSchedule, settable
 from ._lbfgs import lbfgs
 from ._leafwise import leaf_path
-from ._settable import settable
 
 Selection: TypeAlias = "str | Callable[[str], bool] | EllipsisType | Sequence[str | Callable[[str], bool]]"
 

@@ -52,7 +52,7 @@ PLANTS = [
         ('reach = max(scale, 1.0)', 'reach = scale', "tests/test_transforms.py"),
         ('int(self.max_size * short / long)', 'round(self.max_size * short / long)', "tests/test_transforms.py -k shorter"),
     ),
-    *plants("jaxpar/data/transforms/_crop.py",
+    *plants("jaxpar/data/transforms/_image.py",
         ('(more_w + 1) // 2, (more_h + 1) // 2', 'more_w // 2, more_h // 2', "tests/test_transforms.py -k middle"),
     ),
     *plants("jaxpar/data/transforms/_random.py",

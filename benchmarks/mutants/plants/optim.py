@@ -12,7 +12,7 @@ PLANTS = [
     *plants("jaxpar/_exact.py",
         ('float(str(value))', 'float(value)', "tests/test_optimizer.py -k as_it_was_set"),
     ),
-    *plants("jaxpar/optim/_settable.py",
+    *plants("jaxpar/optim/_hyperparameters.py",
         ('(name == "lr" or value != 0)', 'value != 0', "tests/test_optimizer.py -k rate_of_zero"),
     ),
     *plants("jaxpar/optim/_groups.py",

@@ -76,7 +76,7 @@ PLANTS = [
     *plants("jaxpar/_tools/devices_and_environment/sizes.py",
         ('if largest < 1024 * scale', 'if largest <= 1024 * scale', "tests/test_seeing.py -k sizes"),
     ),
-    *plants("jaxpar/_cli/values.py",
+    *plants("jaxpar/_cli/spec.py",
         ('if not math.isfinite(number)', 'if math.isinf(number)', "tests/test_cli.py tests/test_launch.py -k misuse -m \"not long\""),
         ('suffix != ".safetensors"', 'suffix == ".safetensors"', "tests/test_parity_command.py -m \"not long\" -k paths_and_options"),
         ('        if before := written.get(file.resolve()):', '        if before := written.get(file):', "tests/test_parity_command.py -k another_spelling"),

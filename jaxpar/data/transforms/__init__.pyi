@@ -1,7 +1,7 @@
-from ._compose import Compose as Compose
-from ._crop import CenterCrop as CenterCrop
-from ._pixels import Normalize as Normalize
-from ._pixels import ToArray as ToArray
+from ._image import CenterCrop as CenterCrop
+from ._image import Compose as Compose
+from ._image import Normalize as Normalize
+from ._image import ToArray as ToArray
 from ._random import RandomCrop as RandomCrop
 from ._random import RandomHorizontalFlip as RandomHorizontalFlip
 from ._random import RandomResizedCrop as RandomResizedCrop

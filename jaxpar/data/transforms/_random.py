@@ -13,8 +13,7 @@ import numpy as np
 from ...random import Generator
 from .._samplers import source
 from .._worker_info import get_worker_info
-from ._crop import pad
-from ._image import Image, Size, array, crop, pair, size_of
+from ._image import Image, Size, array, crop, pad, pair, size_of
 from ._resize import check_bilinear, resize
 
 Padding = int | Sequence[int]

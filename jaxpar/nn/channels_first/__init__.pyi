@@ -23,9 +23,12 @@ from ._activation import Softsign as Softsign
 from ._activation import Tanh as Tanh
 from ._activation import Tanhshrink as Tanhshrink
 from ._activation import Threshold as Threshold
+from ._containers import Module as Module
 from ._containers import ModuleDict as ModuleDict
 from ._containers import ModuleList as ModuleList
 from ._containers import Sequential as Sequential
+from ._containers import children as children
+from ._containers import named_children as named_children
 from ._layers import AdaptiveAvgPool1d as AdaptiveAvgPool1d
 from ._layers import AdaptiveAvgPool2d as AdaptiveAvgPool2d
 from ._layers import AdaptiveAvgPool3d as AdaptiveAvgPool3d
@@ -86,9 +89,6 @@ from ._linear import Identity as Identity
 from ._linear import Linear as Linear
 from ._linear import TiedLinear as TiedLinear
 from ._linear import Unflatten as Unflatten
-from ._module import Module as Module
-from ._module import children as children
-from ._module import named_children as named_children
 from ._plain import GRU as GRU
 from ._plain import LSTM as LSTM
 from ._plain import RNN as RNN

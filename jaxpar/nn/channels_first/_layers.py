@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import jax
 
 from .. import _activation
-from .._batch_norm import BatchNorm
+from .._batch_norm import BatchNorm, InstanceNorm
 from .._conv import ConvTranspose
-from .._group_norm import InstanceNorm
 from .._layouts import LAYERS, SHAPES, build_layer, describe
 from .._window import sizes as sizes
 from .axes import ChannelsFirst, turned

@@ -12,8 +12,7 @@ from jax.typing import DTypeLike
 
 from ..._upstream import promote_dtype
 from .._embedding import Embedding
-from .._layer import Layer
-from .._variable import uniform
+from .._layer import Layer, uniform
 from .functional import flatten, unflatten
 
 

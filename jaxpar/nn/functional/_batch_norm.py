@@ -12,9 +12,9 @@ import math
 import jax
 import jax.numpy as jnp
 
-from ..._statistics.moments import global_count, global_moments, standardize, update_running, widened
+from ..._statistics.moments import global_count, global_moments, moments, standardize, update_running, widened
 from ..._typing import Axis, ReplicaGroups
-from .._checks import check_eps
+from .._checks import check_eps, check_groups
 
 
 def batch_norm(
@@ -102,3 +102,107 @@ def _aligned(mask: jax.Array, x: jax.Array) -> jax.Array:
             f"of {x.shape} are needed, the last one left out."
         )
     return mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim))
+
+
+def group_norm(
+    x: jax.Array,
+    num_groups: int,
+    scale: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    eps: float = 1e-5,
+) -> jax.Array:
+    """Normalise each row over its space and C / num_groups neighbouring channels.
+
+    Args:
+      x: [N, ..., C].
+      num_groups: of channels; it divides C.
+      scale, bias: [C]; None for 1 and for 0.
+      eps: added to the variance under the root.
+
+    Raises: ValueError: a single value per group, or a number of groups that does not divide C. RuntimeError:
+    fewer than two axes, or parameters whose length is not C. TypeError: integers.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.nn import functional as F
+    >>> F.group_norm(jnp.ones((2, 4, 4, 6)), 3).shape
+    (2, 4, 4, 6)
+
+    torch counterpart: `torch.nn.functional.group_norm`. Source: ATen/native/group_norm.cpp.
+    """
+    if x.ndim < 2:
+        raise RuntimeError(f"Expected at least 2 dimensions for input tensor but received {x.ndim}")
+    C = x.shape[-1]
+    check_groups(num_groups, C)
+    for name, vector in (("scale", scale), ("bias", bias)):
+        if vector is not None and vector.shape != (C,):
+            raise RuntimeError(
+                f"Expected {name} to be a vector of size equal to the number of channels in input, but got "
+                f"{name} of shape {list(vector.shape)} and input of shape {list(x.shape)}"
+            )
+    # torch's condition: it counts the values of all rows together, although each row has its own statistics.
+    if math.prod(x.shape) == num_groups:
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {x.shape}")
+    grouped = (num_groups, C // num_groups)
+    wide = widened("group_norm", x).reshape(*x.shape[:-1], *grouped)
+    mean, var = moments(wide, (*range(1, x.ndim - 1), x.ndim))
+    scale, bias = (v if v is None else v.reshape(grouped) for v in (scale, bias))
+    return standardize(wide, mean, var, scale, bias, eps).reshape(x.shape).astype(x.dtype)
+
+
+def instance_norm(
+    x: jax.Array,
+    running_mean: jax.Array | None = None,
+    running_var: jax.Array | None = None,
+    scale: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
+    """Normalise each channel of each row over its space.
+
+    Args:
+      x: [N, ..., C], at least three axes.
+      running_mean, running_var: [C], or None.
+      scale, bias: [C]; None for 1 and for 0.
+      use_input_stats: normalise by x's own statistics; otherwise by the running ones.
+      momentum, eps: as in `batch_norm`.
+
+    Returns: y of x's shape and type, and the running mean and variance, updated if `use_input_stats`: with
+    the mean over all rows of their means and unbiased variances. Raises: ValueError: fewer than three axes,
+    parameters whose length is not C, a space of one element, no running values where they are needed.
+    TypeError: integers.
+
+    torch counterpart: `torch.nn.functional.instance_norm`, which updates the running values in place. Source:
+    ATen/native/Normalization.cpp.
+    """
+    if x.ndim < 3:
+        raise ValueError(f"expected at least 3D input (got {x.ndim}D input)")
+    C = x.shape[-1]
+    for vector in (running_mean, running_var, scale, bias):
+        if vector is not None and vector.shape != (C,):
+            raise ValueError(
+                f"expected the last axis of {x.shape} to match num_features ({vector.shape[0]}), but got {C}"
+            )
+    wide = widened("instance_norm", x)
+    if not use_input_stats:
+        if running_mean is None or running_var is None:
+            raise ValueError(
+                "Expected running_mean and running_var to be defined when use_input_stats is false"
+            )
+        return (
+            standardize(wide, running_mean, running_var, scale, bias, eps).astype(x.dtype),
+            running_mean,
+            running_var,
+        )
+    space = tuple(range(1, x.ndim - 1))
+    n = math.prod(x.shape[1:-1])
+    if n == 1:
+        raise ValueError(f"Expected more than 1 spatial element when training, got input size {x.shape}")
+    mean, var = moments(wide, space)
+    # Without rows the mean of their means is NaN, which must not be stored.
+    if running_mean is not None and running_var is not None and x.size:
+        rows = tuple(range(x.ndim - 1))
+        running_mean = update_running(running_mean, mean.mean(rows), momentum)
+        running_var = update_running(running_var, var.mean(rows) * (n / (n - 1)), momentum)
+    return standardize(wide, mean, var, scale, bias, eps).astype(x.dtype), running_mean, running_var

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from .._checks import INTERPOLATING, check_interpolation
-from ._adaptive_pool import adaptive_avg_pool
+from ._avg_pool import adaptive_avg_pool
 
 RANKS = {"linear": 1, "bilinear": 2, "trilinear": 3, "bicubic": 2, "lanczos": 2}
 

@@ -5,16 +5,20 @@ Integers are averaged as floats and cut, as in torch.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from .._groups import check_optimizer, for_each_group
 from .._leafwise import lerp
+from ..lr_scheduler import LRScheduler
 
 AvgFn: TypeAlias = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 MultiAvgFn: TypeAlias = Callable[[Sequence[jax.Array], Sequence[jax.Array], jax.Array], Sequence[jax.Array]]
@@ -202,3 +206,129 @@ def _check_same(averaged: list[nnx.Variable], other: list[nnx.Variable]) -> None
             f"AveragedModel.update_parameters: the average has {what}. Give it the module that it was made "
             "from."
         )
+
+
+class SWALR(LRScheduler):
+    """Anneal to `swa_lr` in `anneal_epochs` steps, then stay, as `torch.optim.swa_utils.SWALR`.
+
+    `swa_lr` is one for all groups, or a list; `anneal_strategy` a cosine or a straight line.
+
+    Raises: ValueError: an unknown strategy; epochs that are not a whole number, or below 0.
+    """
+
+    def __init__(
+        self,
+        optimizer: nnx.Optimizer,
+        swa_lr: float | Sequence[float],
+        anneal_epochs: int = 10,
+        anneal_strategy: Literal["cos", "linear"] = "cos",
+        last_epoch: int = -1,
+    ):
+        if anneal_strategy not in ("cos", "linear"):
+            raise ValueError(
+                f"anneal_strategy must be one of 'cos' or 'linear', instead got {anneal_strategy}"
+            )
+        if not isinstance(anneal_epochs, int) or anneal_epochs < 0:
+            raise ValueError(f"anneal_epochs must be equal or greater than 0, got {anneal_epochs}")
+        self.optimizer = check_optimizer(optimizer)
+        for group, lr in zip(self._groups, for_each_group("swa_lr", optimizer, swa_lr), strict=True):
+            group["swa_lr"] = lr
+        self._anneal_strategy, self.anneal_epochs = anneal_strategy, anneal_epochs
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self) -> list[float]:
+        step = self._step_count - 1
+        step = max(1, step) if self.anneal_epochs == 0 else step
+        before, now = self._part(step - 1), self._part(step)
+        rates = []
+        for group in self._groups:
+            lr, goal = group["lr"], group["swa_lr"]
+            first = goal if before == 1 else (lr - before * goal) / (1 - before)
+            rates.append(goal * now + first * (1 - now))
+        return rates
+
+    def _part(self, step: int) -> float:
+        t = max(0, min(1, step / max(1, self.anneal_epochs)))
+        return (1 - math.cos(math.pi * t)) / 2 if self._anneal_strategy == "cos" else t
+
+
+MODES = ("use_running_average", "deterministic")
+"""What `train()` and `eval()` set; torch has one flag for both."""
+
+
+def update_bn(loader: Iterable[Any], model: nnx.Module, device: jax.Device | None = None) -> None:
+    """Set BatchNorm statistics to their mean over a loader, as `torch.optim.swa_utils.update_bn`.
+
+    Args:
+      loader: batches; a tuple's or list's first item is the module's input.
+      model: an NNX module, averaged or not. Modes and momenta are restored afterwards.
+      device: where inputs are moved first.
+
+    This covers the BatchNorm layers of Flax, whose variance has the divisor n and not torch's n - 1, and of
+    `jaxpar.nn`. A module without such layers is not run.
+    """
+    norms = [node for _, node in nnx.iter_graph(model, graph=True) if _is_batch_norm(node)]
+    if not norms:
+        return
+    with _restored_modes(model), _every_batch_alike(norms):
+        model.train()
+        for n, batch in enumerate(loader, 1):
+            x = batch[0] if isinstance(batch, (list, tuple)) else batch
+            statistics = [
+                statistic
+                for norm in norms
+                if not _averages_itself(norm)
+                for statistic in (norm.mean, norm.var)
+            ]
+            before = [statistic.get_value() for statistic in statistics]
+            _forward(model, x if device is None else jax.device_put(x, device))
+            for statistic, old in zip(statistics, before, strict=True):
+                statistic.set_value((1 - 1 / n) * old + 1 / n * statistic.get_value())
+
+
+@nnx.jit
+def _forward(model: Any, x: Any) -> None:
+    model(x)
+
+
+def _is_batch_norm(node: Any) -> bool:
+    # By name, because this package must not import `jaxpar.nn`; covers Flax's, ours and subclasses.
+    named = isinstance(node, nnx.Module) and any("BatchNorm" in kind.__name__ for kind in type(node).__mro__)
+    return named and isinstance(node.mean, nnx.Variable)
+
+
+def _averages_itself(norm: Any) -> bool:
+    """Return whether a layer counts its batches, as torch's do, and averages them without a momentum."""
+    return hasattr(norm, "num_batches_tracked")
+
+
+@contextlib.contextmanager
+def _every_batch_alike(norms: list[Any]) -> Iterator[None]:
+    """Reset the statistics, and make each batch replace them (Flax) or count equally (torch)."""
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.mean.set_value(jnp.zeros_like(norm.mean.get_value()))
+        norm.var.set_value(jnp.ones_like(norm.var.get_value()))
+        if _averages_itself(norm):
+            norm.num_batches_tracked.set_value(jnp.zeros_like(norm.num_batches_tracked.get_value()))
+        norm.momentum = None if _averages_itself(norm) else 0.0
+    try:
+        yield
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+
+
+@contextlib.contextmanager
+def _restored_modes(model: nnx.Module) -> Iterator[None]:
+    modes = [
+        (node, mode, getattr(node, mode))
+        for _, node in nnx.iter_graph(model, graph=True)
+        for mode in MODES
+        if isinstance(node, nnx.Module) and hasattr(node, mode)
+    ]
+    try:
+        yield
+    finally:
+        for node, mode, value in modes:
+            setattr(node, mode, value)

@@ -19,11 +19,10 @@ from .mapping import Concatenated, Entries, Split, Stacked, Target, path_of
 from .names import unwrapped
 from .pairing import Link, Links, leaf_part
 from .paths import inside, join, last, owner
-from .patterns import Key, expanded
 from .reversible import Inverted, Move, Moves, SplitAxis, empty, joined
 from .source import WeightSource
 from .tree import Outline, Tree
-from .unstacked import unstacked
+from .unstacked import Key, expanded, unstacked
 
 
 class PairingView:

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Sequence
 from .fusion import PairingView
 from .mapping import Entries, Mapping, Plain, Target
 from .pairing import Pairing, pair
-from .patterns import expanded, shortened
 from .source import WeightSource
-from .suggest import Calls, LayerGroup, entries, groups
+from .suggest import Calls, LayerGroup, Turn, entries, groups, turns
 from .tree import Tree
-from .turns import Turn, turns
 from .unmatched import ignored
+from .unstacked import expanded, shortened
 
 
 class Guesses:

@@ -8,10 +8,9 @@ from ...errors import MatchError
 from .fusion import piece_names, whole_name
 from .mapping import Concatenated, Entries, Plain, Split, Stacked, Target, path_of
 from .paths import inside, join
-from .patterns import Key, expanded
 from .reversible import Arrays, Inverted, Move, Moves, SplitAxis
 from .tree import Outline, Tree
-from .unstacked import unstacked
+from .unstacked import Key, expanded, unstacked
 
 
 def names(

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from ..torch_trace import Op
 from . import axes, layers, losses, masks, positions, scales, sequences, shapes
-from .any_call import anything
-from .handwritten import by_hand
+from .any_call import anything, by_hand
 from .variation import Entry, Variation
 
 __all__ = ["Variation", "anything_wrong", "variations"]

@@ -1,18 +1,35 @@
-"""The default backend: shard_map over a mesh of one axis."""
+"""Backends: run a function once on every device. Adding one is a function and a row of `BACKENDS`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from ..._typing import REPLICA, PyTree
-from ..placement import Placement
-from .backend import Body
+from .._typing import REPLICA, PyTree
+from .placement import Placement
+
+Body = Callable[[jax.Array, PyTree, list[jax.Array]], tuple[PyTree, PyTree]]
+Backend = Callable[[Body, Placement, PyTree, list[jax.Array]], tuple[PyTree, PyTree]]
+"""`run(body, placement, shared, rows) -> (results, shared)`, traced under `jax.jit`.
+
+`rows` are arrays [N, ...] and `shared` is a tree that all devices hold. Each device runs `body(i, shared,
+[x[i] for x in rows])` with its own i; the tree of results that it returns is stacked to [N, ...] again, and
+the shared tree that it returns must be equal on all devices.
+"""
 
 
-def run(body: Body, placement: Placement, shared: PyTree, rows: list[jax.Array]) -> tuple[PyTree, PyTree]:
+def backend(name: str) -> Backend:
+    if name not in BACKENDS:
+        raise ValueError(f"backend={name!r} is unknown; there are {', '.join(map(repr, BACKENDS))}.")
+    return BACKENDS[name]
+
+
+def _shard_map(
+    body: Body, placement: Placement, shared: PyTree, rows: list[jax.Array]
+) -> tuple[PyTree, PyTree]:
     def program(shared: PyTree, rows: list[jax.Array]) -> tuple[PyTree, PyTree]:
         results, shared = body(jax.lax.axis_index(REPLICA), shared, [x[0] for x in rows])
         return jax.tree.map(lambda x: x[None], results), shared
@@ -52,3 +69,28 @@ def _alone(
             lambda rows: program(shared, rows), axis_name=REPLICA, axis_size=placement.N
         )([x[None] for x in rows])
     return jax.tree.map(lambda x: x[0], (results, shared))
+
+
+def _pmap(body: Body, placement: Placement, shared: PyTree, rows: list[jax.Array]) -> tuple[PyTree, PyTree]:
+    """A wrapper around shard_map since JAX 0.8. Delete it and its row when `jax.pmap` goes."""
+    leaves, form = jax.tree.flatten(shared)
+
+    def program(index: jax.Array, rows: list[jax.Array], *leaves: jax.Array) -> tuple[PyTree, PyTree]:
+        return body(index, jax.tree.unflatten(form, leaves), rows)
+
+    # The index is an argument because pmap wants at least one that differs between the devices.
+    index = jnp.arange(placement.N, dtype=jnp.int32)
+    return jax.pmap(
+        program,
+        axis_name=REPLICA,
+        # One for each leaf: None for a tree without leaves would count for the next argument.
+        in_axes=(0, 0, *[None] * len(leaves)),
+        out_axes=(0, None),
+        devices=placement.devices,
+    )(index, rows, *leaves)
+
+
+BACKENDS: dict[str, Backend] = {"shard_map": _shard_map, "pmap": _pmap}
+
+FOR_A_MESH = ("shard_map",)
+"""Those that can run over one axis of a mesh with several."""
