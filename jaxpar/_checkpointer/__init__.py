@@ -1,7 +1,7 @@
 """Checkpointer: atomic, verified checkpoints of a training run.
 
 Saving passes the values of each `item` to `saver`, which has a thread. `store` manages the directory of
-steps, and that of the best ones, under a lock, and `step` the folder of one step; its docstring explains why
+steps, and the best ones of all, under a lock, and `step` the folder of one step; its docstring explains why
 one layer of digests is enough. `reading` compares a step with the objects that it updates and restores it.
 `ranks` holds the agreement between processes. `unwrapped` exchanges states with programs without jaxpar.
 """

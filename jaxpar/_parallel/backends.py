@@ -63,7 +63,7 @@ def _alone(
     program: Callable[..., tuple[PyTree, PyTree]], placement: Placement, shared: PyTree, rows: list[jax.Array]
 ) -> tuple[PyTree, PyTree]:
     """Run the only replica, which is a group of devices, without a shard_map."""
-    # XLA cannot compile a sum over an axis of one device beside axes that it splits itself.
+    # XLA cannot compile a sum over an axis of one device where it splits others itself.
     with jax.sharding.use_abstract_mesh(placement.mesh.abstract_mesh):
         results, shared = jax.vmap(
             lambda rows: program(shared, rows), axis_name=REPLICA, axis_size=placement.N

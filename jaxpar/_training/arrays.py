@@ -179,8 +179,8 @@ class ModuleArrays(ObjectArrays, Arrays):
     def _shapes(self, tree: PyTree) -> PyTree:
         if self.world.N:
             return super()._shapes(tree)
-        place = sharding_of if self.placement is None else self.placement.for_value
-        return jax.tree.map(lambda x: shape_of(x, place(x)), tree)
+        sharding = sharding_of if self.placement is None else self.placement.for_value
+        return jax.tree.map(lambda x: shape_of(x, sharding(x)), tree)
 
     def commit(self, changes: Changes) -> None:
         self.view.commit(changes)
