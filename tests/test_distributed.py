@@ -208,6 +208,34 @@ def test_a_group_from_beginning_to_end():
     assert "END" in one
 
 
+FORKED = """
+import os, sys, warnings
+import jaxpar.distributed as dist
+warnings.simplefilter("ignore")  # JAX's, about forks
+dist.init_process_group(timeout=60)
+ends = {}
+for end in ("exit", "raise", "barrier"):
+    child = os.fork()
+    if child == 0:
+        assert dist.get_rank() == int(os.environ["RANK"])
+        if end == "exit":
+            sys.exit(7)
+        dist.barrier() if end == "barrier" else 1 / 0
+    ends[end] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+dist.barrier()  # no child left the group in its parent's name
+print("CODES", ends)
+"""
+
+
+@pytest.mark.slow
+def test_a_forked_child_ends_alone():
+    for one in ranks(2, FORKED, timeout=60):
+        assert (one.code, one.out) == (0, "CODES {'exit': 7, 'raise': 1, 'barrier': 1}\n")
+        assert "ZeroDivisionError" in one.err
+        assert "it is a child of os.fork" in one.err
+        assert "stack trace" not in one.err  # of C++
+
+
 OTHERS = """
 import time
 import jaxpar.distributed as dist

@@ -202,6 +202,21 @@ def _part(group: Group) -> None:
     jax.distributed.shutdown()
 
 
+def _in_child() -> None:
+    """Let a child of `os.fork` end alone. It has the group's rank, but none of the threads that serve it."""
+    group = current()
+    if group is not None and group.size > 1:
+        from .._upstream import fork
+
+        atexit.unregister(_at_end)
+        _fail_together.forget()
+        fork.abandon()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_in_child)
+
+
 def _at_end() -> None:
     group = current()
     if group is None:
