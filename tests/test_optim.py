@@ -220,6 +220,25 @@ def test_float32_is_as_quiet_as_torchs(name, options):
     assert noise_ratio(WORDS[name](**options), name, options) <= NOISE
 
 
+@pytest.mark.parametrize("scale", [1e-8, 1e-4])
+def test_asgd_rounds_where_torch_rounds(scale):
+    """The decay 1 - 1e-6 is rounded by 2 %, so another order of roundings drifts by an ulp in each step."""
+    random = np.random.RandomState(0)
+    start = random.randn(1000).astype(np.float32)
+    theirs = torch.nn.Parameter(torch.from_numpy(start.copy()))
+    reference = torch.optim.ASGD([theirs], t0=3, foreach=False)
+    with jax.enable_x64(False):
+        tx, params = optim.asgd(t0=3), jnp.asarray(start)
+        state, update = tx.init(params), jax.jit(tx.update)
+        for _ in range(10):
+            grads = (random.randn(1000) * scale).astype(np.float32)
+            theirs.grad = torch.from_numpy(grads)
+            reference.step()
+            updates, state = update(jnp.asarray(grads), state, params)
+            params = optax.apply_updates(params, updates)
+        np.testing.assert_array_equal(params, theirs.detach().numpy())
+
+
 @pytest.mark.parametrize(("name", "options"), SCHEDULED, ids=str)
 def test_a_rate_that_changes(name, options):
     want = torch_run(name, {"lr": 0.02, **options}, np.float64, gamma=0.9)

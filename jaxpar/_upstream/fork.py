@@ -13,7 +13,7 @@ def abandon() -> None:
     """Give up JAX's connection to other processes and its backends in this process, without a message.
 
     Python destroys what is left at its end. There the connection's destructor speaks for the parent, whose
-    identity it has, and waits for threads that are not here. One more reference keeps both from it. JAX has no
+    identity it has, and waits for threads that are not here. One more reference prevents that. JAX has no
     public function for this; it warns that a fork is likely to deadlock.
     """
     atexit.unregister(api.clean_up)

@@ -67,13 +67,15 @@ def asgd(
         rate = hyper.value_at(lr, state.step)
 
         def rule(s, g, ax, p):
-            eta, mu, shrink = s
-            move = -eta * g - shrink * p
-            new = p + move
+            eta, mu, decay = s
+            shrunk = p * decay
+            # torch rounds here. The comparison, which changes no number, keeps XLA from a multiply-add.
+            new = jnp.where(shrunk == 0, 0, shrunk) - eta * g
             # mu is exactly 1 before t0: then the average is a copy of the parameters, as in torch.
-            return move, jnp.where(mu == 1, new, ax + (new - ax) * mu)
+            return new - p, jnp.where(mu == 1, new, ax + (new - ax) * mu)
 
-        scalars = (state.eta, state.mu, lambd * state.eta)
+        # Like torch's, rounded to the parameters' type: float32 holds two digits of the 1e-6 in 1 - 1e-6.
+        scalars = (state.eta, state.mu, 1 - lambd * state.eta)
         updates, ax = leafwise(rule, scalars, grads, [state.ax], params)
         # log1p, because 1 + lambd * lr * t loses the digits of the product: with torch's defaults it is 1e-6
         # at the first step, and float32 resolves 1e-7 there.

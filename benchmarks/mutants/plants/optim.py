@@ -62,6 +62,8 @@ PLANTS = [
         ('(1 + as_float(state.step) * lr_decay)', '(1 + as_float(state.step + 1) * lr_decay)', "tests/test_optim.py -m \"not long\" -k \"fifty and adagrad\""),
     ),
     *plants("jaxpar/optim/_asgd.py",
+        ('jnp.where(shrunk == 0, 0, shrunk)', 'shrunk', "tests/test_optim.py -k asgd_rounds"),
+        ('new = jnp.where(shrunk == 0, 0, shrunk) - eta * g', 'new = p - (p * (1 - decay) + eta * g)', "tests/test_optim.py -k asgd_rounds"),
         ('jnp.where(mu == 1, new, ax + (new - ax) * mu)', 'new', "tests/test_optim_state.py -k average_of_asgd"),
     ),
     *plants("jaxpar/optim/lr_scheduler/_factors.py",
