@@ -26,7 +26,7 @@ from jaxpar._tools.launch.watch import LOOK
 from jaxpar._training.watchdog import Marks
 
 WORKER = """
-    import os, signal, subprocess, sys, time
+    import atexit, os, signal, subprocess, sys, time
     from pathlib import Path
     from jaxpar import beat, errors
 
@@ -59,6 +59,12 @@ WORKER = """
         if how == "slow":  # jaxpar.distributed tells the others first
             sys.excepthook = lambda *error: (time.sleep(0.2), sys.__excepthook__(*error))
             raise RuntimeError("slow to leave")
+        if how == "memory":  # none to report the first error with
+            atexit.register(time.sleep, 60)  # as exit handlers wait that need the other ranks
+            sys.excepthook = lambda *error: bytearray(1 << 62)
+            bytearray(1 << 62)
+        if how == "peer":  # this rank's exception, and the other's end, which is noticed later
+            raise ValueError("UNKNOWN: Gloo all-reduce failed: Connection closed by peer [127.0.0.1]:2")
         if how in ("leave", "follow"):
             os._exit(how == "follow")
         if how.startswith("exit"):
@@ -164,6 +170,8 @@ ENDS = {  # plan: options, exit code, what is said of it
     ),
     "1.3:slow,0.3:follow+": ([], 1, r"rank 1 failed first, .*: exit code 1;.*RuntimeError: slow to leave"),
     "1.3:leave,0.3:raise+": ([], 1, r"rank 1 failed first, .*: exit code 0 in the middle of its script; "),
+    "1.3:memory": ([], 1, r"rank 1 failed first, .* after step 3: exit code 1;"),
+    "0.3:peer,1.3:SIGABRT+": ([], 134, r"rank 1 failed first, .*: SIGABRT;.*\n +0 .* exit code 1\n"),
     "1.3:hang": (
         ["--step-timeout", "0.5"],
         70,
@@ -560,12 +568,12 @@ def marks(path: Path, **cells: int) -> Marks:
 
 
 def test_causes_come_before_what_they_cause(tmp_path):
-    ends = [(-6, 0), (1, 0), (1, 900), (1, 700), (-9, 0)]
+    ends = [(-6, 0, 0), (1, 0, 0), (1, 900, 0), (1, 700, 0), (-9, 0, 0), (1, 100, 1)]
     workers = [
-        Worker(i, SimpleNamespace(pid=i), marks(tmp_path / str(i), FAILED=raised), code)
-        for i, (code, raised) in enumerate(ends)
+        Worker(i, SimpleNamespace(pid=i), marks(tmp_path / str(i), FAILED=raised, LOST_PEER=lost), code)
+        for i, (code, raised, lost) in enumerate(ends)
     ]
-    assert [w.rank for w in sorted(workers, key=Worker.ending)] == [4, 3, 2, 0, 1]
+    assert [w.rank for w in sorted(workers, key=Worker.ending)] == [4, 3, 2, 0, 1, 5]
 
 
 PROGRESS = {  # per attempt (steps, beats, seconds); restarts in a row without progress, after each

@@ -53,7 +53,7 @@ def test_what_a_supervisor_sees(case, marks):
             reached(call[1])
         else:
             jaxpar.beat(call)
-    assert marks.cells.tolist() == [beats, step, 0, 0]
+    assert marks.cells.tolist() == [beats, step, 0, 0, 0]
 
 
 def test_without_a_supervisor_nothing_happens(fresh):

@@ -49,6 +49,13 @@ def go(text: str, reason: str = "", code: int = 1, others: int = 1) -> None:
 
 
 def _leave(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    try:
+        _report(kind, error, trace)
+    finally:
+        os._exit(1)  # the report failed, possibly for lack of memory; Python's exit would wait for the others
+
+
+def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if issubclass(kind, KeyboardInterrupt):
         go(f"rank {rank()} of {size()} was interrupted", code=130)
     reason = "".join(traceback.format_exception_only(kind, error)).strip()

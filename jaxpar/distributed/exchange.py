@@ -149,9 +149,9 @@ def _call(method: str, *arguments: Any) -> Any:
     client = _client()
     if client is None:
         raise DistributedError(
-            "this process has no connection to the other ranks: it is a child of os.fork, which inherits none "
-            "(let it compute with NumPy, or start it by multiprocessing's spawn), or jax.distributed was shut "
-            "down behind jaxpar's back (use destroy_process_group)."
+            "this process has no connection to the other ranks: it is a child of os.fork, which has none "
+            "(let it compute with NumPy, or start it by multiprocessing's spawn), or jax.distributed was "
+            "shut down behind jaxpar's back (use destroy_process_group)."
         )
     try:
         return getattr(client, method)(*arguments)

@@ -54,13 +54,20 @@ class Worker:
         """When an exception ended the script, in nanoseconds; 0 without an exception."""
         return self.marks.cells[Marks.FAILED]
 
+    @property
+    def lost_peer(self) -> bool:
+        """Whether that exception is about another rank's end."""
+        return bool(self.marks.cells[Marks.LOST_PEER])
+
     def ending(self) -> tuple[int, int]:
         """Return a key that sorts workers whose ends were noticed together: causes before consequences."""
         # A peer's failure never causes SIGKILL or a segmentation fault, so those are causes. Exceptions are
         # ordered by time. An abort, or an exit without an exception, is how JAX, NCCL and jaxpar end a
-        # process that has lost a peer, so those come last.
+        # process that has lost a peer, so those come late; an exception about a lost peer is never a cause.
         if self.code is not None and self.code < 0 and self.code != -signal.SIGABRT:
             return 0, 0
+        if self.lost_peer:
+            return 3, self.raised
         return (1, self.raised) if self.raised else (2, 0)
 
 

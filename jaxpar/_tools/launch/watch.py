@@ -114,15 +114,19 @@ class GangWatch:
     def _failure(self, failed: list[Worker]) -> AttemptEnd:
         """Blame a worker that exited early without an error, or whose exception came first."""
         # The rank that ended first need not be the cause: it may have lost a peer that still prints.
-        early = [worker for worker in self.gang.workers if worker.left_early]
-        if early:
-            return AttemptEnd(EXCEPTION, early[0])
-        raising = [worker for worker in self.gang.running if worker.raised]
-        cause = min(failed + raising, key=Worker.ending)
         end = time.monotonic() + LAST_WORDS
-        while cause.code is None and time.monotonic() < end:
-            self.gang.look()
+        while True:
+            early = [worker for worker in self.gang.workers if worker.left_early]
+            if early:
+                return AttemptEnd(EXCEPTION, early[0])
+            cause = min(
+                [*failed, *(worker for worker in self.gang.running if worker.raised)], key=Worker.ending
+            )
+            expected = self.gang.running if cause.lost_peer else cause.code is None
+            if not expected or time.monotonic() > end:
+                break
             time.sleep(0.01)
+            failed += [worker for worker in self.gang.look() if worker.code not in (DONE, PREEMPTED)]
         code = EXCEPTION if cause.code is None else cause.code
         return AttemptEnd(code if code > 0 else 128 - code, cause)
 

@@ -6,8 +6,10 @@ other processes, which wait for this one. The file imports only the standard lib
 # ruff: noqa: E402 (the path comes first)
 
 import os
+import re
 import sys
 
+LOST_PEER = re.compile(r"\b(Gloo|NCCL)\b.*\b(failed|[Ee]rror)|Connection (closed|reset) by peer")
 UNSAFE = not sys.flags.safe_path
 """Whether Python prepends the script's folder to the path, which `-P` turns off."""
 
@@ -51,10 +53,15 @@ def main() -> None:
         marks.cells[Marks.FAILED] = time.monotonic_ns()
         leave(wish.code)
     except BaseException as error:
-        marks.cells[Marks.FAILED] = time.monotonic_ns()
-        error.__traceback__ = user_frames(error.__traceback__)
-        sys.excepthook(type(error), error, error.__traceback__)
-        leave(code_of(error))
+        code = 1
+        try:
+            marks.cells[Marks.LOST_PEER] = lost_peer(error)
+            marks.cells[Marks.FAILED] = time.monotonic_ns()
+            code = code_of(error)
+            error.__traceback__ = user_frames(error.__traceback__)
+            sys.excepthook(type(error), error, error.__traceback__)
+        finally:  # the hook fails, too, where there is no memory
+            leave(code)
 
 
 def leave(code: object) -> None:
@@ -62,9 +69,18 @@ def leave(code: object) -> None:
     if not isinstance(code, int):
         print(code, file=sys.stderr)
         code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code & 255)
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code & 255)
+
+
+def lost_peer(error: BaseException) -> bool:
+    """Return whether the error is what a rank raises when another one has ended."""
+    from jaxpar.errors import DistributedError
+
+    return isinstance(error, DistributedError) or bool(LOST_PEER.search(str(error)))
 
 
 def code_of(error: BaseException) -> int:
