@@ -1,21 +1,23 @@
-"""Does a job whose processes die, raise, hang or are asked to leave end with the bits of one left alone?
+"""Does a job whose processes fail in any way end with the bits of one left alone, and is the right rank blamed?
 
-    python benchmarks/survival.py [--failures 50] [--n 2 4] [--seed 0] [--json]
+    python benchmarks/survival.py [--faults 60] [--n 2 4] [--seed 0] [--jobs 1] [--only SIGSTOP] [--json FILE]
 
-Every trial trains a small network with BatchNorm, dropout and Adam under `jaxpar launch`, with a
-checkpoint every other step, lets one rank fail in one step, and compares parameters, statistics,
-optimizer state and random streams of all ranks with those of a run without a failure, by their digest.
-Rank, step, kind and moment within the step are drawn from the seed.
+Every trial trains a small network with BatchNorm, dropout, Adam and a data loader under `jaxpar launch`, with
+a checkpoint every other step. One rank fails once, in one of twelve ways (those of NVIDIA's Resiliency
+Extension that need no GPU) and one of five places; all of it is drawn from the seed. The digests of parameters,
+statistics, optimizer state and random streams of all ranks are compared with those of a run without a fault,
+and the first line of the launcher's report with the rank and the kind of the fault.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import hashlib
 import json
 import os
 import random
+import re
+import shutil
 import signal
 import statistics
 import subprocess
@@ -23,129 +25,52 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-KINDS = ("SIGKILL", "exception", "hang", "SIGTERM")
-STEPS, EVERY, PAUSE = 40, 2, 0.1
-"""Seconds between two steps, as if data were loaded: a SIGTERM takes one or two to reach all ranks."""
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+from survival_script import EVERY, KINDS, PLACES, STEPS, Fault, Orders  # noqa: E402
 
-
-@dataclasses.dataclass(frozen=True)
-class Failure:
-    """One rank fails in one step, some seconds after it began. `kind` is one of KINDS."""
-
-    n: int
-    rank: int
-    step: int
-    kind: str
-    delay: float
-    attempt: int = 0
-
-
-# ------------------------------------------------------------------------------------ in every process
-
-
-def train(folder: Path, failures: list[Failure]) -> None:
-    """The training script, as a user would write it, but for the line that lets it fail."""
-    import jax
-    import numpy as np
-    import optax
-    from flax import nnx
-
-    import jaxpar
-    from jaxpar import distributed
-
-    distributed.init_process_group()
-    rank, attempt = distributed.get_rank(), int(os.environ.get("JAXPAR_RESTART_COUNT", "0"))
-
-    class Net(nnx.Module):
-        def __init__(self, rngs: nnx.Rngs):
-            self.inner, self.norm = nnx.Linear(8, 16, rngs=rngs), nnx.BatchNorm(16, rngs=rngs)
-            self.dropout, self.outer = nnx.Dropout(0.2, rngs=rngs), nnx.Linear(16, 4, rngs=rngs)
-
-        def __call__(self, x: jax.Array) -> jax.Array:
-            return self.outer(self.dropout(nnx.relu(self.norm(self.inner(x)))))
-
-    def loss_fn(net: Net, x: jax.Array, y: jax.Array) -> jax.Array:
-        return optax.softmax_cross_entropy_with_integer_labels(net(x), y).mean()
-
-    @nnx.jit
-    def update(optimizer: nnx.Optimizer, net: nnx.Module, gradients: nnx.State) -> None:
-        optimizer.update(net, gradients)
-
-    rngs = nnx.Rngs(0)
-    net = jaxpar.DistributedDataParallel(Net(rngs))
-    optimizer = nnx.Optimizer(net, optax.adam(1e-2), wrt=nnx.Param)
-    checkpointer = jaxpar.Checkpointer(folder / "checkpoints", save_every=EVERY)
-    start = 0
-    if checkpointer.latest_step() is not None:
-        start = checkpointer.restore(net=net, optimizer=optimizer).step + 1
-    for step in range(start, STEPS):
-        for failure in failures:
-            if (attempt, rank, step) == (failure.attempt, failure.rank, failure.step):
-                fail(failure, folder)
-        data = np.random.RandomState(1000 * step + rank)
-        x, y = data.randn(8, 8).astype(np.float32), data.randint(0, 4, 8)
-        loss, gradients = net.value_and_grad(loss_fn)(x, y)
-        update(optimizer, net, gradients)
-        jaxpar.beat(step)
-        time.sleep(PAUSE)
-        if step == start:
-            jax.block_until_ready(loss)
-            write(folder / f"first-{attempt}-{rank}", f"{start} {time.time()}")
-        checkpointer.save(step, net=net, optimizer=optimizer)
-    checkpointer.close()
-    write(folder / f"final-{rank}", digest((nnx.state(net), nnx.state(optimizer))))
-
-
-def digest(tree: object) -> str:
-    import jax
-    import numpy as np
-
-    sha = hashlib.sha256()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            leaf = jax.random.key_data(leaf)
-        array = np.asarray(leaf)
-        sha.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode() + array.tobytes())
-    return sha.hexdigest()
-
-
-def write(path: Path, text: str) -> None:
-    path.with_suffix(".part").write_text(text)
-    path.with_suffix(".part").rename(path)
-
-
-def fail(failure: Failure, folder: Path) -> None:
-    """Signals come from a thread, so that they find the step anywhere."""
-
-    def send() -> None:
-        time.sleep(failure.delay)
-        write(folder / "failed", str(time.time()))
-        os.kill(os.getpid(), getattr(signal, failure.kind))
-
-    if failure.kind.startswith("SIG"):
-        threading.Thread(target=send, daemon=True).start()
-        return
-    write(folder / "failed", str(time.time()))
-    if failure.kind == "exception":
-        raise RuntimeError("a failure on purpose")
-    time.sleep(3600)
-
-
-# ------------------------------------------------------------------------------------------- outside
+SCRIPT = str(HERE / "survival_script.py")
+DISK = "16m"
+"""The size of a trial's disk."""
+BLAMES = {
+    "SIGKILL": r"rank {rank} failed first, .*: SIGKILL;",
+    "SIGTERM": r"preempted at step \d+; restarting for free",
+    "SIGINT": r"rank {rank} failed first, .*: exit code 130;",
+    "SIGSTOP": r"rank {rank} has stood still for .* s, stopped by SIGSTOP",
+    "SEGFAULT": r"rank {rank} failed first, .*: SIGSEGV;",
+    "OS_ABORT": r"rank {rank} failed first, .*: SIGABRT;",
+    "LOCK_GIL": r"rank {rank} (made no step for|has run no Python for) .* s",
+    "exception": r"rank {rank} failed first, .*: exit code 1;",
+    "async exception": r"rank {rank} failed first, .*: exit code 1;",
+    "slow rank": r"(?!)",
+    "full disk": r"rank 0 failed first, .*: exit code 1;",
+    "lost folder": r"rank \d+ failed first, .*: exit code 1;",
+}
+"""What the launcher has to report first. Rank 0 is the one that writes to the disk. Of a lost folder the rank
+that misses it is blamed, and its own error has to name it."""
+MAY_GO_ON = ("slow rank", "full disk", "lost folder")
+"""Kinds after which no rank needs to fail."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
     """What became of a trial; times are seconds, None where there was nothing to measure."""
 
-    same: bool
-    """The job was restarted, came to its end, and all ranks ended with the expected bits."""
-    code: int
+    bits: bool
+    """The job came to its end, and all ranks ended with the expected bits."""
+    blame: bool
+    """The first report names the right rank and kind; without a report, none was needed."""
+    report: str
     noticed: float | None
-    resumed: float | None
-    lost: int | None
+    seconds: float
+
+    @property
+    def right(self) -> bool:
+        return self.bits and self.blame
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,130 +82,205 @@ class Bench:
     """Compiled programs: without it every restart would compile them again."""
     keep: Path | None = None
 
-    def environment(self) -> dict[str, str]:
-        here = str(Path(__file__).resolve().parents[1])
-        paths = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
-        cache = {
-            "JAX_COMPILATION_CACHE_DIR": str(self.cache),
+    def environment(self, cache: Path) -> dict[str, str]:
+        paths = os.pathsep.join([str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+        settings = {
+            "JAX_COMPILATION_CACHE_DIR": str(cache),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         }
-        return os.environ | cache | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": paths}
+        return os.environ | settings | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": paths}
 
 
-def launch(bench: Bench, n: int, folder: Path, *failures: Failure) -> tuple[int, float | None, str]:
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """Runs without a fault on n ranks: the digests, a folder with a checkpoint, and the sizes of the places."""
+
+    finals: list[str]
+    start: Path
+    sizes: dict[int, dict[str, tuple[float, int]]]
+
+
+def launch(bench: Bench, n: int, orders: Orders, cache: Path | None = None) -> tuple[int, float | None, str]:
     """One job: its exit code, when the supervisor spoke for the first time, and what it said."""
     line = [sys.executable, "-m", "jaxpar", "launch", "-n", str(n), "--devices-per-process", "1"]
-    line += ["--max-restarts", "1", "--step-timeout", str(bench.timeout), __file__, "--train", str(folder)]
-    text = json.dumps([dataclasses.asdict(failure) for failure in failures])
-    spoke, said = None, []
+    line += ["--max-restarts", "1", "--step-timeout", str(bench.timeout), SCRIPT]
+    text = json.dumps(dataclasses.asdict(orders))
+    spoke, lines = None, []
     with subprocess.Popen(
-        [*line, text], env=bench.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        [*line, text],
+        env=bench.environment(cache or bench.cache),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
     ) as process:
-        # A hang in the first three steps is noticed after ten times the limit.
-        timer = threading.Timer(300 + 10 * bench.timeout, process.kill)
+        # Without any limit in the first steps a fault there is noticed after ten times the limit.
+        timer = threading.Timer(180 + 10 * bench.timeout, process.kill)
         timer.start()
         assert process.stderr is not None
         for row in process.stderr:
-            said.append(row)
+            lines.append(row)
             if spoke is None and row.startswith("jaxpar launch: "):
                 spoke = time.time()
+                # Somebody makes room, as after any report of a full disk.
+                (Path(orders.folder) / "disk" / "ballast").unlink(missing_ok=True)
         timer.cancel()
-    return process.returncode, spoke, "".join(said)
+    return process.returncode, spoke, "".join(lines)
 
 
 def finals(folder: Path, n: int) -> list[str]:
     return [file.read_text() if (file := folder / f"final-{r}").exists() else "none" for r in range(n)]
 
 
-def trial(bench: Bench, failure: Failure, expected: list[str]) -> Result:
-    with tempfile.TemporaryDirectory() as name:
+class SmallDisk:
+    """A file system of a few megabytes, where this process may mount one; a plain folder elsewhere."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "jaxpar-survival", str(folder)]
+        self.mounted = shutil.which("mount") is not None and not subprocess.run(
+            mount, capture_output=True, check=False
+        ).returncode
+
+    def __enter__(self) -> SmallDisk:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.mounted:
+            subprocess.run(["umount", "-l", str(self.folder)], check=True)
+
+
+def reference(bench: Bench, n: int, folder: Path) -> Reference:
+    """Train a few steps, then the remainder from the checkpoint, then all in one: with the same bits."""
+    ends = []
+    for name, steps in (("beginning", 2 * EVERY + 1), ("resumed", STEPS), ("undisturbed", STEPS)):
+        run = folder / name
+        run.mkdir(parents=True)
+        if name == "resumed":
+            shutil.copytree(folder / "beginning" / "disk", run / "disk")
+        code, _, text = launch(bench, n, Orders(str(run), steps, measure=True))
+        if code:
+            raise SystemExit(f"the run without a fault failed:\n{text}")
+        ends.append(finals(run, n))
+    if ends[1] != ends[2]:
+        raise SystemExit("a run that resumes has other bits than one that does not")
+    sizes = {
+        rank: json.loads((folder / "undisturbed" / f"sizes-{rank}").read_text())
+        | {"restore": json.loads((folder / "resumed" / f"sizes-{rank}").read_text())["restore"]}
+        for rank in range(n)
+    }
+    return Reference(ends[1], folder / "beginning" / "disk", sizes)
+
+
+def trial(bench: Bench, fault: Fault, expected: Reference) -> Result:
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as name, SmallDisk(Path(name) / "disk") as disk:
         folder = Path(name)
-        code, spoke, said = launch(bench, failure.n, folder, failure)
-        restarted = len(list(folder.glob("first-1-*"))) == failure.n
-        same = code == 0 and restarted and finals(folder, failure.n) == expected
-        if bench.keep and not same:
-            bench.keep.mkdir(parents=True, exist_ok=True)
-            (bench.keep / f"{failure.n}-{failure.rank}-{failure.step}-{failure.kind}.log").write_text(said)
-        failed = folder / "failed"
-        if spoke is None or not failed.exists():
-            return Result(same, code, None, None, None)
-        began = float(failed.read_text())
-        again = [file.read_text().split() for file in folder.glob("first-1-*")]
-        resumed = max((float(at) for _, at in again), default=None)
-        # The step of a SIGTERM is chosen by the ranks together: what they had not saved is nothing.
-        lost = max(0, failure.step - int(again[0][0])) if again else None
-        return Result(same, code, spoke - began, resumed and resumed - spoke, lost)
+        if fault.kind == "full disk" and not disk.mounted:
+            raise SystemExit("a full disk needs the right to mount a small one: run as root")
+        if fault.place == "restore":
+            shutil.copytree(expected.start, folder / "disk", dirs_exist_ok=True)
+        orders = Orders(
+            name, faults=(dataclasses.asdict(fault),), sizes=expected.sizes.get(fault.rank, {})
+        )
+        cache = folder / "cache" if fault.place == "compile" else None
+        code, spoke, text = launch(bench, fault.n, orders, cache)
+        reports = re.findall(r"^jaxpar launch: (.*)", text, re.M)
+        struck = (folder / "struck").exists()
+        bits = struck and code == 0 and finals(folder, fault.n) == expected.finals
+        blame = right_blame(fault, reports, text)
+        noticed = spoke - float((folder / "struck").read_text()) if spoke and struck else None
+    result = Result(bits, blame, reports[0] if reports else "", noticed, time.monotonic() - began)
+    if bench.keep and not result.right:
+        bench.keep.mkdir(parents=True, exist_ok=True)
+        file = "-".join(map(str, dataclasses.astuple(fault))).replace(" ", "_")
+        (bench.keep / f"{file}.log").write_text(f"{fault}\n{result}\nexit code {code}\n{text}")
+    return result
 
 
-def failures(count: int, sizes: list[int], seed: int) -> list[Failure]:
-    """Every kind and number of processes about as often; everything else at random."""
+def right_blame(fault: Fault, reports: list[str], text: str) -> bool:
+    if not reports:
+        return fault.kind in MAY_GO_ON
+    found = re.match(BLAMES[fault.kind].format(rank=fault.rank), reports[0])
+    if found and fault.kind == "lost folder":
+        blamed = re.match(r"rank (\d+)", reports[0])
+        assert blamed is not None
+        return re.search(rf"^\[{blamed[1]}\] \[rank {blamed[1]}\].*checkpoints", text, re.M) is not None
+    return found is not None
+
+
+def faults(count: int, sizes: list[int], seed: int, kinds: Iterable[str] = KINDS) -> list[Fault]:
+    """Every kind about as often, everything else drawn."""
     draw = random.Random(seed)
     found = []
+    kinds = list(kinds)
     for i in range(count):
-        n = sizes[i // len(KINDS) % len(sizes)]
-        place = draw.randrange(n), draw.randrange(1, STEPS // 2)
-        found.append(Failure(n, *place, KINDS[i % len(KINDS)], round(draw.uniform(0, 0.2), 4)))
+        n, place = draw.choice(sizes), draw.choice(PLACES)
+        # Steps that are saved, early enough for a SIGTERM to be followed.
+        step = draw.randrange(EVERY, STEPS // 2, EVERY)
+        found.append(Fault(n, draw.randrange(n), kinds[i % len(kinds)], place, step, round(draw.random(), 4)))
     return found
 
 
-def table(results: list[tuple[Failure, Result]]) -> str:
-    """Markdown: a row for each number of processes and kind."""
-    rows = ["| processes | failure | trials | same bits | noticed, s | first step again, s | lost steps |"]
-    rows.append("|---|---|---|---|---|---|---|")
-    for n, kind in sorted({(f.n, f.kind) for f, _ in results}):
-        mine = [result for failure, result in results if (failure.n, failure.kind) == (n, kind)]
-        cells = [n, kind, len(mine), sum(r.same for r in mine), middle(r.noticed for r in mine)]
-        cells += [middle(r.resumed for r in mine), max((r.lost or 0) for r in mine)]
-        rows.append(f"| {' | '.join(map(str, cells))} |")
-    same = sum(result.same for _, result in results)
-    return "\n".join([*rows, "", f"{same} of {len(results)} ended with the same bits."])
+def table(results: list[tuple[Fault, Result]], head: str) -> str:
+    """Markdown: a row for each kind, and the sums."""
+    lines = [head, "", "| fault | trials | in | right bits | right blame | noticed, s | trial, s |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    for kind in KINDS:
+        rows = [(fault, result) for fault, result in results if fault.kind == kind]
+        if not rows:
+            continue
+        places = ", ".join(place for place in PLACES if any(fault.place == place for fault, _ in rows))
+        cells = [kind, len(rows), places, sum(r.bits for _, r in rows), sum(r.blame for _, r in rows)]
+        cells += [middle(r.noticed for _, r in rows), middle(r.seconds for _, r in rows)]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    right = sum(result.right for _, result in results)
+    return "\n".join([*lines, "", f"{right} of {len(results)} ended with the right bits and the right blame."])
 
 
-def middle(values: object) -> str:
+def middle(values: Iterable[float | None]) -> str:
     """Median and largest."""
-    found = [value for value in values if value is not None]
-    return f"{statistics.median(found):.2f} (at most {max(found):.2f})" if found else "-"
+    measured = [value for value in values if value is not None]
+    return f"{statistics.median(measured):.1f} (at most {max(measured):.1f})" if measured else "-"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--failures", type=int, default=50)
+    parser.add_argument("--faults", type=int, default=60)
     parser.add_argument("--n", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--step-timeout", type=float, default=6, metavar="S")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--first", type=int, default=0, help="leave out the faults before this one")
+    parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="kinds or places")
+    parser.add_argument("--jobs", type=int, default=1, help="trials at a time")
+    parser.add_argument("--step-timeout", type=float, default=8, metavar="S")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append each trial to this file")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the logs of trials that went wrong")
-    parser.add_argument("--train", nargs=2, metavar=("FOLDER", "FAILURE"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.train:
-        train(Path(arguments.train[0]), [Failure(**each) for each in json.loads(arguments.train[1])])
-        return 0
-    with tempfile.TemporaryDirectory() as cache:
-        return run(arguments, Bench(arguments.step_timeout, Path(cache), arguments.keep))
+    with tempfile.TemporaryDirectory() as name:
+        return run(arguments, Bench(arguments.step_timeout, Path(name) / "cache", arguments.keep), Path(name))
 
 
-def run(arguments: argparse.Namespace, bench: Bench) -> int:
-    plan = failures(arguments.failures, arguments.n, arguments.seed)
-    expected = {}
-    for n in sorted({failure.n for failure in plan}):
-        with tempfile.TemporaryDirectory() as name:
-            code, _, said = launch(bench, n, Path(name))
-            expected[n] = finals(Path(name), n)
-        if code:
-            print(said, file=sys.stderr)
-            return 1
-    results = []
-    for failure in plan:
-        result = trial(bench, failure, expected[failure.n])
-        results.append((failure, result))
-        if not arguments.json:
-            print(f"{failure}\n  {result}", file=sys.stderr, flush=True)
-    if arguments.json:
-        print(json.dumps([dataclasses.asdict(f) | dataclasses.asdict(r) for f, r in results], indent=2))
-    else:
-        print(table(results))
-    return 0 if all(result.same for _, result in results) else 1
+def run(arguments: argparse.Namespace, bench: Bench, folder: Path) -> int:
+    plan = faults(arguments.faults, arguments.n, arguments.seed)[arguments.first :]
+    plan = [fault for fault in plan if not arguments.only or {fault.kind, fault.place} & {*arguments.only}]
+    expected = {n: reference(bench, n, folder / str(n)) for n in sorted({fault.n for fault in plan})}
+
+    def attempt(fault: Fault) -> tuple[Fault, Result]:
+        result = trial(bench, fault, expected[fault.n])
+        print(f"{fault}\n  {result}", file=sys.stderr, flush=True)
+        if arguments.json:
+            with open(arguments.json, "a") as file:
+                row = dataclasses.asdict(fault) | dataclasses.asdict(result) | {"seed": arguments.seed}
+                file.write(json.dumps(row) + "\n")
+        return fault, result
+
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        results = list(pool.map(attempt, plan))
+    print(table(results, f"Seed {arguments.seed}, --step-timeout {arguments.step_timeout:g}."))
+    return 0 if all(result.right for _, result in results) else 1
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # so that disks are unmounted
     sys.exit(main())

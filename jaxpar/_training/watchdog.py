@@ -20,20 +20,22 @@ LIFELINE = "JAXPAR_LIFELINE"  # the descriptor of a pipe that a living superviso
 
 
 class Marks:
-    """One process's reports to its supervisor: a file of five 64-bit integers that both have mapped."""
+    """One process's reports to its supervisor: a file of 64-bit integers that both have mapped."""
 
-    BEATS, STEP, DONE, FAILED, LOST_PEER = range(5)
+    BEATS, STEP, DONE, FAILED, LOST_PEER, PULSES = range(6)
     """Beats so far; the highest step named, -1 without; 1 at a proper end; when an exception left the
-    script, in nanoseconds of the monotonic clock; 1 if that exception is about another rank's end."""
+    script, in nanoseconds of the monotonic clock; 1 if that exception is about another rank's end; how often
+    a thread has run that does nothing else."""
+    SIZE = 8 * 6
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         with open(path, "r+b") as file:
             # 64-bit cells, because an aligned store of 64 bits is seen completely or not at all.
-            self.cells = memoryview(mmap.mmap(file.fileno(), 40)).cast("q")
+            self.cells = memoryview(mmap.mmap(file.fileno(), self.SIZE)).cast("q")
 
     @classmethod
     def create(cls, path: Path) -> Marks:
-        path.write_bytes(bytes(40))
+        path.write_bytes(bytes(cls.SIZE))
         marks = cls(path)
         marks.cells[cls.STEP] = -1
         return marks

@@ -46,6 +46,10 @@ class Worker:
         return self.marks.cells[Marks.STEP]
 
     @property
+    def pulses(self) -> int:
+        return self.marks.cells[Marks.PULSES]
+
+    @property
     def left_early(self) -> bool:
         return self.code == 0 and not self.marks.cells[Marks.DONE]
 

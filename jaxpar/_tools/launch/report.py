@@ -31,7 +31,7 @@ def last(gang: Gang, outcome: AttemptEnd, reason: str) -> str:
     if cause is None:
         why = f"stopped by {signal.Signals(outcome.stopped).name}" if outcome.stopped else "preempted"
         return "\n".join([f"{why}{_at(gang)}; {reason or f'exit code {outcome.code}'}", *_table(gang)])
-    if outcome.silent:
+    if outcome.stall:
         details = _stalled(gang, cause)
     elif excerpt := last_words(gang.output.last_words(cause.rank)):
         details = [f"Rank {cause.rank}, the end of its output:", "", *excerpt]
@@ -84,8 +84,8 @@ def _headline(gang: Gang, outcome: AttemptEnd) -> str:
     cause = outcome.cause
     assert cause is not None
     where = f", after step {cause.step}" if cause.step >= 0 else ""
-    if outcome.silent:
-        return f"rank {cause.rank} made no step for {outcome.silent:.1f} s{where}"
+    if outcome.stall:
+        return f"rank {cause.rank} {outcome.stall}{where}"
     after = cause.ended - gang.born
     return f"rank {cause.rank} failed first, {after:.1f} s after the start{where}: {ending(cause)}"
 

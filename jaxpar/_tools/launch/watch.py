@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import signal
 import time
-from dataclasses import dataclass
 
+from .frozen import FreezeWatch
 from .gang import Gang, Worker
 from .settings import DONE, EXCEPTION, PREEMPTED, STALLED, LaunchSettings
 from .stacks import frames, waits
@@ -23,15 +24,15 @@ LAST_WORDS = 1.0
 """Seconds for a worker to print its stack, or to end after its exception."""
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class AttemptEnd:
     """How an attempt ended: the exit code, the causing rank, and the signal that requested a stop."""
 
     code: int
     cause: Worker | None = None
     stopped: int | None = None
-    silent: float = 0
-    """Seconds without a step of the causing rank, if that was the reason."""
+    stall: str = ""
+    """What the causing rank did not do, and for how long, if that was the reason."""
 
 
 class Pulse:
@@ -68,6 +69,7 @@ class GangWatch:
     def __init__(self, gang: Gang, settings: LaunchSettings, signals: Signals) -> None:
         self.gang, self.settings, self.signals = gang, settings, signals
         self.pulse = Pulse(gang.workers, settings.step_timeout, time.monotonic())
+        self.freezes = FreezeWatch(gang.workers, settings.step_timeout, time.monotonic())
         self.stopped: int | None = None
         self.deadline = float("inf")
 
@@ -93,8 +95,12 @@ class GangWatch:
         preempted = [worker for worker in self.gang.workers if worker.code == PREEMPTED]
         if preempted:
             self.deadline = min(self.deadline, now + self.settings.grace)
-        if not self.stopped and not preempted and (stall := self.pulse.silent(now)):
-            return self._stall(*stall)
+        if self.stopped or preempted:
+            return None
+        if freeze := self.freezes.look(now):
+            return self._stall(freeze.worker, freeze.text.format(freeze.seconds))
+        if silence := self.pulse.silent(now):
+            return self._silence(*silence)
         return None
 
     def _listen(self) -> None:
@@ -130,18 +136,20 @@ class GangWatch:
         code = EXCEPTION if cause.code is None else cause.code
         return AttemptEnd(code if code > 0 else 128 - code, cause)
 
-    def _stall(self, cause: Worker, silent: float) -> AttemptEnd:
+    def _silence(self, cause: Worker, seconds: float) -> AttemptEnd:
         if cause.left_early:
             return AttemptEnd(EXCEPTION, cause)
-        self.gang.signal(signal.SIGUSR1)
-        time.sleep(LAST_WORDS)
+        end = self._stall(cause, f"made no step for {seconds:.1f} s")
         # If every step ends with a collective, all ranks have the same count, and only stacks distinguish
         # them.
         equal = [worker for worker in self.gang.running if worker.beats == cause.beats]
         busy = [worker for worker in equal if not waits(frames(self.gang.output.last_words(worker.rank)))]
-        if busy and cause not in busy:
-            cause = busy[0]
-        return AttemptEnd(STALLED, cause, silent=silent)
+        return dataclasses.replace(end, cause=busy[0]) if busy and cause not in busy else end
+
+    def _stall(self, cause: Worker, text: str) -> AttemptEnd:
+        self.gang.signal(signal.SIGUSR1)
+        time.sleep(LAST_WORDS)
+        return AttemptEnd(STALLED, cause, stall=text)
 
     def _ended(self) -> AttemptEnd:
         codes = {worker.code for worker in self.gang.workers}

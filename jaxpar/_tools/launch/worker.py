@@ -28,6 +28,9 @@ import types
 
 from jaxpar._training.watchdog import BEAT_FILE, LIFELINE, Marks
 
+PULSE = 0.5
+"""Seconds between two signs that this process's interpreter runs."""
+
 
 def main() -> None:
     """Run the script; `sys.argv` has `script` or `module`, the path or name, and the script's arguments."""
@@ -37,6 +40,7 @@ def main() -> None:
     marks = Marks(os.environ[BEAT_FILE])
     # Exit handlers run in reverse order, so this one, registered first, runs last.
     atexit.register(marks.cells.__setitem__, Marks.DONE, 1)
+    threading.Thread(target=pulse, args=(marks,), name="jaxpar pulse", daemon=True).start()
     kind, target, *_ = sys.argv[1:]
     sys.argv[:] = sys.argv[2:]
     if UNSAFE:
@@ -62,6 +66,12 @@ def main() -> None:
             sys.excepthook(type(error), error, error.__traceback__)
         finally:  # the hook fails, too, where there is no memory
             leave(code)
+
+
+def pulse(marks: Marks) -> None:
+    while True:
+        marks.cells[Marks.PULSES] += 1
+        time.sleep(PULSE)
 
 
 def leave(code: object) -> None:

@@ -1,0 +1,86 @@
+"""A rank that runs no Python is noticed wherever it is, and blamed: stopped by a signal, or without the GIL."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from jaxpar._tools.launch import frozen
+from jaxpar._tools.launch.frozen import FreezeWatch
+from jaxpar._tools.launch.settings import LaunchSettings
+from jaxpar._tools.launch.supervise import run
+
+FREEZES = {  # how rank 1 freezes before any step: the report
+    "os.kill(os.getpid(), signal.SIGSTOP)": r"rank 1 has stood still for \d\.\d s, stopped by SIGSTOP; ",
+    "ctypes.PyDLL(None).sleep(60)": r"rank 1 has run no Python for \d\.\d s; .*File .*train\.py., line 5 in",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", FREEZES)
+def test_a_frozen_rank_is_blamed_before_its_first_step(how, tmp_path, monkeypatch, capfd):
+    # The others are slow, and no step limit holds yet.
+    source = f"""
+        import ctypes, os, signal, time
+        if os.environ["RANK"] == "1":
+            time.sleep(0.6)  # what loads before
+            {how}
+        time.sleep(60)
+    """
+    (tmp_path / "train.py").write_text(textwrap.dedent(source))
+    monkeypatch.setattr(frozen, "STOPPED", 1.0)
+    monkeypatch.setattr(frozen, "WITHOUT_GIL", 2.0)
+    began = time.monotonic()
+    assert run(LaunchSettings(2, str(tmp_path / "train.py"), step_timeout=0.5)) == 70
+    assert time.monotonic() - began < 20
+    assert re.search(FREEZES[how], capfd.readouterr().err, re.DOTALL)
+
+
+STATES = {  # step timeout; per rank (when it is stopped, when its pulse ends); who is frozen, and from when
+    "all run": (9.0, [((), None), ((), None)], None),
+    "one is stopped": (None, [((), None), ((40, 99), 40)], (1, 45)),
+    "one goes on in time": (None, [((40, 44), None), ((), None)], None),
+    "stopped twice, shortly": (None, [((40, 44, 46, 50), None), ((), None)], None),
+    "a pulse ends": (9.0, [((), 30), ((), None)], (0, 50)),
+    "a pulse ends, and steps may be long": (30.0, [((), 30), ((), None)], (0, 60)),
+    "a pulse ends, and nothing is limited": (None, [((), 30), ((), None)], None),
+    "no pulse yet": (9.0, [((), 0), ((), None)], None),
+    "the first of two": (9.0, [((41, 99), None), ((40, 99), None)], (1, 45)),
+}
+
+
+@pytest.mark.parametrize("case", STATES)
+def test_who_is_frozen(case, monkeypatch):
+    timeout, ranks, expected = STATES[case]
+    workers = [SimpleNamespace(rank=rank, pulses=0, code=None) for rank in range(len(ranks))]
+    now = 0.0
+
+    def stopped(worker):
+        times = ranks[worker.rank][0]
+        return 19 if any(a <= now < b for a, b in zip(times[::2], times[1::2], strict=True)) else None
+
+    monkeypatch.setattr(frozen, "_stopped", stopped)
+    watch = FreezeWatch(workers, timeout, now)
+    found = None
+    while found is None and now < 90:
+        now += 0.5
+        for worker in workers:
+            end = ranks[worker.rank][1]
+            worker.pulses += end is None or now <= end
+        found = watch.look(now)
+    if expected is None:
+        assert found is None
+    else:
+        rank, due = expected
+        assert found.worker.rank == rank
+        assert due <= now <= due + 1
+
+
+def test_a_rank_that_has_ended_is_not_frozen(monkeypatch):
+    monkeypatch.setattr(frozen, "_stopped", lambda worker: 19)
+    worker = SimpleNamespace(rank=0, pulses=3, code=0)
+    assert FreezeWatch([worker], 1.0, 0).look(1e6) is None
