@@ -1,12 +1,12 @@
-"""Does a job whose processes fail in any way end with the bits of one left alone, and is the right rank blamed?
+"""Does a job whose processes fail end with the bits of one left alone, and is the right rank blamed?
 
     python benchmarks/survival.py [--faults 60] [--n 2 4] [--seed 0] [--jobs 1] [--only SIGSTOP] [--json FILE]
 
 Every trial trains a small network with BatchNorm, dropout, Adam and a data loader under `jaxpar launch`, with
 a checkpoint every other step. One rank fails once, in one of twelve ways (those of NVIDIA's Resiliency
-Extension that need no GPU) and one of five places; all of it is drawn from the seed. The digests of parameters,
-statistics, optimizer state and random streams of all ranks are compared with those of a run without a fault,
-and the first line of the launcher's report with the rank and the kind of the fault.
+Extension that need no GPU) and one of five places; all of it is drawn from the seed. The digests of
+parameters, statistics, optimizer state and random streams of all ranks are compared with those of a run
+without a fault, and the first line of the launcher's report with the rank and the kind of the fault.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Bench:
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """Runs without a fault on n ranks: the digests, a folder with a checkpoint, and the sizes of the places."""
+    """Runs without a fault on n ranks: their digests, a checkpoint, and the sizes of the places."""
 
     finals: list[str]
     start: Path
@@ -139,9 +139,10 @@ class SmallDisk:
         self.folder = folder
         folder.mkdir()
         mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "jaxpar-survival", str(folder)]
-        self.mounted = shutil.which("mount") is not None and not subprocess.run(
-            mount, capture_output=True, check=False
-        ).returncode
+        self.mounted = (
+            shutil.which("mount") is not None
+            and not subprocess.run(mount, capture_output=True, check=False).returncode
+        )
 
     def __enter__(self) -> SmallDisk:
         return self
@@ -153,6 +154,9 @@ class SmallDisk:
 
 def reference(bench: Bench, n: int, folder: Path) -> Reference:
     """Train a few steps, then the remainder from the checkpoint, then all in one: with the same bits."""
+    if (folder / "reference.json").exists():
+        ends, sizes = json.loads((folder / "reference.json").read_text())
+        return Reference(ends, folder / "beginning" / "disk", {int(rank): x for rank, x in sizes.items()})
     ends = []
     for name, steps in (("beginning", 2 * EVERY + 1), ("resumed", STEPS), ("undisturbed", STEPS)):
         run = folder / name
@@ -170,6 +174,7 @@ def reference(bench: Bench, n: int, folder: Path) -> Reference:
         | {"restore": json.loads((folder / "resumed" / f"sizes-{rank}").read_text())["restore"]}
         for rank in range(n)
     }
+    (folder / "reference.json").write_text(json.dumps([ends[1], sizes]))
     return Reference(ends[1], folder / "beginning" / "disk", sizes)
 
 
@@ -181,9 +186,7 @@ def trial(bench: Bench, fault: Fault, expected: Reference) -> Result:
             raise SystemExit("a full disk needs the right to mount a small one: run as root")
         if fault.place == "restore":
             shutil.copytree(expected.start, folder / "disk", dirs_exist_ok=True)
-        orders = Orders(
-            name, faults=(dataclasses.asdict(fault),), sizes=expected.sizes.get(fault.rank, {})
-        )
+        orders = Orders(name, faults=(dataclasses.asdict(fault),), sizes=expected.sizes.get(fault.rank, {}))
         cache = folder / "cache" if fault.place == "compile" else None
         code, spoke, text = launch(bench, fault.n, orders, cache)
         reports = re.findall(r"^jaxpar launch: (.*)", text, re.M)
@@ -236,7 +239,9 @@ def table(results: list[tuple[Fault, Result]], head: str) -> str:
         cells += [middle(r.noticed for _, r in rows), middle(r.seconds for _, r in rows)]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     right = sum(result.right for _, result in results)
-    return "\n".join([*lines, "", f"{right} of {len(results)} ended with the right bits and the right blame."])
+    return "\n".join(
+        [*lines, "", f"{right} of {len(results)} ended with the right bits and the right blame."]
+    )
 
 
 def middle(values: Iterable[float | None]) -> str:
@@ -254,11 +259,13 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="kinds or places")
     parser.add_argument("--jobs", type=int, default=1, help="trials at a time")
     parser.add_argument("--step-timeout", type=float, default=8, metavar="S")
+    parser.add_argument("--references", type=Path, metavar="DIR", help="keep the runs without a fault here")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append each trial to this file")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the logs of trials that went wrong")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        return run(arguments, Bench(arguments.step_timeout, Path(name) / "cache", arguments.keep), Path(name))
+        folder = arguments.references or Path(name)
+        return run(arguments, Bench(arguments.step_timeout, folder / "cache", arguments.keep), folder)
 
 
 def run(arguments: argparse.Namespace, bench: Bench, folder: Path) -> int:

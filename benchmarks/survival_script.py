@@ -29,7 +29,7 @@ KINDS = (
 )
 FROM_A_THREAD = ("SIGKILL", "SIGTERM", "SIGINT", "SIGSTOP", "async exception")
 PLACES = ("step", "compile", "save", "restore", "loader")
-STEPS, EVERY, PAUSE = 40, 2, 0.1
+STEPS, EVERY, PAUSE = 32, 2, 0.1
 """Steps of a training, steps between two checkpoints, and seconds between two steps, as a real step has: a
 SIGTERM takes one or two to reach all ranks."""
 BATCH = 8

@@ -1,4 +1,4 @@
-"""A rank that runs no Python is noticed wherever it is, and blamed: stopped by a signal, or without the GIL."""
+"""A rank that runs no Python is noticed wherever it is: stopped by a signal, or without the GIL."""
 
 from __future__ import annotations
 

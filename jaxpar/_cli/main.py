@@ -261,6 +261,9 @@ def estimate(spec: str, **options: Any) -> None:
     "--log-dir", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="A file for each rank."
 )
 @click.option("--tee/--no-tee", default=True, help="Print what the processes print, too.")
+@click.option(
+    "--tls", is_flag=True, help="Encrypt JAX's coordinator (JAX 0.12) with certificates of the job."
+)
 @click.option("--dry-run", is_flag=True, help="Print commands and variables, and start nothing.")
 @click.argument("target", metavar="SCRIPT")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -283,6 +286,8 @@ def launch(dry_run: bool, **options: Any) -> None:
     settings = LaunchSettings(**options)
     if not settings.module and not Path(settings.target).exists():
         raise click.UsageError(f"There is no script {settings.target!r}; -m runs a module.")
+    if dry_run and settings.tls:
+        raise click.UsageError("--dry-run makes no certificates; make some, and set JAX_MTLS_CERT_FILE.")
     if not settings.tee and settings.log_dir is None:
         raise click.UsageError("--no-tee needs --log-dir, or what the processes print would be lost.")
     sys.exit(dry(settings) if dry_run else run(settings))

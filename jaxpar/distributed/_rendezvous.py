@@ -21,6 +21,7 @@ from . import _port
 from ._door import Door, Visitor
 from ._environment import Start
 from ._handshake import RANK, RANK_0, OtherSecret, Stranger, introduce
+from ._tls import authority
 from .exchange import ranks_text
 from .secret import NOBODYS, VARIABLE, Secret
 
@@ -28,8 +29,18 @@ LATE = 3.0
 """Seconds that rank 0 keeps listening after an error, so that late ranks receive it, too."""
 SOON = 10.0
 """Seconds within which rank 0 must prove the job secret."""
-FIELDS = {"rank": int, "world": int, "host": str, "pid": int, "jaxpar": str, "jax": str, "jaxlib": str}
+FIELDS = {"rank": int, "world": int, "host": str, "pid": int} | dict.fromkeys(
+    ("jaxpar", "jax", "jaxlib", "tls"), str
+)
 """Fields of a hello and their types."""
+EQUAL = {
+    "world": ("world_size", "WORLD_SIZE"),
+    "jaxpar": ("jaxpar", "installation"),
+    "jax": ("jax", "installation"),
+    "jaxlib": ("jaxlib", "installation"),
+    "tls": ("TLS with the certificate authority", "JAX_MTLS_CA_FILE, or none"),
+}
+"""Fields that all ranks have in common, how an error names them, and what then has to be the same."""
 
 Line: TypeAlias = "dict[str, Any]"
 """A hello or an answer. Without a job secret any peer may send one, so its values are untrusted."""
@@ -50,6 +61,7 @@ class Meeting(NamedTuple):
 def hello(start: Start) -> Line:
     return {
         **versions(),
+        "tls": authority(start),
         "rank": start.rank,
         "world": start.size,
         "host": socket.gethostname(),
@@ -222,12 +234,12 @@ def _name(sender_hello: Line) -> str:
 
 
 def _mismatch(rank_0_hello: Line, guest_hello: Line) -> str:
-    for field, what in (("world", "world_size"), ("jaxpar", "jaxpar"), ("jax", "jax"), ("jaxlib", "jaxlib")):
+    for field, (what, cure) in EQUAL.items():
         if guest_hello[field] != rank_0_hello[field]:
             return (
                 f"init_process_group: rank {guest_hello['rank']} ({_name(guest_hello)}) has {what} "
-                f"{guest_hello[field]}, rank 0 ({_name(rank_0_hello)}) has {what} {rank_0_hello[field]}. "
-                f"Start all ranks with the same {'WORLD_SIZE' if field == 'world' else 'installation'}."
+                f"{guest_hello[field] or 'none'}, rank 0 ({_name(rank_0_hello)}) has {what} "
+                f"{rank_0_hello[field] or 'none'}. Start all ranks with the same {cure}."
             )
     return ""
 

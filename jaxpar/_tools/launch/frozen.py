@@ -11,7 +11,7 @@ from .gang import Worker
 STOPPED = 5.0
 """Seconds that a worker may be stopped. JAX ends the others after 10, and one of them would be blamed."""
 WITHOUT_GIL = 20.0
-"""The shortest limit for a worker whose interpreter does not run, since an import may keep the GIL a while."""
+"""The shortest limit for a worker whose interpreter does not run: an import may keep the GIL a while."""
 
 
 class Freeze(NamedTuple):

@@ -78,7 +78,14 @@ class Worker:
 class Gang:
     """n workers with one port, each in a separate process group so that its own children end too."""
 
-    def __init__(self, settings: LaunchSettings, restart: int, folder: Path, terminal: Terminal) -> None:
+    def __init__(
+        self,
+        settings: LaunchSettings,
+        restart: int,
+        folder: Path,
+        terminal: Terminal,
+        certificates: dict[str, str],
+    ) -> None:
         self.born, self.clock = time.time(), time.monotonic()
         logs = settings.log_dir and settings.log_dir / f"attempt_{restart}"
         self.terminal = terminal
@@ -90,7 +97,7 @@ class Gang:
         command = [sys.executable, "-u", WORKER, kind, settings.target, *settings.arguments]
         try:
             for rank in range(settings.n):
-                added = variables(settings, rank, port, secret, restart)
+                added = variables(settings, rank, port, secret, restart) | certificates
                 self.workers.append(self._start(command, rank, added, folder / f"{restart}-{rank}"))
         except BaseException:
             self.kill()

@@ -25,6 +25,7 @@ class LaunchSettings:
     grace: float = 30
     log_dir: Path | None = None
     tee: bool = True
+    tls: bool = False
 
     patience: int = 3
     """The number of consecutive restarts that may make no progress."""

@@ -15,6 +15,7 @@ from types import FrameType
 
 from ...distributed.secret import fresh
 from . import report
+from .authority import certificates
 from .environment import free_port, variables
 from .gang import Gang
 from .settings import DONE, NEVER_RESTARTED, PREEMPTED, LaunchSettings
@@ -45,13 +46,14 @@ class Supervisor:
     def __init__(self, settings: LaunchSettings, signals: Signals, folder: Path, terminal: Terminal) -> None:
         self.settings, self.signals, self.folder = settings, signals, folder
         self.terminal = terminal
+        self.certificates = certificates(folder) if settings.tls else {}
         self.restarts = self.counted = self.idle = 0
         self.highest = -1
         self.beats = False
 
     def run(self) -> int:
         while True:
-            gang = Gang(self.settings, self.restarts, self.folder, self.terminal)
+            gang = Gang(self.settings, self.restarts, self.folder, self.terminal, self.certificates)
             outcome = GangWatch(gang, self.settings, self.signals).run()
             self.judge(gang)
             end = self._reason_to_end(outcome)
