@@ -36,6 +36,8 @@ from survival_script import EVERY, KINDS, PLACES, STEPS, Fault, Orders  # noqa: 
 SCRIPT = str(HERE / "survival_script.py")
 DISK = "16m"
 """The size of a trial's disk."""
+LARGE = ("jit_program*", "jit_stage*", "jit_step*", "jit_update*")
+"""Compiled programs that a fault in a compilation must not find."""
 BLAMES = {
     "SIGKILL": r"rank {rank} failed first, .*: SIGKILL;",
     "SIGTERM": r"preempted at step \d+; restarting for free",
@@ -115,7 +117,7 @@ def launch(bench: Bench, n: int, orders: Orders, cache: Path | None = None) -> t
         errors="replace",
     ) as process:
         # Without any limit in the first steps a fault there is noticed after ten times the limit.
-        timer = threading.Timer(180 + 10 * bench.timeout, process.kill)
+        timer = threading.Timer(240 + 10 * bench.timeout, process.kill)
         timer.start()
         assert process.stderr is not None
         for row in process.stderr:
@@ -187,7 +189,10 @@ def trial(bench: Bench, fault: Fault, expected: Reference) -> Result:
         if fault.place == "restore":
             shutil.copytree(expected.start, folder / "disk", dirs_exist_ok=True)
         orders = Orders(name, faults=(dataclasses.asdict(fault),), sizes=expected.sizes.get(fault.rank, {}))
-        cache = folder / "cache" if fault.place == "compile" else None
+        cache = None
+        if fault.place == "compile":
+            cache = folder / "cache"
+            shutil.copytree(bench.cache, cache, ignore=shutil.ignore_patterns(*LARGE))
         code, spoke, text = launch(bench, fault.n, orders, cache)
         reports = re.findall(r"^jaxpar launch: (.*)", text, re.M)
         struck = (folder / "struck").exists()
@@ -258,7 +263,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="leave out the faults before this one")
     parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="kinds or places")
     parser.add_argument("--jobs", type=int, default=1, help="trials at a time")
-    parser.add_argument("--step-timeout", type=float, default=8, metavar="S")
+    parser.add_argument("--step-timeout", type=float, default=20, metavar="S")
     parser.add_argument("--references", type=Path, metavar="DIR", help="keep the runs without a fault here")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append each trial to this file")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the logs of trials that went wrong")
@@ -290,4 +295,5 @@ def run(arguments: argparse.Namespace, bench: Bench, folder: Path) -> int:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # so that disks are unmounted
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell ignores in the background
     sys.exit(main())

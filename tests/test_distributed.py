@@ -6,6 +6,7 @@ import datetime
 import functools
 import operator
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -330,6 +331,65 @@ def test_preempted_alone(monkeypatch):
         assert heard == [1]
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+class JaxManager:
+    """Agrees as JAX does: on the step after the highest asked about, compared for equality."""
+
+    def __init__(self, others: int) -> None:
+        self.counter, self.others, self.agreed = 0, others, None
+
+    def notice(self) -> None:
+        self.agreed = max(self.counter, self.others) + 1
+
+    def reached(self, step: int) -> bool:
+        self.counter = step
+        return step == self.agreed
+
+
+PREEMPTIONS = {  # steps; before which SIGTERM comes; what the others have asked about; where to stop
+    "every step": (range(40), 7, 6, 7),
+    "before the first, from 0": (range(40), 0, 0, 1),
+    "before the first of a resumed run": (range(25, 60), 25, 0, 25),
+    "every tenth step": (range(0, 100, 10), 30, 20, 30),
+    "every tenth step, and the others are ahead": (range(0, 100, 10), 30, 30, 40),
+    "twice in each step": ([0, 0, 1, 1, 2, 2, 3, 3], 2, 1, 2),
+    "a second epoch that counts from 0": ([5, 6, 7, 0, 1, 8, 9], 8, 7, 8),
+}
+
+
+@pytest.mark.parametrize("case", PREEMPTIONS)
+def test_no_step_passes_a_sigterm_by(case, monkeypatch):
+    from jaxpar import _upstream
+    from jaxpar.distributed import _preemption
+
+    steps, before, others, expected = PREEMPTIONS[case]
+    manager = JaxManager(others)
+    monkeypatch.setattr(_preemption, "_signal", _preemption._Signal())
+    monkeypatch.setattr(_preemption, "current", lambda: SimpleNamespace(size=2, generation=1))
+    monkeypatch.setattr(_upstream, "reached_preemption_sync_point", manager.reached)
+    stopped = None
+    for step in steps:
+        if step == before and manager.agreed is None:
+            manager.notice()
+        if dist.preempted(step):
+            stopped = step
+            break
+    assert stopped == expected
+
+
+def test_another_group_counts_from_the_beginning(monkeypatch):
+    from jaxpar import _upstream
+    from jaxpar.distributed import _preemption
+
+    monkeypatch.setattr(_preemption, "_signal", _preemption._Signal())
+    for generation in (1, 2):
+        manager = JaxManager(0)
+        group = SimpleNamespace(size=2, generation=generation)
+        monkeypatch.setattr(_preemption, "current", lambda group=group: group)
+        monkeypatch.setattr(_upstream, "reached_preemption_sync_point", manager.reached)
+        manager.notice()
+        assert dist.preempted(50)
 
 
 def test_a_bad_platform(alone):

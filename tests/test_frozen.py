@@ -49,6 +49,7 @@ STATES = {  # step timeout; per rank (when it is stopped, when its pulse ends); 
     "a pulse ends, and steps may be long": (30.0, [((), 30), ((), None)], (0, 60)),
     "a pulse ends, and nothing is limited": (None, [((), 30), ((), None)], None),
     "no pulse yet": (9.0, [((), 0), ((), None)], None),
+    "two at once": (9.0, [((), 24.5), ((40, 99), None)], (0, 45)),
     "the first of two": (9.0, [((41, 99), None), ((40, 99), None)], (1, 45)),
 }
 

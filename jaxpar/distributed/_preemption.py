@@ -11,7 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from ..errors import BackendError
-from .group import size
+from .group import current
 
 if TYPE_CHECKING:
     from signal import _HANDLER
@@ -23,6 +23,8 @@ class _Signal:
     watched = False
     came = False
     before: _HANDLER = None
+    highest = (0, 0)
+    """A group's generation, and the highest step that JAX has compared since its start."""
 
 
 _signal = _Signal()
@@ -32,7 +34,7 @@ def preempted(step: int) -> bool:
     """Return whether this process must save and exit after this step. Call it once per step.
 
     Args:
-      step: the step number, increasing, equal on all ranks.
+      step: the step number, increasing, equal on all ranks; numbers may be left out.
 
     Returns:
       True at one step, the same on all ranks, after any rank has received SIGTERM. Without a group: True
@@ -41,8 +43,9 @@ def preempted(step: int) -> bool:
     Raises:
       BackendError: JAX's preemption service is disabled (`JAX_ENABLE_PREEMPTION_SERVICE=0`).
     """
-    if size() > 1:
-        return _agreed(step)
+    group = current()
+    if group is not None and group.size > 1:
+        return _agreed(step, group.generation)
     # Python only lets the main thread install signal handlers.
     if not _signal.watched and threading.current_thread() is threading.main_thread():
         _signal.watched = True
@@ -50,11 +53,15 @@ def preempted(step: int) -> bool:
     return _signal.came
 
 
-def _agreed(step: int) -> bool:
+def _agreed(step: int, generation: int) -> bool:
     from .._upstream import reached_preemption_sync_point
 
+    # JAX's ranks agree on the step after the highest that any of them has compared, 1 before the first, and
+    # JAX compares for equality: a resumed run, or one that saves every tenth step, would never reach it.
+    highest = _signal.highest[1] if _signal.highest[0] == generation else 0
+    _signal.highest = generation, max(highest, step)
     try:
-        return reached_preemption_sync_point(step)
+        return any(reached_preemption_sync_point(i) for i in (*range(highest + 1, step), step))
     except RuntimeError as error:
         raise BackendError(
             "preempted: JAX's preemption service is off, so the ranks cannot agree on a step; leave "

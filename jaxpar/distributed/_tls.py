@@ -1,4 +1,4 @@
-"""Mutual TLS of JAX's coordinator, which JAX reads from its own variables: checked here, before it starts.
+"""Check the certificates of JAX's coordinator, named by JAX's own variables, before JAX starts.
 
 With a wrong certificate JAX waits, and then ends the process by a signal. torch's TCPStore has no TLS.
 """
@@ -25,11 +25,11 @@ def authority(start: Start) -> str:
     paths = {name: os.environ.get(name, "") for name in FILES}
     if not any(paths.values()):
         return ""
-    missing = [name for name, path in paths.items() if not path]
-    if missing:
+    absent = [name for name, path in paths.items() if not path]
+    if absent:
         raise GroupError(
-            f"init_process_group: {', '.join(name for name in FILES if name not in missing)} is set, and "
-            f"{', '.join(missing)} is not. TLS needs all three; unset all to do without."
+            f"init_process_group: {', '.join(name for name in FILES if name not in absent)} is set, and "
+            f"{', '.join(absent)} is not. TLS needs all three; unset all to do without."
         )
     import jax
 

@@ -21,12 +21,13 @@ def certificates(folder: Path) -> dict[str, str]:
         return {}
     certificate, key, ca = (str(folder / name) for name in ("rank.pem", "rank.key", "ca.pem"))
     ca_key = str(folder / "ca.key")
-    _openssl("-keyout", ca_key, "-out", ca, "-subj", "/CN=jaxpar job")
+    signs = ("-addext", "keyUsage=critical,keyCertSign")
+    _openssl("-keyout", ca_key, "-out", ca, "-subj", "/CN=jaxpar job", *signs)
     rank = ["-addext", f"subjectAltName=IP:{ADDRESS}", "-addext", "basicConstraints=critical,CA:FALSE"]
     _openssl(
         "-keyout", key, "-out", certificate, "-subj", "/CN=jaxpar rank", *rank, "-CA", ca, "-CAkey", ca_key
     )
-    os.unlink(ca_key)  # nobody signs for this job any more
+    os.unlink(ca_key)  # a later certificate for this job would be a stranger's
     return dict(zip(FILES, (certificate, key, ca), strict=True))
 
 

@@ -15,7 +15,7 @@ WITHOUT_GIL = 20.0
 
 
 class Freeze(NamedTuple):
-    """A worker that stands still, for how long, and why."""
+    """A worker that does not run, for how many seconds, and the text of the report."""
 
     worker: Worker
     seconds: float
