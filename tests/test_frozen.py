@@ -57,7 +57,7 @@ STATES = {  # step timeout; per rank (when it is stopped, when its pulse ends); 
 @pytest.mark.parametrize("case", STATES)
 def test_who_is_frozen(case, monkeypatch):
     timeout, ranks, expected = STATES[case]
-    workers = [SimpleNamespace(rank=rank, pulses=0, code=None) for rank in range(len(ranks))]
+    workers = [SimpleNamespace(rank=rank, pulses=0, code=None, done=False) for rank in range(len(ranks))]
     now = 0.0
 
     def stopped(worker):
@@ -81,7 +81,8 @@ def test_who_is_frozen(case, monkeypatch):
         assert due <= now <= due + 1
 
 
-def test_a_rank_that_has_ended_is_not_frozen(monkeypatch):
+@pytest.mark.parametrize(("code", "done"), [(0, False), (None, True)])
+def test_a_rank_that_has_ended_or_is_about_to_is_not_frozen(code, done, monkeypatch):
     monkeypatch.setattr(frozen, "_stopped", lambda worker: 19)
-    worker = SimpleNamespace(rank=0, pulses=3, code=0)
+    worker = SimpleNamespace(rank=0, pulses=3, code=code, done=done)
     assert FreezeWatch([worker], 1.0, 0).look(1e6) is None

@@ -53,7 +53,7 @@ def test_what_a_supervisor_sees(case, marks):
             reached(call[1])
         else:
             jaxpar.beat(call)
-    assert marks.cells.tolist() == [beats, step, 0, 0, 0]
+    assert marks.cells.tolist() == [beats, step, 0, 0, 0, 0]
 
 
 def test_without_a_supervisor_nothing_happens(fresh):
@@ -162,4 +162,4 @@ def test_a_mark_outlives_its_process(tmp_path):
     start = time.monotonic()
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
     assert time.monotonic() - start < 20
-    assert marks.cells.tolist() == [2, 42, 0, 0, 0]
+    assert marks.cells.tolist() == [2, 42, 0, 0, 0, 0]

@@ -36,7 +36,7 @@ class FreezeWatch:
         """Return the worker that has been frozen for longest, if one exceeds its limit."""
         freezes = []
         for worker in self.workers:
-            if worker.code is not None:
+            if worker.code is not None or worker.done:  # the interpreter takes itself down
                 continue
             if worker.pulses != self.pulses[worker.rank][0]:
                 self.pulses[worker.rank] = worker.pulses, now

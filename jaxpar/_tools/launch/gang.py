@@ -50,8 +50,12 @@ class Worker:
         return self.marks.cells[Marks.PULSES]
 
     @property
+    def done(self) -> bool:
+        return bool(self.marks.cells[Marks.DONE])
+
+    @property
     def left_early(self) -> bool:
-        return self.code == 0 and not self.marks.cells[Marks.DONE]
+        return self.code == 0 and not self.done
 
     @property
     def raised(self) -> int:
