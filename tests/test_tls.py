@@ -15,8 +15,8 @@ from processes import free_port
 
 from jaxpar import errors
 from jaxpar._tools.launch import authority
-from jaxpar.distributed import _tls
-from jaxpar.distributed._tls import FILES, PREFIX
+from jaxpar.distributed import tls
+from jaxpar.distributed.tls import FILES, PREFIX
 
 AVAILABLE = "mtls_ca_file" in inspect.signature(jax.distributed.initialize).parameters
 
@@ -66,16 +66,16 @@ def test_a_wrong_certificate_is_an_exception(case, files, monkeypatch):
     if prefix:
         monkeypatch.setenv(PREFIX, prefix)
     if error is None:
-        assert len(_tls.authority(start(rank, 2, 1, host))) == 16
+        assert len(tls.authority(start(rank, 2, 1, host))) == 16
     else:
         with pytest.raises(errors.GroupError, match=error) as raised:
-            _tls.authority(start(rank, 2, 1, host))
+            tls.authority(start(rank, 2, 1, host))
         assert f"rank {rank}" in str(raised.value)
         assert FILES[2] in str(raised.value)
 
 
 def test_without_variables_there_is_no_tls():
-    assert _tls.authority(start(0, 2, 1)) == ""
+    assert tls.authority(start(0, 2, 1)) == ""
 
 
 @pytest.mark.parametrize("missing", FILES)
@@ -84,14 +84,14 @@ def test_all_three_files_are_needed(missing, files, monkeypatch):
     paths = dict(zip(FILES, files["job"], strict=True)) | {missing: ""}
     demand(monkeypatch, list(paths.values()))
     with pytest.raises(errors.GroupError, match=f"is set, and {missing} is not"):
-        _tls.authority(start(0, 2, 1))
+        tls.authority(start(0, 2, 1))
 
 
 def test_a_jax_without_tls_refuses_what_it_would_ignore(files, monkeypatch):
     demand(monkeypatch, files["job"])
     monkeypatch.setattr(jax.distributed, "initialize", lambda: None)  # as in JAX 0.10
     with pytest.raises(errors.GroupError, match=rf"the coordinator of JAX {jax.__version__} has none"):
-        _tls.authority(start(0, 2, 1))
+        tls.authority(start(0, 2, 1))
 
 
 def test_ranks_with_other_authorities_all_get_the_same_error(files, monkeypatch):

@@ -21,9 +21,9 @@ from . import _port
 from ._door import Door, Visitor
 from ._environment import Start
 from ._handshake import RANK, RANK_0, OtherSecret, Stranger, introduce
-from ._tls import authority
 from .exchange import ranks_text
 from .secret import NOBODYS, VARIABLE, Secret
+from .tls import authority
 
 LATE = 3.0
 """Seconds that rank 0 keeps listening after an error, so that late ranks receive it, too."""

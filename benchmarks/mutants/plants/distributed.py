@@ -11,7 +11,7 @@ PLANTS = [
         ('max(highest, step)', 'step', "tests/test_distributed.py -k sigterm_by"),
         ('if _signal.highest[0] == generation else 0', '', "tests/test_distributed.py -k from_the_beginning"),
     ),
-    *plants("jaxpar/distributed/_tls.py",
+    *plants("jaxpar/distributed/tls.py",
         ('ssl.CERT_REQUIRED', 'ssl.CERT_NONE', "tests/test_tls.py -k wrong_certificate"),
         ('context.check_hostname = host is not None and not is_server', 'context.check_hostname = False', "tests/test_tls.py -k wrong_certificate"),
         ('start.rank == 0 and', '', "tests/test_tls.py -k wrong_certificate"),

@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from ...distributed._tls import FILES
+from ...distributed.tls import FILES
 from ...errors import DistributedError
 from .environment import ADDRESS
 
