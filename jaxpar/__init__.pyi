@@ -2,6 +2,7 @@
 
 # Modules
 from . import distributed as distributed
+from . import distributions as distributions
 from . import errors as errors
 from . import comm_hooks as comm_hooks
 from . import data as data

@@ -96,6 +96,7 @@ NAMESPACES = tuple(
         ".data",
         ".data.transforms",
         ".distributed",
+        ".distributions",
         ".random",
         ".comm_hooks",
     )

@@ -31,6 +31,8 @@ ERRORS = {
     "jaxpar.manual_seed": "flax.nnx.Rngs",
     "jaxpar.save": "jaxpar.Checkpointer",
     "jaxpar.DataLoader": "jaxpar.data.DataLoader",
+    "jaxpar.multinomial": "jaxpar.random.multinomial",
+    "jaxpar.random.Categorical": "jaxpar.distributions.Categorical",
     "jaxpar.data.ImageFolder": "the same: it is a data set",
     "jaxpar.data.transforms.ToTensor": "jaxpar.data.transforms.ToArray",
 }

@@ -22,6 +22,7 @@ CEILINGS = {
     "comm_hooks": (0, 0),
     "data": (2, 4),
     "distributed": (0, 0),
+    "distributions": (0, 0),
     "jaxpar": (0, 2),
     "nn": (0, 2),
     "optim": (0, 4),

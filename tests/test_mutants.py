@@ -23,7 +23,7 @@ from benchmarks.mutants.tree import Result  # noqa: E402
 
 ROOMS = (
     *("_checkpointer", "_cli", "_devices", "_metrics", "_parallel", "_rulebook", "_tools", "_training"),
-    *("comm_hooks", "data", "distributed", "nn", "optim", "parity", "random"),
+    *("comm_hooks", "data", "distributed", "distributions", "nn", "optim", "parity", "random"),
 )
 
 

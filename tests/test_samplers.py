@@ -122,7 +122,7 @@ def test_weights_equal_to_each_other_and_many():
 
 def test_exponential_numbers_have_torchs_bits():
     """The order of rows would not tell the last bit, except once in a million million."""
-    from jaxpar.data._samplers import exponential
+    from jaxpar.random._multinomial import exponential
 
     ours, theirs = twins(3)
     want = torch.empty(10_000, dtype=torch.float64).exponential_(generator=theirs).numpy()
@@ -131,7 +131,7 @@ def test_exponential_numbers_have_torchs_bits():
 
 
 def test_weights_of_zero_are_not_drawn():
-    with pytest.raises(RuntimeError, match="2 of 2 rows cannot be drawn from 1 positive weights"):
+    with pytest.raises(RuntimeError, match="2 of 2 columns cannot be drawn from 1 positive weights"):
         list(jaxpar.data.WeightedRandomSampler([0, 1], 2, False))
 
 

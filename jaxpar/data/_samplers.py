@@ -1,20 +1,19 @@
 """Samplers: the order of the rows, identical to torch's, drawn at the same moments.
 
-Sources: torch/utils/data/sampler.py; for the weighted one ATen/native/Distributions.cpp and
-ATen/native/cpu/MultinomialKernel.cpp.
+Source: torch/utils/data/sampler.py.
 """
 
 from __future__ import annotations
 
 import base64
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import Any
 
 import numpy as np
 
-from ..random import Generator
+from ..random import Generator, multinomial
+from ..random.arguments import checked_generator
 
 
 class SequentialSampler:
@@ -203,14 +202,8 @@ class BatchSampler:
             self.sampler.load_state_dict(state)
 
 
-_REFUSED = "invalid multinomial distribution "
-
-
 class WeightedRandomSampler(GeneratorSampler):
-    """Draw rows by weight, the same as `torch.utils.data.WeightedRandomSampler`.
-
-    With replacement a uniform number is looked up in the summed weights. Without, or for one row, the largest
-    quotients of weights and exponential numbers win, computed with the C library's logarithm.
+    """Draw rows by weight with `jaxpar.random.multinomial`, as `torch.utils.data.WeightedRandomSampler`.
 
     Args:
       weights: [n] numbers, which need not add up to one.
@@ -219,9 +212,7 @@ class WeightedRandomSampler(GeneratorSampler):
       generator, seed: as for `RandomSampler`.
 
     Raises: ValueError: as torch, for `num_samples`, `replacement` and weights with more axes. RuntimeError:
-      in the epoch, as torch, for weights that are negative or not finite, without a positive one, or fewer
-      than `num_samples` without replacement; also for fewer positive ones, where torch draws rows of weight
-      zero.
+      in the epoch, as `multinomial`.
 
     >>> from jaxpar import data
     >>> list(data.WeightedRandomSampler([0.0, 1.0], num_samples=3, seed=0))
@@ -252,63 +243,17 @@ class WeightedRandomSampler(GeneratorSampler):
         self._set_generator(generator, seed)
 
     def __iter__(self) -> Iterator[int]:
-        # For one row torch.multinomial always takes the method without replacement, whose draws differ.
-        if self.replacement and self.num_samples > 1:
-            yield from _with_replacement(self.weights, self.num_samples, self._source)
-        else:
-            yield from _without_replacement(self.weights, self.num_samples, self._source)
+        rows = multinomial(self.weights, self.num_samples, self.replacement, generator=self._source)
+        yield from rows.tolist()
 
     def __len__(self) -> int:
         return self.num_samples
 
 
-def _with_replacement(weights: np.ndarray, k: int, g: Generator) -> list[int]:
-    if not (weights >= 0).all():
-        raise RuntimeError(_REFUSED + "(encountering probability entry < 0)")
-    if not np.isfinite(weights).all():
-        raise RuntimeError(_REFUSED + "(encountering probability entry = infinity or NaN)")
-    if not weights.any():
-        raise RuntimeError(_REFUSED + "(sum of probabilities <= 0)")
-    with np.errstate(over="ignore", invalid="ignore"):  # a sum beyond float64 gives rows in torch, too
-        total = np.cumsum(weights)  # in torch's order and precision, so that the same rows are found
-        total /= total[-1]
-    # As in torch. It is 1 already, unless the sum overflowed: then it is NaN.
-    total[-1] = 1
-    return np.searchsorted(total, g.rand(k, dtype=np.float64)).tolist()
-
-
-def _without_replacement(weights: np.ndarray, k: int, g: Generator) -> list[int]:
-    if k > len(weights):
-        raise RuntimeError("cannot sample n_sample > prob_dist.size(-1) samples without replacement")
-    if not ((weights >= 0) & (weights < math.inf)).all():
-        raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
-    positive = np.count_nonzero(weights)
-    if not positive:
-        raise RuntimeError(_REFUSED + "(sum of probabilities <= 0)")
-    if k > positive:
-        raise RuntimeError(
-            f"{_REFUSED}(with replacement=False, {k} of {len(weights)} rows cannot be drawn from {positive} "
-            "positive weights)"
-        )
-    with np.errstate(divide="ignore", invalid="ignore"):
-        quotients = weights / exponential(len(weights), g)
-    return np.argsort(-quotients, kind="stable")[:k].tolist()
-
-
-def exponential(n: int, g: Generator) -> np.ndarray:
-    """Return [n] exponential numbers: `torch.empty(n, dtype=torch.float64).exponential_(generator=g)`."""
-    # math.log1p is the C library's; NumPy may use a vectorised one that differs in the last bit.
-    return np.array([-math.log1p(-u) for u in g.rand(n, dtype=np.float64).tolist()])
-
-
 def source(generator: Generator | None, seed: int | Generator | None, function: str) -> Generator:
     """Return `generator`, or the one for `seed` (torch's default one), or a randomly seeded one."""
     if generator is not None:
-        if not isinstance(generator, Generator):
-            raise TypeError(
-                f"{function}: generator must be a jaxpar.random.Generator, not {type(generator).__name__}. "
-                "For a torch generator g: jaxpar.random.Generator(0).set_state(g.get_state().numpy())."
-            )
+        checked_generator(function, generator)
         if seed is not None:
             raise ValueError(f"{function}: give either generator or seed (torch's default one), not both.")
         return generator
