@@ -265,7 +265,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="trials at a time")
     parser.add_argument("--step-timeout", type=float, default=20, metavar="S")
     parser.add_argument("--references", type=Path, metavar="DIR", help="keep the runs without a fault here")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="append each trial to this file")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="add the trials to this file, print all of it"
+    )
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the logs of trials that went wrong")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -283,12 +285,14 @@ def run(arguments: argparse.Namespace, bench: Bench, folder: Path) -> int:
         print(f"{fault}\n  {result}", file=sys.stderr, flush=True)
         if arguments.json:
             with open(arguments.json, "a") as file:
-                row = dataclasses.asdict(fault) | dataclasses.asdict(result) | {"seed": arguments.seed}
-                file.write(json.dumps(row) + "\n")
+                file.write(json.dumps([dataclasses.asdict(fault), dataclasses.asdict(result)]) + "\n")
         return fault, result
 
     with ThreadPoolExecutor(arguments.jobs) as pool:
         results = list(pool.map(attempt, plan))
+    if arguments.json:  # with the trials of earlier calls
+        rows = map(json.loads, arguments.json.read_text().splitlines())
+        results = [(Fault(**fault), Result(**result)) for fault, result in rows]
     print(table(results, f"Seed {arguments.seed}, --step-timeout {arguments.step_timeout:g}."))
     return 0 if all(result.right for _, result in results) else 1
 

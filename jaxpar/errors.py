@@ -13,6 +13,9 @@ class JaxparError(Exception):
     True
     """
 
+    of_rank: int | None = None
+    """The rank that had the problem, where several ranks raise it; `jaxpar launch` blames that rank."""
+
 
 class DeviceError(JaxparError, ValueError):
     """A device that does not exist, was given twice, or has an unknown spelling.

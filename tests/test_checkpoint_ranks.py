@@ -236,6 +236,42 @@ def test_a_save_without_rank_0_is_named(calls, tmp_path):
         assert "(rank1.py:1)" in one.err
 
 
+TROUBLES = """
+import shutil, types
+from jaxpar.errors import CheckpointError
+
+class Unable(Place):
+    def state_dict(self):
+        if rank == 1:
+            raise KeyError("at")
+        return super().state_dict()
+
+checkpointer = jaxpar.Checkpointer(folder)
+step(x)
+room = shutil.disk_usage
+if rank == 0:
+    shutil.disk_usage = lambda folder: types.SimpleNamespace(free=1)
+try:
+    checkpointer.save(1, place=Place(rank))
+except CheckpointError as error:
+    print("disk of rank", error.of_rank)
+shutil.disk_usage = room
+try:
+    checkpointer.save(2, place=Unable(rank))
+except CheckpointError as error:
+    print("item of rank", error.of_rank)
+except KeyError:
+    print("own item")
+"""
+
+
+@pytest.mark.slow
+def test_an_error_on_all_ranks_has_the_rank_that_had_the_problem(tmp_path):
+    first, second = outputs(ranks(2, START + TROUBLES, env={"RUN": str(tmp_path)}))
+    assert "disk of rank 0\nitem of rank 1\n" in first
+    assert "disk of rank 0\nown item\n" in second
+
+
 KILLED = """
 checkpointer = jaxpar.Checkpointer(folder)
 step(x)

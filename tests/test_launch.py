@@ -65,6 +65,10 @@ WORKER = """
             bytearray(1 << 62)
         if how == "peer":  # this rank's exception, and the other's end, which is noticed later
             raise ValueError("UNKNOWN: Gloo all-reduce failed: Connection closed by peer [127.0.0.1]:2")
+        if how == "shared":  # all ranks raise rank 0's error
+            error = errors.CheckpointError("rank 0's disk is full")
+            error.of_rank = 0
+            raise error
         if how in ("leave", "follow"):
             os._exit(how == "follow")
         if how.startswith("exit"):
@@ -170,6 +174,7 @@ ENDS = {  # plan: options, exit code, what is said of it
     ),
     "1.3:slow,0.3:follow+": ([], 1, r"rank 1 failed first, .*: exit code 1;.*RuntimeError: slow to leave"),
     "1.3:leave,0.3:raise+": ([], 1, r"rank 1 failed first, .*: exit code 0 in the middle of its script; "),
+    "1.3:shared,0.3:shared+": ([], 1, r"rank 0 failed first, .*: exit code 1;.*\n +1 .* exit code 1\n"),
     "1.3:memory": ([], 1, r"rank 1 failed first, .* after step 3: exit code 1;"),
     "0.3:peer,1.3:SIGABRT+": ([], 134, r"rank 1 failed first, .*: SIGABRT;.*\n +0 .* exit code 1\n"),
     "1.3:hang": (

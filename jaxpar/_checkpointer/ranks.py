@@ -72,8 +72,13 @@ def agree(what: str, directory: Path, work: Callable[[], T], together: bool = Tr
     answers = {i: json.loads(text) for i, text in enumerate(texts) if text is not None}
     for i, answer in answers.items():
         if "error" in answer:
-            raise CheckpointError(f"{answer['error']} (rank {i})")
+            raise of_rank(i, CheckpointError(f"{answer['error']} (rank {i})"))
     return {i: answer["value"] for i, answer in answers.items()}
+
+
+def of_rank(number: int, error: CheckpointError) -> CheckpointError:
+    error.of_rank = number
+    return error
 
 
 class Outcomes:

@@ -19,7 +19,7 @@ from ..distributed.group import rank, size
 from ..errors import CheckpointError
 from .item import StatefulItem, item_of
 from .json_values import Array, encode, flat_bytes, is_storable
-from .ranks import Outcomes, agree, check_equal
+from .ranks import Outcomes, agree, check_equal, of_rank
 from .step import Arrays, Damage, Metric, Parts, State, check_step, digest
 from .store import Store
 from .warn import warn
@@ -153,7 +153,7 @@ class Saver:
 
     def _complain(self, trouble: str | None) -> None:
         if trouble and self._on_save_error == "raise":
-            raise CheckpointError(trouble)
+            raise of_rank(0, CheckpointError(trouble))  # the only rank that writes
         if trouble:
             warn(trouble)
 

@@ -24,6 +24,7 @@ PLANTS = [
         ('return 3, self.raised', 'return 1, self.raised', "tests/test_launch.py -k causes_come"),
     ),
     *plants("jaxpar/_tools/launch/worker.py",
+        ('return str(number) != os.environ["RANK"]', 'return False', "tests/test_launch.py -m \"not long\" -k shared"),
         ('lost_peer(error)\n            marks', 'False\n            marks', "tests/test_launch.py -k \"kind_of_end and peer\""),
         ('        finally:  # the hook fails, too, where there is no memory\n            leave', '        finally:\n            pass\n        leave', "tests/test_launch.py -k \"kind_of_end and memory\""),
     ),

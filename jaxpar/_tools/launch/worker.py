@@ -87,9 +87,12 @@ def leave(code: object) -> None:
 
 
 def lost_peer(error: BaseException) -> bool:
-    """Return whether the error is what a rank raises when another one has ended."""
+    """Return whether the error is the consequence of the end, or of a problem, of a peer."""
     from jaxpar.errors import DistributedError
 
+    number = getattr(error, "of_rank", None)
+    if number is not None:
+        return str(number) != os.environ["RANK"]
     return isinstance(error, DistributedError) or bool(LOST_PEER.search(str(error)))
 
 
