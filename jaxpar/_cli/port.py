@@ -105,8 +105,9 @@ def summary(port: parity.Port, out: str) -> str:
     }[port.status]
     lines = [f"{out}: {port.lines} lines for torch's {port.torch_lines}, {verdict}"]
     lines += [f"  hole: {hole}" for hole in port.holes] + [f"  note: {note}" for note in port.notes]
+    lines += [f"  different: {difference}" for difference in port.differences]
     lines += [f"  build it with {port.build}"]
-    if port.status == 1:
+    if port.status == 1 and not port.differences:
         lines += ["", str(port.comparison)]
     return "\n".join(lines)
 

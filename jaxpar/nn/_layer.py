@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,21 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from .._typing import PyTree, Shape
+
+M = TypeVar("M", bound=nnx.Module)
+
+
+def deepcopy(module: M) -> M:
+    """A copy with equal parameters, which draws random numbers of its own.
+
+    torch counterpart: `copy.deepcopy`, after which both drop different units; Flax's copies drop the same.
+    """
+    copied = copy.deepcopy(module)
+    streams = {path: x for path, x in nnx.iter_graph(module, graph=True) if isinstance(x, nnx.RngStream)}
+    for path, x in nnx.iter_graph(copied, graph=True):
+        if isinstance(x, nnx.RngStream):
+            x.key.set_value(streams[path]())
+    return copied
 
 
 class _Signature:

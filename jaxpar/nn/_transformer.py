@@ -16,7 +16,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from . import functional
 from ._dropout import Dropout
-from ._layer import Layer
+from ._layer import Layer, deepcopy
 from ._layer_norm import LayerNorm
 from ._multihead_attention import MultiheadAttention, linear
 
@@ -218,12 +218,4 @@ class TransformerDecoder(Layer):
 
 
 def _copies(layer: nnx.Module, n: int) -> nnx.List:
-    """Return n copies with equal parameters and separate streams, so that layers drop different elements."""
-    copies = []
-    for k in range(n):
-        copy = nnx.clone(layer, graph=True)
-        for _, node in nnx.iter_graph(copy, graph=True):
-            if isinstance(node, nnx.RngStream):
-                node.key.set_value(jax.random.fold_in(node.key[...], k))
-        copies.append(copy)
-    return nnx.List(copies)
+    return nnx.List([deepcopy(layer) for _ in range(n)])

@@ -10,6 +10,7 @@ from flax import nnx
 from flax.nnx import Module as Module
 
 from .._layer import Layer
+from .._layer import deepcopy as deepcopy
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 

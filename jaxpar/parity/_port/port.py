@@ -20,6 +20,7 @@ from torch import nn
 from ...errors import PortError
 from .._comparison import Comparison
 from .._sides.step_data import Layout
+from .as_used import differences
 from .changes import require_no_other_state
 from .images.flow import Flow
 from .layout import SAME, images_last
@@ -48,6 +49,8 @@ class Port:
       module: the Flax module, from the written file, with fresh weights; None if it cannot be built.
       comparisons: the proofs: five training steps, an evaluation, evaluations with different shapes. The
         last one fails if any does; empty if there are holes.
+      differences: what differs where the file is used in float32, eager or compiled, called twice, or on
+        inputs with zeros, padding and ties; empty if there are holes.
       holes: torch's lines that have no counterpart in JAX, with the reason.
       notes: what was left out, and what did not run.
       failure: the error that prevented the proof of a file without holes; otherwise empty.
@@ -64,6 +67,7 @@ class Port:
     failure: str
     torch_lines: int
     path: Path | None = None
+    differences: tuple[str, ...] = ()
     origin: Origin = dataclasses.field(repr=False, compare=False, kw_only=True)
 
     def optimizer(self, optimizer: TorchObject) -> Lines:
@@ -97,7 +101,7 @@ class Port:
             return 2
         if self.failure or not self.comparisons:
             return 3
-        return 0 if all(proof.same for proof in self.comparisons) else 1
+        return 0 if all(proof.same for proof in self.comparisons) and not self.differences else 1
 
     @property
     def same(self) -> bool:
@@ -159,8 +163,7 @@ def port(
     make, written, build, builder, layout = _read(module, inputs, kwargs, channels_last, path)
     # Formatted before the proof, which then imports the file that users get.
     text = formatted(written.text, str(path or "port.py"))
-    flax, proofs, failure, file = None, [], "", None
-    notes: tuple[str, ...] = ()
+    flax, file, proof = None, None, Proof()
     with tempfile.TemporaryDirectory() as folder:
         target = path or Path(folder) / "port.py"
         target.write_text(text, encoding="utf-8")
@@ -168,31 +171,49 @@ def port(
             try:
                 file = imported(target)
                 flax = builder(file)
-                # Before the comparisons, which would succeed although the port lacks such an effect.
-                require_no_other_state(lambda: _seeded(make), inputs, kwargs)
-                proofs = prove(make, flax, inputs, kwargs, layout)
-                notes = () if all(proof.same for proof in proofs) else too_small(make, inputs, kwargs)
+                proof = _proven(make, flax, functools.partial(builder, file), inputs, kwargs, layout)
             except Exception as error:  # whatever a written file can do wrong: without a proof it is nothing
-                failure = f"{type(error).__name__}: {error}".partition("\n")[0]
-    if not written.holes and (header := _unproven(failure, proofs)):
+                proof = Proof(failure=f"{type(error).__name__}: {error}".partition("\n")[0])
+    if not written.holes and (header := _unproven(proof)):
         text = with_docstring(text, header)
         if path:
             path.write_text(text, encoding="utf-8")
-    results = written.holes, (*written.notes, *notes), failure, written.torch_lines
+    results = written.holes, (*written.notes, *proof.notes), proof.failure, written.torch_lines
     instance = module if isinstance(module, nn.Module) else None
     origin = Origin(make, functools.partial(builder, file) if flax is not None else None, instance)
-    result = Port(text, build, flax, tuple(proofs), *results, path, origin=origin)
+    result = Port(text, build, flax, proof.comparisons, *results, path, proof.differences, origin=origin)
     if record and result.same and path:
         write_record(path, build, _seeded(make), flax, inputs, kwargs, layout, written.layers)
     return result
 
 
-def _unproven(failure: str, proofs: Sequence[Comparison]) -> str:
-    if failure or not proofs:
-        return f"Not proven: {failure}"
-    if proofs[-1].same:
-        return ""
-    return f"NOT THE SAME as torch. {str(proofs[-1]).partition(chr(10))[0]}"
+@dataclasses.dataclass(frozen=True)
+class Proof:
+    """What was compared, what differs beside it, notes on both, and why nothing was compared."""
+
+    comparisons: tuple[Comparison, ...] = ()
+    differences: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    failure: str = ""
+
+
+def _proven(
+    make: Make, flax: nnx.Module, build: Callable[[], nnx.Module], inputs: Any, kwargs: Any, layout: Layout
+) -> Proof:
+    # Before the comparisons, which would succeed although the port lacks such an effect.
+    require_no_other_state(lambda: _seeded(make), inputs, kwargs)
+    comparisons = tuple(prove(make, flax, inputs, kwargs, layout))
+    if not all(comparison.same for comparison in comparisons):
+        return Proof(comparisons, notes=too_small(make, inputs, kwargs))
+    return Proof(comparisons, differences(make, build, inputs, kwargs, layout))
+
+
+def _unproven(proof: Proof) -> str:
+    if proof.failure or not proof.comparisons:
+        return f"Not proven: {proof.failure}"
+    different = [str(x).partition("\n")[0] for x in proof.comparisons if not x.same]
+    different += [f"Different: {text}." for text in proof.differences]
+    return f"NOT THE SAME as torch. {' '.join(different)}" if different else ""
 
 
 def _read(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import importlib.util
 import itertools
@@ -22,6 +23,7 @@ from .._comparison import Comparison
 from .._sides.step_data import Layout, factors, real_parts
 from .._sides.torch_side import named_leaves, one_thread
 from ..measuring import Outcome
+from .variants import variants
 
 STEPS, RATE = 5, 1e-4
 FAR = 1e-3
@@ -56,15 +58,23 @@ def prove(
     comparisons: list[Comparison] = []
     net = perturbed(make)
     trained = any(parameter.requires_grad for parameter in net.parameters())
+    # Zeros and ties, where derivatives differ, take turns with the example: they share its compiled step.
+    examples = accepted(make, inputs, kwargs) or [tuple(inputs)]
     # On a module of its own: a call in training mode changes running statistics, and backward sets gradients.
-    rate = rate_of(perturbed(make).train(), inputs, kwargs) if trained else RATE
+    rates = [rate_of(perturbed(make).train(), example, kwargs) for example in examples] if trained else [RATE]
+    rate = min(rates)
     sgd = (lambda parameters: torch.optim.SGD(parameters, rate), optax.sgd(rate))
     steps: dict[str, Any] = {"steps": STEPS, "optimizer": sgd} if trained else {}
     # A module that accepts no second shape is evaluated with this one.
     shapes = larger_inputs(make, inputs, kwargs) or [tuple(inputs)]
-    for training, arguments, more in ((True, inputs, steps), *((False, shape, {}) for shape in shapes)):
+    taking_turns = [tuple(map(array, example)) for example in examples]
+
+    def of_step(step: int) -> tuple[Any, ...]:
+        return taking_turns[(step - 1) % len(taking_turns)]
+
+    evaluations = ((False, tuple(map(array, shape)), {}) for shape in shapes)
+    for training, arrays, more in ((True, of_step if trained else of_step(1), steps), *evaluations):
         if not comparisons or comparisons[-1].same:
-            arrays = tuple(map(array, arguments))
             kw: dict[str, Any] = {"torch_kwargs": kwargs, "flax_kwargs": kwargs} if kwargs else {}
             comparisons.append(compare(net, flax, arrays, training=training, layout=layout, **more, **kw))
             gc.collect()  # compiled steps and their sides refer to each other, and are as large as the model
@@ -81,6 +91,25 @@ def rate_of(net: torch.nn.Module, inputs: Sequence[Any], kwargs: dict[str, Any])
         sum(terms, torch.zeros(())).backward()
     norms = [float(parameter.grad.norm()) for parameter in net.parameters() if parameter.grad is not None]
     return min(RATE, FAR / max(float(np.linalg.norm(norms)), FAR))
+
+
+def accepted(
+    make: Callable[[], torch.nn.Module], inputs: Sequence[Any], kwargs: dict[str, Any]
+) -> list[tuple[Any, ...]]:
+    """Return the example and those of its variants for which torch's outputs and gradients are finite."""
+    examples = []
+    for example, _ in variants(inputs, {}).values():
+        net = perturbed(make).train()
+        try:
+            leaves = real_parts(named_leaves(net(*copy.deepcopy(example), **copy.deepcopy(kwargs)))).values()
+            terms = [x.sum() for x in leaves if x.requires_grad]
+            sum(terms, torch.zeros((), requires_grad=True)).backward()
+        except Exception:  # torch itself does not take these numbers
+            continue
+        gradients = (parameter.grad for parameter in net.parameters() if parameter.grad is not None)
+        if all(bool(x.isfinite().all()) for x in (*leaves, *gradients)):
+            examples.append(example)
+    return examples
 
 
 def too_small(

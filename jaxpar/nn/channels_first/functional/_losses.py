@@ -11,11 +11,21 @@ from jax.typing import ArrayLike
 from ... import functional as last
 from ...functional import binary_cross_entropy as binary_cross_entropy
 from ...functional import binary_cross_entropy_with_logits as binary_cross_entropy_with_logits
+from ...functional import cosine_embedding_loss as cosine_embedding_loss
+from ...functional import gaussian_nll_loss as gaussian_nll_loss
+from ...functional import hinge_embedding_loss as hinge_embedding_loss
 from ...functional import huber_loss as huber_loss
 from ...functional import kl_div as kl_div
 from ...functional import l1_loss as l1_loss
+from ...functional import margin_ranking_loss as margin_ranking_loss
 from ...functional import mse_loss as mse_loss
+from ...functional import multi_margin_loss as multi_margin_loss
+from ...functional import multilabel_margin_loss as multilabel_margin_loss
+from ...functional import multilabel_soft_margin_loss as multilabel_soft_margin_loss
+from ...functional import poisson_nll_loss as poisson_nll_loss
 from ...functional import smooth_l1_loss as smooth_l1_loss
+from ...functional import soft_margin_loss as soft_margin_loss
+from ...functional import triplet_margin_loss as triplet_margin_loss
 
 
 def cross_entropy(

@@ -18,6 +18,19 @@ from .source import Function, Source, end_of, start_of
 Versions = dict[str, list[tuple[torch.Tensor, int]]]
 HARMLESS = ("shape", "dtype", "device", "ndim", "size", "dim", "numel")
 """Attributes that do not depend on a tensor's numbers."""
+VIEWS = (
+    "view",
+    "reshape",
+    "flatten",
+    "transpose",
+    "permute",
+    "t",
+    "squeeze",
+    "unsqueeze",
+    "expand",
+    "detach",
+)
+"""Methods whose result may share its numbers with the tensor."""
 
 
 class Aliases:
@@ -52,6 +65,35 @@ def read_later(source: Source, node: ast.stmt, names: set[str]) -> list[str]:
     """Return the names that are read after the statement, without those it changes explicitly."""
     targets = _targets(node)
     return sorted(name for name in names - targets if _is_read(source, node, name))
+
+
+def alias_read_later(source: Source, node: ast.stmt) -> str:
+    """Return a name that may be of the tensor that a statement changes, and is read after it; "" if none.
+
+    For statements that did not run: the names on both sides of `z = y` and `z = y.view(-1)`.
+    """
+    call = node.value if isinstance(node, ast.Expr) else None
+    func = call.func if isinstance(call, ast.Call) else None
+    changes = isinstance(func, ast.Attribute) and func.attr.endswith("_") and not func.attr.endswith("__")
+    subscript = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript)
+    if not (changes or subscript or isinstance(node, ast.AugAssign)):
+        return ""
+    changed = _targets(node)
+    function = next((x for x in _ancestors(source, node) if isinstance(x, Function)), source.tree)
+    links: set[frozenset[str]] = set()
+    for assignment in ast.walk(function):
+        value = assignment.value if isinstance(assignment, ast.Assign) else None
+        if isinstance(value, ast.Name | ast.Attribute | ast.Subscript) or _is_view(value):
+            root = _root(value)
+            links |= {
+                frozenset({root.id, name}) for name in _targets(assignment) if isinstance(root, ast.Name)
+            }
+    others = {name for link in links if link & changed for name in link - changed - {"self"}}
+    return next((name for name in sorted(others) if _is_read(source, node, name)), "")
+
+
+def _is_view(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in VIEWS
 
 
 def _targets(node: ast.stmt) -> set[str]:

@@ -8,15 +8,20 @@ from .transformers_names import FUNCTIONS as OF_TRANSFORMERS
 # The order of a function's lines matters, because the first one that accepts a call applies.
 FUNCTIONS = table("""
     torch.cat|torch.concat(tensors, dim=) -> jnp.concatenate({tensors}<, axis={dim}>)
+    torch.hstack|torch.vstack|torch.dstack|torch.column_stack(tensors) -> jnp.{}({tensors})
+    torch.block_diag(*tensors) -> jax.scipy.linalg.block_diag({tensors})
+    torch.broadcast_tensors(*tensors) -> jnp.broadcast_arrays({tensors:s})
+    torch.atleast_1d|torch.atleast_2d|torch.atleast_3d(input) -> jnp.{}({input})
+    torch.tensordot(a, b, dims) -> jnp.tensordot({a}, {b}, {dims})
+    torch.isin(elements, test_elements) -> jnp.isin({elements}, {test_elements})
+    torch.trapezoid(y) -> jnp.trapezoid({y})
+    torch.result_type(tensor1, tensor2) -> jnp.result_type({tensor1}, {tensor2})
+    torch.rsub(input, other) -> {other:a} - {input:a}
     torch.stack(tensors, dim=) -> jnp.stack({tensors}<, axis={dim}>)
     torch.where(condition, input, other) -> jnp.where({condition}, {input}, {other})
     torch.einsum(equation, *operands) -> jnp.einsum({equation}, {operands:s})
-    torch.outer(input, vec2) -> jnp.outer({input}, {vec2})
-    torch.baddbmm(input, batch1, batch2) -> {input:a} + {batch1:a} @ {batch2:a}
-    torch.addmm(input, mat1, mat2) -> {input:a} + {mat1:a} @ {mat2:a}
     torch.max(input, other) -> jnp.maximum({input}, {other})
     torch.min(input, other) -> jnp.minimum({input}, {other})
-    torch.atan2(input, other) -> jnp.arctan2({input}, {other})
     torch.zeros|torch.ones(*size, dtype=, device?, requires_grad?) -> jnp.{}({size:t}<, {dtype}>)
     torch.empty(*size, dtype=, device?, requires_grad?) -> jnp.zeros({size:t}<, {dtype}>)
     torch.full(size, fill_value, dtype=, device?) -> jnp.full({size}, {fill_value}<, {dtype}>)
@@ -24,7 +29,7 @@ FUNCTIONS = table("""
     torch.full_like(input, fill_value, dtype=, device?) -> jnp.full_like({input}, {fill_value}<, {dtype}>)
     torch.arange(start, end=, step=, dtype=, device?) -> \
         jnp.arange({start}<, {end}><, {step}><, dtype={dtype}>)
-    torch.linspace(start, end, steps, device?) -> jnp.linspace({start}, {end}, {steps})
+    torch.linspace|torch.logspace(start, end, steps, device?) -> jnp.{}({start}, {end}, {steps})
     torch.eye(n, m=, device?) -> jnp.eye({n}<, {m}>)
     torch.tensor(data, dtype=, device?) -> jnp.array({data}<, {dtype}>)
     torch.as_tensor(data, dtype=, device?) -> jnp.asarray({data}<, {dtype}>)
@@ -33,16 +38,32 @@ FUNCTIONS = table("""
     torch.randn(*size, device?, requires_grad?) -> rngs.params.normal({size:t})
     torch.rand(*size, device?, requires_grad?) -> rngs.params.uniform({size:t})
     torch.Tensor(*size) -> jnp.zeros({size:t})
-    torch.tril_indices(row, col, offset=) -> jnp.stack(jnp.tril_indices({row}<, {offset}>, {col}))
+    torch.tril_indices|torch.triu_indices(row, col) -> jnp.stack(jnp.{}({row}, 0, {col}))
+    torch.tril_indices|torch.triu_indices(row, col, offset) -> jnp.stack(jnp.{}({row}, {offset}, {col}))
     torch.jit.is_scripting|torch.jit.is_tracing|torch.compiler.is_compiling() -> False
     torch.is_tensor(obj) -> isinstance({obj}, jax.Array)
     torch.get_default_dtype() -> jnp.float32
-    torch.finfo(type) -> jnp.finfo({type})
+    torch.finfo|torch.iinfo(type) -> jnp.{}({type})
     torch.polar(abs, angle) -> {abs:a} * jnp.exp(1j * {angle:a})
+    torch.complex(real, imag) -> jax.lax.complex({real}, {imag})
     torch.view_as_complex(input) -> jax.lax.complex(*jnp.moveaxis({input}, -1, 0))
     torch.view_as_real(input) -> jnp.stack([{input:a}.real, {input:a}.imag], -1)
-    torch.cdist(x1, x2) -> \
-        jnp.linalg.norm({x1:a}[..., :, None, :] - {x2:a}[..., None, :, :], axis=-1)  # gradient NaN at 0
+    torch.fft.fft|torch.fft.ifft|torch.fft.rfft|torch.fft.irfft(input, n=, dim=, norm=) -> \
+        jnp.fft.{}({input}<, n={n}><, axis={dim}><, norm={norm}>)
+    torch.fft.fft2|torch.fft.ifft2|torch.fft.rfft2|torch.fft.irfft2(input, s=, dim=, norm=) -> \
+        jnp.fft.{}({input}<, s={s}><, axes={dim}><, norm={norm}>)
+    torch.fft.fftn|torch.fft.ifftn|torch.fft.rfftn|torch.fft.irfftn(input, s=, dim=, norm=) -> \
+        jnp.fft.{}({input}<, s={s}><, axes={dim}><, norm={norm}>)
+    torch.fft.fftshift|torch.fft.ifftshift(input, dim=) -> jnp.fft.{}({input}<, axes={dim:t}>)
+    torch.fft.fftfreq|torch.fft.rfftfreq(n, d=, device?) -> jnp.fft.{}({n}<, {d}>)
+    torch.cdist(x1, x2, p=) -> F.cdist({x1}, {x2}<, {p}>)
+    torch.bucketize(input, boundaries, right=) -> F.searchsorted({boundaries}, {input}<, right={right}>)
+    torch.searchsorted(sorted_sequence, input, right=, side=) -> \
+        F.searchsorted({sorted_sequence}, {input}<, right={right}><, side={side}>)
+    torch.std_mean(x, dim, correction=, keepdim=) -> ( \
+        F.std({x}, {dim:t}<, correction={correction}><, keepdim={keepdim}>), \
+        {x:a}.mean({dim:t}<, keepdims={keepdim}>))
+    torch.special.entr(input) -> jax.scipy.special.entr({input})
     torch.var_mean(x, dim, unbiased, keepdim=) -> ( \
         {x:a}.var({dim:t}, ddof={unbiased:n}<, keepdims={keepdim}>), \
         {x:a}.mean({dim:t}<, keepdims={keepdim}>))
@@ -52,14 +73,27 @@ FUNCTIONS = table("""
     torch.var_mean(x, dim, keepdim=) -> ( \
         {x:a}.var({dim:t}, ddof=1<, keepdims={keepdim}>), \
         {x:a}.mean({dim:t}<, keepdims={keepdim}>))
-    torch.linalg.norm(A, dim=) -> jnp.linalg.norm({A}<, axis={dim}>)
+    torch.linalg.norm(A, ord==None?, dim=, keepdim=) -> F.norm({A}<, dim={dim:t}><, keepdim={keepdim}>)
+    torch.linalg.norm(A, ord, dim, keepdim=) -> F.norm({A}, {ord}, dim={dim:t}<, keepdim={keepdim}>)
+    torch.linalg.vector_norm(x, ord=, dim=, keepdim=) -> \
+        F.norm({x}<, {ord}><, dim={dim:t}><, keepdim={keepdim}>)
+    torch.linalg.det|torch.linalg.inv|torch.linalg.cholesky|torch.linalg.eigvalsh(A) -> jnp.linalg.{}({A})
+    torch.linalg.qr(A) -> jnp.linalg.{}({A})
+    torch.linalg.solve|torch.linalg.matmul(A, B) -> jnp.linalg.{}({A}, {B})
+    torch.linalg.matrix_power(A, n) -> jnp.linalg.matrix_power({A}, {n})
+    torch.linalg.multi_dot(tensors) -> jnp.linalg.multi_dot({tensors})
+    torch.linalg.cross(input, other, dim=) -> jnp.cross({input}, {other}<, axis={dim}>)
+    torch.cross(input, other, dim) -> jnp.cross({input}, {other}, axis={dim})
+    torch.threshold(input, threshold, value) -> F.threshold({input}, {threshold}, {value})
+    torch.celu(input, alpha=) -> F.celu({input}<, {alpha}>)
+    torch.selu(input) -> nnx.selu({input})
     torch.nn.functional.relu|torch.nn.functional.relu6(input, inplace?) -> nnx.{}({input})
     torch.nn.functional.silu|torch.nn.functional.selu(input, inplace?) -> nnx.{}({input})
     torch.nn.functional.elu(input, alpha=, inplace?) -> nnx.elu({input}<, {alpha}>)
-    torch.nn.functional.celu(input, alpha=, inplace?) -> nnx.celu({input}<, {alpha}>)
+    torch.nn.functional.celu(input, alpha=, inplace?) -> F.celu({input}<, {alpha}>)
     torch.nn.functional.sigmoid|torch.nn.functional.tanh(input) -> nnx.{}({input})
     torch.nn.functional.hardswish(input, inplace?) -> nnx.hard_swish({input})
-    torch.nn.functional.hardsigmoid(input, inplace?) -> nnx.hard_sigmoid({input})
+    torch.nn.functional.hardsigmoid(input, inplace?) -> F.hardsigmoid({input})
     torch.nn.functional.logsigmoid(input) -> nnx.log_sigmoid({input})
     torch.nn.functional.glu(input, dim=) -> nnx.glu({input}<, {dim}>)
     torch.nn.functional.softsign(input) -> nnx.soft_sign({input})
@@ -67,6 +101,11 @@ FUNCTIONS = table("""
     torch.nn.functional.softmax(input, dim, _stacklevel?) -> nnx.softmax({input}, {dim})
     torch.nn.functional.softmax(input, dim, dtype) -> nnx.softmax({input:a}.astype({dtype}), {dim})
     torch.nn.functional.log_softmax(input, dim, _stacklevel?) -> nnx.log_softmax({input}, {dim})
+    torch.nn.functional.log_softmax(input, dim, dtype) -> nnx.log_softmax({input:a}.astype({dtype}), {dim})
+    torch.nn.functional.softmin(input, dim, _stacklevel?) -> nnx.softmax(-{input:a}, {dim})
+    torch.nn.functional.tanhshrink(input) -> {input:a} - jnp.tanh({input})
+    torch.nn.functional.threshold(input, threshold, value, inplace?) -> \
+        F.threshold({input}, {threshold}, {value})
     torch.nn.functional.one_hot(tensor, num_classes) -> nnx.one_hot({tensor}, {num_classes}, dtype=int)
     torch.nn.functional.linear(input, weight, bias=) -> {input:a} @ {weight:a}.T< + {bias:a}>
     torch.randn_like(input) -> {rngs}.normal({input:a}.shape, {input:a}.dtype)
@@ -104,14 +143,32 @@ _SAME = (
     "cross_entropy(input, target, weight=, ignore_index=, reduction=, label_smoothing=), "
     "nll_loss(input, target, weight=, ignore_index=, reduction=), mse_loss(input, target, reduction=), "
     "binary_cross_entropy(input, target, weight=, reduction=), "
+    "binary_cross_entropy_with_logits(input, target, weight=, reduction=, pos_weight=), "
+    "l1_loss(input, target, reduction=), smooth_l1_loss(input, target, reduction=, beta=), "
+    "huber_loss(input, target, reduction=, delta=), kl_div(input, target, reduction=, log_target=), "
+    "poisson_nll_loss(input, target, log_input=, full=, eps=, reduction=), "
+    "gaussian_nll_loss(input, target, var, full=, eps=, reduction=), "
+    "hinge_embedding_loss(input, target, margin=, reduction=), soft_margin_loss(input, target, reduction=), "
+    "margin_ranking_loss(input1, input2, target, margin=, reduction=), "
+    "multi_margin_loss(input, target, p=, margin=, weight=, reduction=), "
+    "multilabel_margin_loss(input, target, reduction=), "
+    "multilabel_soft_margin_loss(input, target, weight=, reduction=), "
+    "cosine_embedding_loss(input1, input2, target, margin=, reduction=), "
+    "triplet_margin_loss(anchor, positive, negative, margin=, p=, eps=, swap=, reduction=), "
+    "rms_norm(input, normalized_shape, weight=, eps=), channel_shuffle(input, groups), "
+    "fold(input, output_size, kernel_size, dilation=, padding=, stride=), "
+    "affine_grid(theta, size, align_corners=), pairwise_distance(x1, x2, p=, eps=, keepdim=), "
     "cosine_similarity(x1, x2, dim=, eps=)"
 )
 """Functions of jaxpar.nn.channels_first.functional with torch's names and arguments."""
-_RENAMED = {"weight": {"layer_norm": "scale", "group_norm": "scale", "embedding": "embedding"}}
+_RENAMED = {
+    "weight": {"layer_norm": "scale", "rms_norm": "scale", "group_norm": "scale", "embedding": "embedding"}
+}
 _BY_AXES = (
     "conv{n}d(input, weight, bias=, stride=, padding=, dilation=, groups=), "
     "max_pool{n}d(input, kernel_size, stride=, padding=, dilation=, ceil_mode=, return_indices=), "
     "avg_pool{n}d(input, kernel_size, stride=, padding=, ceil_mode=, count_include_pad=, divisor_override=), "
+    "lp_pool{n}d(input, norm_type, kernel_size, stride=, ceil_mode=), "
     "adaptive_avg_pool{n}d(input, output_size), adaptive_max_pool{n}d(input, output_size, return_indices=), "
     "conv_transpose{n}d(input, weight, bias=, stride=, padding=, output_padding=, groups=, dilation=)"
 )
@@ -124,6 +181,10 @@ def _calls(text: str) -> list[tuple[str, tuple[str, ...]]]:
         name, _, parameters = call.rstrip(")").partition("(")
         signatures.append((name, tuple(parameter.strip() for parameter in parameters.split(","))))
     return signatures
+
+
+def _of_method(rule: CallRule) -> CallRule:
+    return CallRule(("self", *rule.signature), rule.template, rule.note)
 
 
 def _same(name: str, signature: tuple[str, ...]) -> CallRule:
@@ -139,10 +200,25 @@ def _same(name: str, signature: tuple[str, ...]) -> CallRule:
 
 for _name, _signature in _calls(", ".join([_SAME, *(_BY_AXES.format(n=n) for n in (1, 2, 3))])):
     FUNCTIONS.setdefault(f"torch.nn.functional.{_name}", []).append(_same(_name, _signature))
+# The names of torch.special are methods' or others' in this table.
+for _name in (
+    "expit",
+    "erf",
+    "erfc",
+    "expm1",
+    "log1p",
+    "exp2",
+    "sinc",
+    "logit",
+    "xlogy",
+    "gammaln",
+    "softmax",
+    "log_softmax",
+):
+    _method = {"expit": "sigmoid", "gammaln": "lgamma"}.get(_name, _name)
+    FUNCTIONS[f"torch.special.{_name}"] = [_of_method(rule) for rule in METHODS[_method]]
 # Not the older spectral_norm: its iterations update the vectors in a different order.
 FUNCTIONS["torch.nn.utils.weight_norm"] = FUNCTIONS["torch.nn.utils.parametrizations.weight_norm"]
 FUNCTIONS.update(table(OF_TRANSFORMERS))
 for _name, _rules in METHODS.items():
-    FUNCTIONS.setdefault(f"torch.{_name}", []).extend(
-        CallRule(("self", *rule.signature), rule.template, rule.note) for rule in _rules
-    )
+    FUNCTIONS.setdefault(f"torch.{_name}", []).extend(map(_of_method, _rules))

@@ -12,9 +12,9 @@ METHODS = table("""
     flatten(start_dim=, end_dim=) -> F.flatten({self}<, {start_dim}><, {end_dim}>)
     unflatten(dim, sizes) -> F.unflatten({self}, {dim}, {sizes})
     permute(*dims) -> {self:a}.transpose({dims})
-    transpose(dim0, dim1) -> {self:a}.swapaxes({dim0}, {dim1})
+    transpose|swapdims(dim0, dim1) -> {self:a}.swapaxes({dim0}, {dim1})
     swapaxes(axis0, axis1) -> {self:a}.swapaxes({axis0}, {axis1})
-    movedim(source, destination) -> jnp.moveaxis({self}, {source:t}, {destination:t})
+    movedim|moveaxis(source, destination) -> jnp.moveaxis({self}, {source:t}, {destination:t})
     t() -> {self:a}.T
     contiguous|clone(memory_format?) -> {self}
     detach() -> jax.lax.stop_gradient({self})
@@ -33,11 +33,22 @@ METHODS = table("""
     tensor_split(indices, dim=) -> jnp.array_split({self}, {indices}<, axis={dim}>)
     unbind() -> jnp.unstack({self})
     unbind(dim) -> jnp.unstack({self}, axis={dim})
+    roll(shifts) -> jnp.roll({self}, {shifts})
     roll(shifts, dims) -> jnp.roll({self}, {shifts:t}, {dims:t})
+    rot90(k=, dims=) -> jnp.rot90({self}<, {k}><, {dims}>)
+    narrow(dim, start, length) -> jax.lax.dynamic_slice_in_dim({self}, {start}, {length}, {dim})
+    select(dim==0, index) -> {self:a}[{index}]
+    select(dim==1, index) -> {self:a}[:, {index}]
+    select(dim==-1, index) -> {self:a}[..., {index}]
+    ravel() -> {self:a}.ravel()
     flip(*dims) -> jnp.flip({self}, {dims:t})
     tril|triu(diagonal=) -> jnp.{}({self}<, {diagonal}>)
+    trace() -> jnp.trace({self})
+    diag_embed() -> {self:a}[..., None] * jnp.eye({self:a}.shape[-1], dtype={self:a}.dtype)
+    diag(diagonal=) -> jnp.diag({self}<, {diagonal}>)
     diagonal(offset=, dim1=, dim2=) -> {self:a}.diagonal(<{offset}><, {dim1}><, {dim2}>)
     gather(dim, index) -> jnp.take_along_axis({self}, {index}, {dim})
+    take_along_dim(indices, dim) -> jnp.take_along_axis({self}, {indices}, {dim})
     index_select(dim, index) -> jnp.take({self}, {index}, {dim})
     masked_fill(mask, value) -> jnp.where({mask}, {value}, {self})
     type_as(other) -> {self:a}.astype({other:a}.dtype)
@@ -47,6 +58,8 @@ METHODS = table("""
     bfloat16() -> {self:a}.astype(jnp.bfloat16)
     long() -> {self:a}.astype(int)
     int() -> {self:a}.astype(jnp.int32)
+    short() -> {self:a}.astype(jnp.int16)
+    byte() -> {self:a}.astype(jnp.uint8)
     bool() -> {self:a}.astype(bool)
     bernoulli_(p) -> {rngs}.bernoulli({p}, {self:a}.shape).astype({self:a}.dtype)
     new_empty(*size, dtype=, device?) -> jnp.zeros({size:t}, {self:a}.dtype)
@@ -55,78 +68,161 @@ METHODS = table("""
     new_full(size, fill_value, device?) -> jnp.full({size}, {fill_value}, {self:a}.dtype)
     mean|sum|prod|max|min() -> {self:a}.{}()
     mean|sum(dim, keepdim=) -> {self:a}.{}({dim:t}<, keepdims={keepdim}>)
+    nanmean|nansum(dim=, keepdim=) -> jnp.{}({self}<, {dim:t}><, keepdims={keepdim}>)
+    count_nonzero(dim=) -> jnp.count_nonzero({self}<, {dim:t}>)
+    diff(n==1?, dim=) -> jnp.diff({self}<, axis={dim}>)
+    median() -> F.median({self})
+    quantile(q, dim=, keepdim=) -> jnp.quantile({self}, {q}<, {dim}><, keepdims={keepdim}>)
     prod(dim, keepdim=) -> {self:a}.prod({dim}<, keepdims={keepdim}>)
-    var|std() -> {self:a}.{}(ddof=1)
-    var|std(dim) -> {self:a}.{}({dim:t}, ddof=1)
-    var|std(dim, unbiased, keepdim=) -> {self:a}.{}({dim:t}, ddof={unbiased:n}<, keepdims={keepdim}>)
-    var|std(dim, keepdim) -> {self:a}.{}({dim:t}, ddof=1, keepdims={keepdim})
-    var|std(dim, correction, keepdim=) -> {self:a}.{}({dim:t}, ddof={correction}<, keepdims={keepdim}>)
-    amax(dim, keepdim=) -> {self:a}.max({dim:t}<, keepdims={keepdim}>)
-    amin(dim, keepdim=) -> {self:a}.min({dim:t}<, keepdims={keepdim}>)
+    var() -> {self:a}.var(ddof=1)
+    var(dim) -> {self:a}.var({dim:t}, ddof=1)
+    var(dim, unbiased, keepdim=) -> {self:a}.var({dim:t}, ddof={unbiased:n}<, keepdims={keepdim}>)
+    var(dim, keepdim) -> {self:a}.var({dim:t}, ddof=1, keepdims={keepdim})
+    var(dim, correction, keepdim=) -> {self:a}.var({dim:t}, ddof={correction}<, keepdims={keepdim}>)
+    var(unbiased) -> {self:a}.var(ddof={unbiased:n})
+    std(dim, unbiased, keepdim=) -> F.std({self}, {dim:t}, correction={unbiased:n}<, keepdim={keepdim}>)
+    std(dim=, correction=, keepdim=) -> \
+        F.std({self}<, {dim:t}><, correction={correction}><, keepdim={keepdim}>)
+    std(unbiased) -> F.std({self}, correction={unbiased:n})
+    amax(dim=, keepdim=) -> {self:a}.max(<{dim:t}><, keepdims={keepdim}>)
+    amin(dim=, keepdim=) -> {self:a}.min(<{dim:t}><, keepdims={keepdim}>)
     all|any(dim=, keepdim=) -> {self:a}.{}(<{dim:t}><, keepdims={keepdim}>)
     argmax|argmin(dim=, keepdim=) -> jnp.{}({self}<, {dim}><, keepdims={keepdim}>)
     logsumexp(dim, keepdim=) -> jax.nn.logsumexp({self}, {dim:t}<, keepdims={keepdim}>)
+    logcumsumexp(dim) -> jax.lax.cumlogsumexp({self}, {dim})
     cumsum|cumprod(dim) -> {self:a}.{}({dim})
     softmax|log_softmax(dim) -> nnx.{}({self}, {dim})
     relu|sigmoid|tanh() -> nnx.{}({self})
-    exp|expm1|log|log1p|log2|sin|cos|tan|sinh|cosh|abs|sign|sqrt|square() -> jnp.{}({self})
+    exp|exp2|expm1|log|log1p|log2|log10|sin|cos|tan|sinh|cosh|sign|sqrt|square|sinc() -> jnp.{}({self})
+    arcsin|arccos|arctan|arcsinh|arccosh|arctanh|deg2rad|rad2deg() -> jnp.{}({self})
+    abs|absolute() -> F.abs({self})
+    real|imag|conj|angle() -> jnp.{}({self})
+    adjoint() -> {self:a}.mT.conj()
     floor|ceil|round|trunc|logical_not|isinf|isnan|isfinite|nan_to_num() -> jnp.{}({self})
-    atan() -> jnp.arctan({self})
-    rsqrt|erf() -> jax.lax.{}({self})
+    asin|acos|atan|asinh|acosh|atanh() -> jnp.{}({self})
+    rsqrt|erf|erfc|lgamma() -> jax.lax.{}({self})
+    erfinv() -> jax.lax.erf_inv({self})
+    logit() -> jax.scipy.special.logit({self})
+    frac() -> {self:a} - jnp.trunc({self})
     reciprocal() -> 1 / {self:a}
-    neg() -> -{self:a}
+    neg|negative() -> -{self:a}
     pow(exponent) -> {self:a} ** {exponent:a}
-    clamp|clip(min=, max=) -> jnp.clip({self}<, {min}><, max={max}>)
-    clamp_min(min) -> jnp.maximum({self}, {min})
-    clamp_max(max) -> jnp.minimum({self}, {max})
+    clamp|clip(min=, max=) -> F.clamp({self}<, {min}><, max={max}>)
+    clamp_min(min) -> F.clamp({self}, {min})
+    clamp_max(max) -> F.clamp({self}, max={max})
     add(other) -> {self:a} + {other:a}
     add(other, alpha) -> {self:a} + {alpha:a} * {other:a}
-    sub(other) -> {self:a} - {other:a}
+    sub|subtract(other) -> {self:a} - {other:a}
     sub(other, alpha) -> {self:a} - {alpha:a} * {other:a}
-    mul(other) -> {self:a} * {other:a}
-    div(other) -> {self:a} / {other:a}
+    mul|multiply(other) -> {self:a} * {other:a}
+    div|divide(other, rounding_mode==None?) -> {self:a} / {other:a}
+    true_divide(other) -> {self:a} / {other:a}
+    div|divide(other, rounding_mode) -> F.div({self}, {other}, rounding_mode={rounding_mode})
+    floor_divide(other) -> F.div({self}, {other}, rounding_mode="floor")
+    lerp(end, weight) -> {self:a} + {weight:a} * ({end:a} - {self:a})
+    addcmul(tensor1, tensor2) -> {self:a} + {tensor1:a} * {tensor2:a}
+    addcmul(tensor1, tensor2, value) -> {self:a} + {value:a} * {tensor1:a} * {tensor2:a}
+    addcdiv(tensor1, tensor2) -> {self:a} + {tensor1:a} / {tensor2:a}
+    addcdiv(tensor1, tensor2, value) -> {self:a} + {value:a} * {tensor1:a} / {tensor2:a}
     matmul|mm|bmm|dot(other) -> {self:a} @ {other:a}
     mv(vec) -> {self:a} @ {vec:a}
-    maximum|minimum|logical_and|logical_or|fmod|remainder(other) -> jnp.{}({self}, {other})
+    inner|vdot|kron(other) -> jnp.{}({self}, {other})
+    outer|ger(vec2) -> jnp.outer({self}, {vec2})
+    addmm(mat1, mat2, beta, alpha) -> {beta:a} * {self:a} + {alpha:a} * {mat1:a} @ {mat2:a}
+    addmm(mat1, mat2) -> {self:a} + {mat1:a} @ {mat2:a}
+    baddbmm(batch1, batch2) -> {self:a} + {batch1:a} @ {batch2:a}
+    addmv(mat, vec) -> {self:a} + {mat:a} @ {vec:a}
+    maximum|minimum|logical_and|logical_or|logical_xor(other) -> jnp.{}({self}, {other})
+    fmod|remainder|logaddexp|logaddexp2|hypot|isclose(other) -> jnp.{}({self}, {other})
+    atan2(other) -> F.atan2({self}, {other})
+    heaviside(values) -> jnp.heaviside({self}, {values})
+    xlogy(other) -> jax.scipy.special.xlogy({self}, {other})
+    float_power(exponent) -> jnp.float_power({self}, {exponent})
+    dist(other, p=) -> F.norm({self:a} - {other:a}<, {p}>)
     eq(other) -> {self:a} == {other:a}
     ne(other) -> {self:a} != {other:a}
     lt(other) -> {self:a} < {other:a}
     le(other) -> {self:a} <= {other:a}
     gt(other) -> {self:a} > {other:a}
     ge(other) -> {self:a} >= {other:a}
-    bitwise_xor(other) -> {self:a} ^ {other:a}
+    greater(other) -> {self:a} > {other:a}
+    less(other) -> {self:a} < {other:a}
+    bitwise_and|bitwise_or|bitwise_xor(other) -> jnp.{}({self}, {other})
+    bitwise_not() -> ~{self:a}
     argsort(dim=, descending=) -> jnp.argsort({self}<, axis={dim}><, descending={descending}>)
-    scatter(dim, index, src) -> jnp.put_along_axis({self}, {index}, {src}, {dim}, inplace=False)
-    scatter(dim, index, value) -> jnp.put_along_axis({self}, {index}, {value}, {dim}, inplace=False)
+    scatter|scatter_add(dim, index, src) -> F.{}({self}, {dim}, {index}, {src})
+    scatter(dim, index, value) -> F.scatter({self}, {dim}, {index}, {value})
+    index_fill(dim==0, index, value) -> {self:a}.at[{index}].set({value})
+    index_fill(dim==1, index, value) -> {self:a}.at[:, {index}].set({value})
     fill(value) -> jnp.full_like({self}, {value})
     zero() -> jnp.zeros_like({self})
     index_add(dim==0, index, source) -> {self:a}.at[{index}].add({source})
     index_add(dim==1, index, source) -> {self:a}.at[:, {index}].add({source})
     index_add(dim==-1, index, source) -> {self:a}.at[..., {index}].add({source})
-    norm(p==2?, dim, keepdim=) -> \
-        jnp.linalg.norm({self}, axis={dim:t}<, keepdims={keepdim}>)  # gradient NaN at 0
-    norm(p, dim, keepdim=) -> jnp.linalg.norm({self}, {p}, {dim}<, keepdims={keepdim}>)  # gradient NaN at 0
-    norm(p==2?) -> jnp.linalg.norm({self:a}.reshape(-1))  # gradient NaN at 0
+    norm(p=, dim=, keepdim=) -> F.norm({self}<, {p}><, dim={dim:t}><, keepdim={keepdim}>)
+    det() -> jnp.linalg.det({self})
+    inverse() -> jnp.linalg.inv({self})
     cpu() -> {self}
     cuda(device?) -> {self}
     is_floating_point() -> jnp.issubdtype({self:a}.dtype, jnp.floating)
+    is_complex() -> jnp.iscomplexobj({self})
+    element_size() -> {self:a}.itemsize
 """)
-_TIES = "where several are largest, torch gives the gradient to one of them, and JAX a part to each"
+_TIES = "which of equal values it takes is not defined in torch, and their gradients are exchanged"
 PAIRS = table(f"""
-    max.values(dim, keepdim=) -> {{self:a}}.max({{dim}}<, keepdims={{keepdim}}>)  # {_TIES}
+    max(dim, keepdim=) -> F.max({{self}}, {{dim}}<, keepdim={{keepdim}}>)
     max.indices(dim, keepdim=) -> {{self:a}}.argmax({{dim}}<, keepdims={{keepdim}}>)
-    min.values(dim, keepdim=) -> {{self:a}}.min({{dim}}<, keepdims={{keepdim}}>)  # {_TIES}
+    min(dim, keepdim=) -> F.min({{self}}, {{dim}}<, keepdim={{keepdim}}>)
     min.indices(dim, keepdim=) -> {{self:a}}.argmin({{dim}}<, keepdims={{keepdim}}>)
-    sort.values(dim=, descending=) -> jnp.sort({{self}}<, axis={{dim}}><, descending={{descending}}>)
-    sort.indices(dim=, descending=) -> jnp.argsort({{self}}<, axis={{dim}}><, descending={{descending}}>)
-    topk.values(k, dim?, sorted?) -> jax.lax.top_k({{self}}, {{k}})[0]
-    topk.indices(k, dim?, sorted?) -> jax.lax.top_k({{self}}, {{k}})[1]
+    sort(dim=, descending=, stable?) -> F.sort({{self}}<, {{dim}}><, descending={{descending}}>)
+    sort.values(dim=, descending=, stable?) -> jnp.sort({{self}}<, axis={{dim}}><, descending={{descending}}>)
+    sort.indices(dim=, descending=, stable?) -> \
+        jnp.argsort({{self}}<, axis={{dim}}><, descending={{descending}}>)
+    topk(k, dim=, largest=, sorted?) -> \
+        F.topk({{self}}, {{k}}<, dim={{dim}}><, largest={{largest}}>)  # {_TIES}
+    cummax(dim) -> F.cummax({{self}}, {{dim}})
+    cummin(dim) -> F.cummin({{self}}, {{dim}})
+    median(dim, keepdim=) -> F.median({{self}}, {{dim}}<, keepdim={{keepdim}}>)  # {_TIES}
+    kthvalue(k, dim=, keepdim=) -> \
+        F.kthvalue({{self}}, {{k}}<, dim={{dim}}><, keepdim={{keepdim}}>)  # {_TIES}
+    aminmax(dim=, keepdim=) -> F.aminmax({{self}}<, dim={{dim}}><, keepdim={{keepdim}}>)
+    slogdet() -> jnp.linalg.slogdet({{self}})
 """)
-"""Calls that return values and indices."""
+"""Calls that return several arrays by name, and shorter ones for one of them."""
 # JAX's arrays are immutable, so `x.add_(y)` is written as an assignment of the method without `_`.
 _CHANGING = (
-    *("add", "sub", "mul", "div", "pow", "clamp", "relu", "sigmoid", "tanh", "exp", "sqrt", "neg"),
-    *("fill", "zero", "masked_fill", "index_add", "scatter", "unsqueeze", "squeeze", "transpose"),
+    *(
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "pow",
+        "lerp",
+        "addcmul",
+        "addcdiv",
+        "clamp",
+        "clamp_min",
+        "clamp_max",
+        "abs",
+        "relu",
+        "sigmoid",
+        "tanh",
+        "exp",
+        "sqrt",
+        "neg",
+    ),
+    *(
+        "fill",
+        "zero",
+        "masked_fill",
+        "index_add",
+        "index_fill",
+        "scatter",
+        "scatter_add",
+        "unsqueeze",
+        "squeeze",
+        "transpose",
+    ),
 )
 IN_PLACE = {f"{name}_": name for name in _CHANGING}
 """Methods that change their tensor, with the methods that return the changed one."""

@@ -14,7 +14,7 @@ from .expressions import is_none, list_as_tuple, spliced, text, translated
 from .fragment import Fragment, Hole
 from .gradients import value_of
 from .indexing import PART, set_part
-from .pairs import assigned_pair
+from .pairs import assigned_field
 
 VERBS = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide", ast.Pow: "power"}
 KEEPS = "it keeps an array in the module, which a compiled step would forget"
@@ -28,7 +28,7 @@ def assign(ctx: Context, node: ast.Assign) -> str | None:
         return set_part(ctx, target, "set", value_of(ctx, node.value))
     if isinstance(target, ast.Subscript) and ctx.in_call(node) and is_kept(ctx, target):
         raise Hole(KEEPS)
-    if (written := assigned_pair(ctx, node)) is not None:
+    if (written := assigned_field(ctx, node)) is not None:
         return written
     if isinstance(target, ast.Tuple) and any(
         isinstance(element, ast.Subscript) and ctx.is_tensor(element.value) for element in target.elts

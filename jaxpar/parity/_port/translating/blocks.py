@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from ..reading.aliases import read_later
+from ..reading.aliases import alias_read_later, read_later
 from ..reading.runtime import Beyond
 from ..reading.source import end_of, start_of
 from .conditions import test
@@ -37,6 +37,8 @@ def written_statement(ctx: Context, node: ast.stmt) -> str | None:
         if read := read_later(ctx.source, node, changed - {rebound(ctx, node)}):
             raise Hole(f"it changes {' and '.join(read)} as well, in place")
         require_no_changes(ctx, node)
+        if not ctx.ran(node) and (other := alias_read_later(ctx.source, node)):
+            raise Hole(f"it may change {other} as well, in place")
         if is_omitted(ctx, node):
             return None
         if type(node) in REFUSED:

@@ -6,6 +6,7 @@ Functions and methods follow the tables in `rules`. Functions that build layers 
 from __future__ import annotations
 
 import ast
+import copy
 import inspect
 from collections.abc import Sequence
 from types import FunctionType
@@ -22,7 +23,7 @@ from .expressions import argument, arguments_of, by_rule, expression, extended, 
 from .fragment import Fragment, Hole
 from .methods import COLLECTIONS, method
 from .names import left_out
-from .pairs import BOTH, is_pair
+from .pairs import pair
 
 RANDOM_FUNCTIONS = ("rand_like", "randint", "randint_like", "multinomial", "normal")
 
@@ -37,6 +38,8 @@ def call(ctx: Context, node: ast.Call) -> Fragment:
         return Fragment("False", value=False)
     if target is hasattr and is_torchs(owner := ctx.scope.value(node.args[0])):
         return resolved(ctx, node, hasattr(owner, ast.literal_eval(node.args[1])))
+    if target is copy.deepcopy and node.args and ctx.is_module(node.args[0]):
+        return Fragment(f"nn.deepcopy({text(ctx, node.args[0])})")
     if target is not UNKNOWN and (is_torchs(target) or rule_name(target)):
         return _of_torch(ctx, node, target)
     require_no_numbers(ctx, node)
@@ -56,10 +59,10 @@ def _of_torch(ctx: Context, node: ast.Call, target: Any) -> Fragment:
     name = rule_name(target)
     if getattr(target, "__name__", "") in RANDOM_FUNCTIONS and ctx.in_call(node):
         raise Hole(DRAWN)
+    if several := pair(ctx, node):
+        return several
     if name is None or name not in rules.FUNCTIONS:
         raise Hole(f"there is no rule for {dotted(target)}")
-    if is_pair(ctx, node):
-        raise Hole(BOTH)
     candidates = rules.FUNCTIONS[name]
     # Such a rule uses the `rngs` of a constructor: in a call, its numbers would be different each time.
     if "rngs." in candidates[0].template and ctx.in_call(node):

@@ -32,6 +32,22 @@ def and_or(ctx: Context, node: ast.BoolOp) -> Fragment:
     return _without_tensors(ctx, node, node.values)
 
 
+@expression(ast.BinOp)
+def operation(ctx: Context, node: ast.BinOp) -> Fragment:
+    """Write `2**i` of integers, whose exponents can be negative, as a call."""
+    left, right = ctx.site(node.left), ctx.site(node.right)
+    integers = isinstance(node.op, ast.Pow) and right is not None and bool(right.types)
+    if integers and right and all(not (x.is_floating_point or x.is_complex) for x in right.types):
+        base = ctx.site(node.left).types if left and left.types else set()
+        if not any(x.is_floating_point or x.is_complex for x in base) and not _is_float(node.left):
+            return Fragment(f"F.pow({text(ctx, node.left)}, {text(ctx, node.right)})")
+    return spliced(ctx, node)
+
+
+def _is_float(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, float)
+
+
 @expression(ast.UnaryOp)
 def unary(ctx: Context, node: ast.UnaryOp) -> Fragment:
     if not isinstance(node.op, ast.Not):

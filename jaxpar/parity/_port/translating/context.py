@@ -75,7 +75,9 @@ class Context:
         site = self.watched.site(self.source, node)
         # Only local variables: two functions can use one name for different things.
         if site is None and isinstance(node, ast.Name) and node.id in self.scope.local:
-            return self.watched.variables(self.source).get((self.source.around(node), node.id))
+            site = self.watched.variables(self.source).get((self.source.around(node), node.id))
+            # Where an optional argument was None, a line for its other values is of tensors.
+            return site if site and site.kinds != {type(None)} else None
         return site
 
     def ran(self, node: ast.AST) -> bool:

@@ -19,7 +19,7 @@ from .drawing import targets_of
 from .expressions import expression, spliced, text, translated
 from .fragment import Fragment, Hole
 from .gradients import is_in_place, stopped, value_of
-from .pairs import FIELDS, chosen, literal
+from .pairs import FIELDS, literal, pair
 
 SHAPE = "its shape depends on data"
 SIGNS = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/", "power": "**"}
@@ -32,7 +32,7 @@ PARTS = {"zero_": "set", "fill_": "set", "copy_": "set", "add_": "add", "mul_": 
 def subscript(ctx: Context, node: ast.Subscript) -> Fragment:
     chosen_index = literal(node.slice)
     field = FIELDS.get(chosen_index) if isinstance(chosen_index, int) else None
-    if field and (fragment := chosen(ctx, node.value, field)):
+    if field and (fragment := pair(ctx, node.value, field)):
         return fragment
     if not ctx.is_tensor(node.value):
         return spliced(ctx, node)

@@ -17,7 +17,7 @@ from .context import Context
 from .drawing import DRAWN, takes_rngs_as_base
 from .expressions import arguments_of, by_rule, name_of, text, translated
 from .fragment import Fragment, Hole
-from .pairs import BOTH, is_pair
+from .pairs import pair
 
 COLLECTIONS = {nn.ParameterList: "List", nn.ParameterDict: "Dict"}
 """Collections of parameters, and the names of NNX's."""
@@ -52,8 +52,8 @@ def _of_tensor(ctx: Context, node: ast.Call, func: ast.Attribute, owner: Site | 
         return _to(ctx, node, func.value)
     if name == "requires_grad_" and owner and owner.kinds & {nn.Parameter}:
         raise Hole("JAX has no frozen weights: leave them to the optimizer")
-    if is_pair(ctx, node):
-        raise Hole(BOTH)
+    if several := pair(ctx, node):
+        return several
     if name in rules.INITIAL or name in DISTRIBUTIONS:
         if ctx.in_call(node):
             raise Hole(DRAWN)
@@ -65,7 +65,7 @@ def _of_tensor(ctx: Context, node: ast.Call, func: ast.Attribute, owner: Site | 
 
 def is_method(name: str) -> bool:
     """Return whether a tensor's method has a rule."""
-    return name in rules.METHODS or name in rules.IN_PLACE
+    return name in rules.METHODS or name in rules.IN_PLACE or name in rules.PAIRS
 
 
 def _to(ctx: Context, node: ast.Call, owner: ast.expr) -> Fragment:

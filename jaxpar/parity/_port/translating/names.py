@@ -30,7 +30,7 @@ from ..reading.scope import (
 from .context import Context, variables_of
 from .expressions import expression, hole, is_none, root_of, text, translated
 from .fragment import NOT, Fragment, Hole
-from .pairs import FIELDS, chosen
+from .pairs import FIELDS, pair
 
 
 @expression(ast.Name)
@@ -43,7 +43,7 @@ def name(ctx: Context, node: ast.Name) -> Fragment:
 
 @expression(ast.Attribute)
 def attribute(ctx: Context, node: ast.Attribute) -> Fragment:
-    if node.attr in FIELDS.values() and (field := chosen(ctx, node.value, node.attr)):
+    if node.attr in FIELDS.values() and (field := pair(ctx, node.value, node.attr)):
         return field
     site = ctx.site(node)
     # JAX places arrays by shardings; a device that is passed on is replaced by None, a default.

@@ -1,7 +1,6 @@
-"""Pairs: `x.max(1)`, `x.sort()` and `x.topk(2)` return values and indices; in JAX these are two calls.
+"""Pairs: `x.max(1)`, `x.sort()` and others return several arrays, in JAX those of `jaxpar.nn`'s functions.
 
-If only one is used, as in `x.max(1)[0]` or `_, i = x.max(1)`, that one is written. If both are, the tensor
-must be a name, so that nothing is computed twice.
+If only one of them is used, as in `x.max(1)[1]` or `_, i = x.max(1)`, a rule may have a shorter text for it.
 """
 
 from __future__ import annotations
@@ -9,70 +8,56 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from ..rules import PAIRS
+from ..rules import METHODS, PAIRS
 from .context import Context
-from .expressions import argument, by_rule, name_of, text
-from .fragment import Fragment, Hole
+from .expressions import by_rule, name_of, text
+from .fragment import Fragment
 
 FIELDS = {0: "values", 1: "indices", -1: "indices"}
-BOTH = "it gives values and places"
 
 
-def is_pair(ctx: Context, node: ast.Call) -> bool:
-    """Return whether a call of `max`, `min`, `sort` or `topk` returns values and indices."""
-    if f"{name_of(node.func)}.values" not in PAIRS:
-        return False
-    site = ctx.site(node)
-    return bool(site and site.kinds and all(kind.__module__ == "torch.return_types" for kind in site.kinds))
-
-
-def chosen(ctx: Context, node: ast.expr, field: str) -> Fragment | None:
-    """Write the values or the indices of a call; None for any other expression."""
+def pair(ctx: Context, node: ast.expr, field: str = "") -> Fragment | None:
+    """Write a call that returns several arrays, or a field of it; None for any other expression."""
     parts = _parts(ctx, node)
     if parts is None:
         return None
     name, owner, call = parts
-    if name == "topk" and not _is_along_last(ctx, owner, call):
-        raise Hole("jax.lax.top_k looks along the last axis alone")
-    return by_rule(ctx, call, PAIRS[f"{name}.{field}"], f"the {field} of {name}", owner)
+    if field:
+        candidates = PAIRS.get(f"{name}.{field}", [])
+        return by_rule(ctx, call, candidates, name, owner) if candidates else None
+    return by_rule(ctx, call, PAIRS[name], name, owner)
 
 
-def assigned_pair(ctx: Context, node: ast.Assign) -> str | None:
-    """Write `values, indices = x.max(1)`; None for any other assignment."""
-    target, parts = node.targets[0], _parts(ctx, node.value)
-    if not (isinstance(target, ast.Tuple) and len(target.elts) == 2) or parts is None:
-        return None
-    assigned = {
-        text(ctx, element): chosen(ctx, node.value, FIELDS[index])
-        for index, element in enumerate(target.elts)
-        if not (isinstance(element, ast.Name) and element.id == "_")
-    }
-    targets, values = ", ".join(assigned), [field.text for field in assigned.values() if field]
-    name, owner, _ = parts
-    if len(values) > 1 and name == "topk":  # `jax.lax.top_k` computes both
-        return f"{targets} = {values[0].removesuffix('[0]')}"
-    if len(values) > 1 and not isinstance(owner, ast.Name):
-        raise Hole(f"{BOTH}; with a name for the tensor it can be said")
-    return f"{targets} = {', '.join(values)}"
-
-
-def _is_along_last(ctx: Context, owner: ast.expr, call: ast.Call) -> bool:
-    axis_node = argument(call, 1, "dim")
-    if axis_node is None:
-        return True
-    site, axis = ctx.site(owner), literal(axis_node)
-    return axis == -1 or bool(site and site.axes and all(axes - 1 == axis for axes in site.axes))
+def assigned_field(ctx: Context, node: ast.Assign) -> str | None:
+    """Write `_, indices = x.max(1)` as one assignment; None for any other."""
+    target = node.targets[0]
+    elements = target.elts if isinstance(target, ast.Tuple) and len(target.elts) == 2 else []
+    used = [i for i, element in enumerate(elements) if ast.unparse(element) != "_"]
+    field = pair(ctx, node.value, FIELDS[used[0]]) if len(used) == 1 else None
+    return f"{text(ctx, elements[used[0]])} = {field.text}" if field else None
 
 
 def _parts(ctx: Context, node: ast.expr) -> tuple[str, ast.expr, ast.Call] | None:
     """Return the function's name, the tensor, and the call without the tensor."""
-    if not isinstance(node, ast.Call) or not is_pair(ctx, node):
+    if not isinstance(node, ast.Call) or (name := name_of(node.func)) not in PAIRS:
         return None
-    func = node.func
-    if isinstance(func, ast.Attribute) and ctx.is_tensor(func.value):
-        return func.attr, func.value, node
-    call = ast.copy_location(ast.Call(func, node.args[1:], node.keywords), node)
-    return (name_of(node.func), node.args[0], call) if node.args else None
+    func, site = node.func, ctx.site(node)
+    if site and not all(kind.__module__ == "torch.return_types" for kind in site.kinds):
+        return None
+    is_method = isinstance(func, ast.Attribute) and (
+        ctx.is_tensor(func.value) or ctx.site(func.value) is None
+    )
+    if is_method and not str(ast.unparse(func)).startswith("torch."):
+        owner, call = func.value, node
+    elif node.args:
+        owner = node.args[0]
+        call = ast.copy_location(ast.Call(func, node.args[1:], node.keywords), node)
+    else:
+        return None
+    # A call that did not run is one of several arrays if no rule for one array accepts it.
+    if site is None and any(rule.accepts(call) for rule in METHODS.get(name, [])):
+        return None
+    return name, owner, call
 
 
 def literal(node: ast.expr) -> Any:

@@ -101,6 +101,9 @@ def with_statement(ctx: Context, node: ast.With) -> str | None:
     expressions = [item.context_expr for item in node.items]
     names = [dotted(ctx.scope.value(e.func)) if isinstance(e, ast.Call) else "" for e in expressions]
     column = begin_of(node)[1]
+    sites = [site for e in expressions if (site := ctx.site(e))]
+    if any(getattr(x, "_enabled", False) for site in sites for x in site.objects.values()):
+        raise Hole("it computes in another type; give jaxpar.train_step a Precision")
     if all(name in rules.CONTEXTS for name in names):
         return dedented(ctx, node.body, column)
     if len(expressions) == 1 and stops_gradients(ctx, expressions[0]):

@@ -1,0 +1,137 @@
+"""Functions whose derivative at 0, at a bound or at equal values is torch's; that of jax.numpy differs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from ... import functional as last
+from ...functional._reduction import absolute
+from ...functional._similarity import norm as vector_norm
+
+Axes = int | Sequence[int] | None
+
+
+def abs(x: jax.Array) -> jax.Array:
+    """|x|, with the derivative 0 at 0. torch counterpart: `torch.abs`; that of `jnp.abs` is 1."""
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return vector_norm(jnp.stack([x.real, x.imag]), 2, 0)
+    return absolute(x)
+
+
+def atan2(x: jax.Array, other: jax.Array) -> jax.Array:
+    """The angle of (other, x), with the derivative 0 at the origin. torch counterpart: `torch.atan2`."""
+    origin = (x == 0) & (other == 0)
+    return jnp.where(
+        origin, jax.lax.stop_gradient(jnp.arctan2(x, other)), jnp.arctan2(x, jnp.where(origin, 1, other))
+    )
+
+
+def clamp(x: jax.Array, min: ArrayLike | None = None, max: ArrayLike | None = None) -> jax.Array:
+    """x between `min` and `max`, with the derivative 1 at both.
+
+    >>> import jax
+    >>> from jaxpar.nn.channels_first import functional as F
+    >>> float(jax.grad(lambda x: F.clamp(x, 0.0, 1.0))(1.0))
+    1.0
+
+    torch counterpart: `torch.clamp`; the derivative of `jnp.clip` at a bound is 1/2.
+    """
+    if min is not None:
+        x = jnp.where(x < min, min, x)
+    return x if max is None else jnp.where(x > max, max, x)
+
+
+def div(x: jax.Array, other: ArrayLike, *, rounding_mode: str | None = None) -> jax.Array:
+    """X / other, rounded down ("floor") or towards 0 ("trunc"). torch counterpart: `torch.div`."""
+    if rounding_mode is None:
+        return x / other
+    if rounding_mode == "floor":
+        return jax.lax.stop_gradient(jnp.floor_divide(x, other))
+    if jnp.issubdtype(jnp.result_type(x, other), jnp.integer):
+        floor = jnp.floor_divide(x, other)
+        return floor + ((floor < 0) & (floor * other != x))
+    return jax.lax.stop_gradient(jnp.trunc(x / other))
+
+
+def norm(x: jax.Array, p: float | str = "fro", dim: Axes = None, keepdim: bool = False) -> jax.Array:
+    """The p-norm along `dim`, or of all elements, with the gradient 0 where it is 0.
+
+    torch counterpart: `torch.norm`, `torch.linalg.vector_norm`; the gradient of `jnp.linalg.norm` is NaN.
+    """
+    axes = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
+    return vector_norm(x, 2 if p == "fro" else float(p), tuple(axes), keepdims=keepdim)
+
+
+def std(x: jax.Array, dim: Axes = None, *, correction: float = 1, keepdim: bool = False) -> jax.Array:
+    """The standard deviation, with the gradient 0 where it is 0.
+
+    torch counterpart: `torch.std`; the gradient of `jnp.std` is NaN there.
+    """
+    axes = dim if dim is None or isinstance(dim, int) else tuple(dim)
+    variance = x.var(axes, ddof=correction, keepdims=keepdim)
+    safe = jnp.where(variance == 0, 1, variance)
+    return jnp.where(variance == 0, 0, jnp.sqrt(safe))
+
+
+def cdist(x1: jax.Array, x2: jax.Array, p: float = 2.0) -> jax.Array:
+    """The distances of all pairs of rows, with the gradient 0 at 0. torch counterpart: `torch.cdist`."""
+    return vector_norm(x1[..., :, None, :] - x2[..., None, :, :], p, -1)
+
+
+def celu(x: jax.Array, alpha: float = 1.0) -> jax.Array:
+    """x, or alpha (e^(x / alpha) - 1) below 0. torch counterpart: `F.celu`."""
+    below = jnp.where(x > 0, 0, x)
+    value = alpha * jnp.expm1(below / alpha)
+    # torch's derivative has alpha in float32, whatever x is.
+    derived = alpha * jnp.expm1(below * (1 / float(np.float32(alpha))))
+    return jnp.where(x > 0, x, derived + jax.lax.stop_gradient(value - derived))
+
+
+def hardsigmoid(x: jax.Array) -> jax.Array:
+    """x / 6 + 1/2 between 0 and 1. torch counterpart: `F.hardsigmoid`."""
+    inner = last.hardtanh(x + 3, 0, 6)
+    # torch's derivative is 1/6 in float32, whatever x is.
+    derived = inner * float(np.float32(1 / 6))
+    return derived + jax.lax.stop_gradient(inner / 6 - derived)
+
+
+def pow(x: ArrayLike, exponent: ArrayLike) -> jax.Array:
+    """x to the power of `exponent`, for integers with negative exponents rounded towards 0.
+
+    torch counterpart: `torch.pow`; JAX's result for them is not defined.
+    """
+    if not jnp.issubdtype(jnp.result_type(x, exponent), jnp.integer):
+        return jnp.power(x, exponent)
+    power = jnp.power(x, jnp.abs(exponent))
+    return jnp.where((jnp.asarray(exponent) < 0) & (jnp.abs(x) != 1), 0, power)
+
+
+def scatter(x: jax.Array, dim: int, index: jax.Array, src: ArrayLike) -> jax.Array:
+    """x with elements of `src` at the positions `index` along `dim`. torch counterpart: `torch.scatter`."""
+    return _at(x, dim, index).set(_sources(src, index))
+
+
+def scatter_add(x: jax.Array, dim: int, index: jax.Array, src: jax.Array) -> jax.Array:
+    """x plus the elements of `src` at the positions `index`. torch counterpart: `torch.scatter_add`."""
+    return _at(x, dim, index).add(_sources(src, index))
+
+
+def _at(x: jax.Array, dim: int, index: jax.Array) -> jnp.ndarray:
+    # torch's index may be shorter than x along the other axes.
+    positions = list(jnp.indices(index.shape, sparse=True))
+    positions[dim] = index
+    return x.at[tuple(positions)]
+
+
+def _sources(src: ArrayLike, index: jax.Array) -> ArrayLike:
+    return src[tuple(map(slice, index.shape))] if isinstance(src, jax.Array) and src.ndim else src
+
+
+def affine_grid(theta: jax.Array, size: Sequence[int], align_corners: bool | None = None) -> jax.Array:
+    """`jaxpar.nn.functional.affine_grid` for a `size` [N, C, *S]. torch counterpart: `F.affine_grid`."""
+    return last.affine_grid(theta, (size[0], *size[2:], size[1]), align_corners)
