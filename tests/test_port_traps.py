@@ -1,4 +1,4 @@
-"""Traps: modules that a proof in float64, compiled, on random inputs would pass although the file is wrong."""
+"""Traps: modules that a proof on random inputs, compiled in float64, would pass though the file is wrong."""
 
 from __future__ import annotations
 
