@@ -33,7 +33,7 @@ TRAPS = {
     traps.MaskNotRun: ((X,), 0, "mask.reshape(3, 1, 4)"),
     traps.IntegerPower: ((torch.tensor([1, 2, 3]),), 0, "F.pow(2, self.i[...])"),
     traps.Frozen: ((torch.tensor([1, 2, 3]),), 2, "has no _freeze"),
-    traps.Kinks: ((X,), 0, "F.clamp(y, -1, max=1)"),
+    traps.Kinks: ((X,), 0, "F.clamp(x, -1, max=1)"),
 }
 
 

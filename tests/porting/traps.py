@@ -126,4 +126,4 @@ class Kinks(nn.Module):
     def forward(self, x):
         y = x * self.scale
         spread, size = y.std(1), y.norm(dim=1)
-        return y.clamp(-1, 1), spread, size, torch.cdist(y, y), y.abs(), y.max(1).values, F.relu6(y)
+        return x.clamp(-1, 1) * y, spread, size, torch.cdist(y, y), y.abs(), y.max(1).values, F.relu6(y)

@@ -10,8 +10,6 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ... import functional as last
-from ...functional._reduction import absolute
-from ...functional._similarity import norm as vector_norm
 
 Axes = int | Sequence[int] | None
 
@@ -19,8 +17,8 @@ Axes = int | Sequence[int] | None
 def abs(x: jax.Array) -> jax.Array:
     """|x|, with the derivative 0 at 0. torch counterpart: `torch.abs`; that of `jnp.abs` is 1."""
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
-        return vector_norm(jnp.stack([x.real, x.imag]), 2, 0)
-    return absolute(x)
+        return norm(jnp.stack([x.real, x.imag]), 2, 0)
+    return x * jax.lax.stop_gradient(jnp.sign(x))
 
 
 def atan2(x: jax.Array, other: jax.Array) -> jax.Array:
@@ -63,8 +61,11 @@ def norm(x: jax.Array, p: float | str = "fro", dim: Axes = None, keepdim: bool =
 
     torch counterpart: `torch.norm`, `torch.linalg.vector_norm`; the gradient of `jnp.linalg.norm` is NaN.
     """
-    axes = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
-    return vector_norm(x, 2 if p == "fro" else float(p), tuple(axes), keepdims=keepdim)
+    axes = [*range(x.ndim)] if dim is None else [dim] if isinstance(dim, int) else [*dim]
+    rows = jnp.moveaxis(x, axes, range(-len(axes), 0))
+    rows = rows.reshape(*rows.shape[: x.ndim - len(axes)], -1)
+    sizes = last.pairwise_distance(rows, jnp.zeros((), x.dtype), 2 if p == "fro" else float(p), 0)
+    return jnp.expand_dims(sizes, [axis % x.ndim for axis in axes]) if keepdim else sizes
 
 
 def std(x: jax.Array, dim: Axes = None, *, correction: float = 1, keepdim: bool = False) -> jax.Array:
@@ -80,7 +81,7 @@ def std(x: jax.Array, dim: Axes = None, *, correction: float = 1, keepdim: bool 
 
 def cdist(x1: jax.Array, x2: jax.Array, p: float = 2.0) -> jax.Array:
     """The distances of all pairs of rows, with the gradient 0 at 0. torch counterpart: `torch.cdist`."""
-    return vector_norm(x1[..., :, None, :] - x2[..., None, :, :], p, -1)
+    return last.pairwise_distance(x1[..., :, None, :], x2[..., None, :, :], p, 0)
 
 
 def celu(x: jax.Array, alpha: float = 1.0) -> jax.Array:
