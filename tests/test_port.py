@@ -131,7 +131,7 @@ FAULTS = {
         constructs.Noise,
     ),
     "a product for a sum": ("METHODS", "add(other) -> {self} * {other}", constructs.Operators),
-    "smallest for largest": ("PAIRS", "max.values(dim) -> {self:a}.min({dim})", constructs.Pairs),
+    "smallest for largest": ("PAIRS", "max(dim) -> F.min({self}, {dim})", constructs.Pairs),
     "another chance": (
         "METHODS",
         "bernoulli_(p) -> {rngs}.bernoulli({p} / 2, {self:a}.shape).astype({self:a}.dtype)",
