@@ -191,8 +191,8 @@ PAIRS = table(f"""
 """Calls that return several arrays by name, and shorter ones for one of them."""
 # JAX's arrays are immutable, so `x.add_(y)` is written as an assignment of the method without `_`.
 _CHANGING = (
-    "add sub mul div pow lerp addcmul addcdiv clamp clamp_min clamp_max abs relu sigmoid tanh exp sqrt neg fill "
-    "zero masked_fill index_add index_fill scatter scatter_add unsqueeze squeeze transpose"
+    "add sub mul div pow lerp addcmul addcdiv clamp clamp_min clamp_max abs relu sigmoid tanh exp sqrt neg "
+    "fill zero masked_fill index_add index_fill scatter scatter_add unsqueeze squeeze transpose"
 )
 IN_PLACE = {f"{name}_": name for name in _CHANGING.split()}
 """Methods that change their tensor, with the methods that return the changed one."""
