@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import click
 import pytest
@@ -168,10 +170,43 @@ def test_a_verdict_that_cannot_be_printed_is_none(tmp_path, epsilon):
     assert "No space left on device" in ended.stderr
 
 
-def test_no_such_file():
-    ended = CliRunner().invoke(cli, ["parity", "nowhere.py"])
-    assert ended.exit_code == 2
-    assert "nowhere.py: there is no such file" in ended.output
+UNREADABLE_FILES = {
+    "missing": (lambda path: None, "spec.py: there is no such file."),
+    "a folder": (lambda path: path.mkdir(), "spec.py: it is no file."),
+    "a pipe": (os.mkfifo, "spec.py: it is no file."),
+    "a loop": (lambda path: path.symlink_to(path), "spec.py: it cannot be read: Too many levels of symb"),
+    "NULs": (lambda path: path.write_bytes(b"x = 1\ny\0 = 2\n"), "spec.py: line 2 holds a NUL byte"),
+    "no UTF-8": (lambda path: path.write_bytes(b"x = '\xff'\n"), "SyntaxError: (unicode error) 'utf-8'"),
+    "no Python": (
+        lambda path: path.write_text("x = 1\nx = = 2\n"),
+        "SyntaxError: invalid syntax (spec.py, lin",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", UNREADABLE_FILES)
+@pytest.mark.parametrize("command", ["parity", "estimate", "convert", "port"])
+def test_a_file_that_cannot_be_read(kind, command, tmp_path, monkeypatch):
+    make, message = UNREADABLE_FILES[kind]
+    monkeypatch.chdir(tmp_path)
+    make(Path("spec.py"))
+    monkeypatch.setattr("jaxpar._cli.main.start_devices", None)  # nothing starts before the file is read
+    arguments = {
+        "convert": ["weights.pt", "out.pt", "--spec", "spec.py", "--to", "flax"],
+        "port": ["spec.py:make", "--out", "out.py"],
+    }.get(command, ["spec.py"])
+    ended = CliRunner().invoke(cli, [command, *arguments])
+    assert ended.exit_code == (3 if command == "port" else 2), ended.output
+    assert message in " ".join(ended.output.split())
+    assert "Traceback" not in ended.output
+    assert "line None" not in ended.output
+
+
+def test_outputs_may_be_loops_of_links(tmp_path):
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(click.UsageError, match="would write over --html"):
+        check_outputs(str(tmp_path / "spec.py"), {"html": str(loop), "junit": str(loop)})
 
 
 @pytest.mark.slow

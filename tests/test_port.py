@@ -361,7 +361,9 @@ def test_the_command_writes_a_file_a_record_and_a_test(tmp_path):
     out = tmp_path / "mlp_flax.py"
     ended = command(f"{MODULES}:MLP", "--input", "3,6", "--out", out, "--record")
     assert ended.exit_code == 0, ended.output
-    assert "the same" in ended.output
+    assert "the same" in ended.stdout
+    phases = [line.split()[2] for line in ended.stderr.splitlines() if line.startswith("jaxpar port: ")]
+    assert phases == ["importing", "running", "proving"]
     test = tmp_path / "test_mlp_flax.py"
     run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
     assert subprocess.run(run, cwd=tmp_path, capture_output=True).returncode == 0
@@ -382,6 +384,34 @@ def test_exit_codes(module, given, code, said, tmp_path):
     ended = command(f"{MODULES}:{module}", "--input", given, "--out", tmp_path / "port.py")
     assert ended.exit_code == code, ended.output
     assert said in ended.output
+
+
+NEVER_IMPORTED = """
+class GPT:
+    def __init__(self, config, dropout=0.1, *, heads): pass
+
+def rate(net, lr, /): pass
+
+raise RuntimeError("imported")
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "message"),
+    [
+        ("GPT", [], "GPT.__init__ needs config, heads, and is called with no arguments. Write a function"),
+        ("net", ["--optimizer", "{}:rate"], "rate needs lr, and is called with the module. Write a function"),
+        ("net", ["--input", "2,4", "--input", "2,x"], "--input 2,x: write 2,3,224,224"),
+        ("net", ["--input", "2:0"], "--input 2:0: write 2,3,224,224"),
+    ],
+)
+def test_what_shows_without_an_import_is_checked_before_it(module, options, message, tmp_path):
+    source = _written(tmp_path / "costly.py", NEVER_IMPORTED)
+    options = [option.format(source) for option in options]
+    ended = command(f"{source}:{module}", "--out", tmp_path / "port.py", *options)
+    assert ended.exit_code == 3
+    assert message in ended.output
+    assert "importing" not in ended.output
 
 
 @pytest.mark.parametrize("name", ["net", "make"])

@@ -151,6 +151,9 @@ def test_exceptions_of_modules_in_a_list(devices):
     with pytest.raises(KeyError, match="wonderful") as caught:
         jaxpar.parallel_apply([jnp.tanh, fails], [X, X], None, [0, 3])
     assert caught.value.__notes__ == ["Caught KeyError in replica 1 on device cpu:3."]
+    with jax.default_device(jax.devices()[2]), pytest.raises(KeyError) as caught:
+        jaxpar.parallel_apply([fails], [np.ones(2)])
+    assert caught.value.__notes__ == ["Caught KeyError in replica 0 on device cpu:2."]
 
 
 class Fails(nnx.Module):

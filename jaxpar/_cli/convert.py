@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
+import os
 from typing import Any
 
 import click
@@ -18,7 +18,7 @@ OPTIONAL = ("inputs", "flax_inputs", "layout", "flax_kwargs", *MATCHING)
 
 
 def convert(source: str, target: str, *, key: str | None, spec: str | None, to: str | None) -> str:
-    if Path(source).resolve() == Path(target).resolve():
+    if os.path.realpath(source) == os.path.realpath(target):
         raise click.UsageError(f"{target} is the source, and would be written over; choose another file.")
     tensors: dict[str, Any] = read_weights(source, key=key)
     if spec is not None:

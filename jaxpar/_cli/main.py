@@ -21,7 +21,7 @@ from ..errors import MatchError, SpecError
 from .demo.settings import DemoSettings, Fault, has_torch
 from .ending import leave, plain_ending
 from .port import port
-from .spec import MICROSECOND, RATES, Finite, OutputPath, check_outputs
+from .spec import MICROSECOND, RATES, Finite, OutputPath, check_outputs, check_source
 
 
 def main() -> None:
@@ -137,6 +137,7 @@ def parity(spec: str, devices: int | None, **options: Any) -> None:
         for name in ("level", "steps", "replicas"):
             if options[name] is not None:
                 raise click.UsageError(f"--{name} and --check: the record says which; leave --{name} out.")
+    check_source(spec)
     check_outputs(spec, options)
     if devices:
         start_devices(devices)
@@ -172,6 +173,8 @@ def convert(source: str, target: str, key: str | None, spec: str | None, to: str
     # The layout of weights is defined by a model only.
     if (spec is None) != (to is None):
         raise click.UsageError("--spec and --to belong together: the model, and the layout that is wanted.")
+    if spec is not None:
+        check_source(spec)
     from .convert import convert as run
 
     try:
@@ -223,6 +226,7 @@ def estimate(spec: str, **options: Any) -> None:
       jaxpar estimate spec.py --device a100 --hosts 16 --watch-batch --png step.png
       jaxpar estimate spec.py --device h100 --devices 4 --link 100 --json
     """
+    check_source(spec)
     # Without the card's compiler, several virtual devices show what a step exchanges.
     start_devices(None)
     from .estimate import run

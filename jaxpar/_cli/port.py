@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import importlib.util
+import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,9 @@ import click
 from .. import parity
 from ..errors import SpecError
 from .ending import leave, plain_ending
-from .spec import OutputPath, failed
+from .spec import OutputPath, check_source, failed
 
+log = logging.getLogger("jaxpar.port")
 COULD_NOT = 3
 """The exit code without a file or a proof. Other commands use 2, which means holes here."""
 
@@ -29,6 +33,20 @@ class Command(click.Command):
             raise
 
 
+@contextlib.contextmanager
+def phases() -> Iterator[None]:
+    """Print what `parity.port` logs on stderr: a line when a phase begins, which can take a minute."""
+    handler, level = logging.StreamHandler(), log.level
+    handler.setFormatter(logging.Formatter("jaxpar port: %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+
+
 @click.command(cls=Command, short_help="Write a torch module as Flax source code, with its proof.")
 @click.argument("module", metavar="MODELS.py:MAKE")
 @click.option(
@@ -36,7 +54,7 @@ class Command(click.Command):
     "inputs",
     multiple=True,
     metavar="SHAPE",
-    help="2,3,224,224, or 2,7:100 for integers below 100.",
+    help="2,3,224,224, or 2,7:100 for integers below 100. Repeat it for a module with several inputs.",
 )
 @click.option(
     "--out", type=OutputPath(), required=True, metavar="FILE", help="The Python file that is written."
@@ -50,6 +68,7 @@ class Command(click.Command):
     help="Makes a torch optimizer, a scheduler, or both, of the module: their lines, and five steps.",
 )
 @plain_ending(COULD_NOT)
+@phases()
 def port(
     module: str, inputs: tuple[str, ...], out: str, seed: int, optimizer: str | None, **options: Any
 ) -> None:
@@ -67,11 +86,18 @@ def port(
     """
     if not out.endswith(".py"):
         raise click.UsageError(f"--out {out}: a Python file ends in .py.")
+    for text in inputs:
+        _sizes(text)
+    check_maker(module)
+    if optimizer is not None:
+        check_maker(optimizer, "the module")
     lines: list[parity.Lines] = []
+    log.info("importing %s, PyTorch and JAX", module.rpartition(":")[0])
     make = _maker(module)
     examples = [example(text, seed) for text in inputs]
     port = parity.port(make, *examples, out=out, **options)
     if optimizer is not None and not port.holes:
+        log.info("proving five steps of %s", optimizer)
         lines = trained(port, make, _maker(optimizer))
     click.echo(summary(port, out))
     for training in lines:
@@ -115,15 +141,50 @@ def summary(port: parity.Port, out: str) -> str:
 def example(text: str, seed: int) -> Any:
     import torch
 
+    sizes, limit = _sizes(text)
+    generator = torch.Generator().manual_seed(seed)
+    if limit is not None:
+        return torch.randint(limit, sizes, generator=generator)
+    return torch.randn(sizes, generator=generator)
+
+
+def _sizes(text: str) -> tuple[list[int], int | None]:
+    """Parse 2,7:100 into the sizes and the limit of integers, if there is one."""
     shape, _, limit = text.partition(":")
     try:
-        sizes = [int(size) for size in shape.split(",") if size]
-        generator = torch.Generator().manual_seed(seed)
-        if limit:
-            return torch.randint(int(limit), sizes, generator=generator)
-        return torch.randn(sizes, generator=generator)
-    except (ValueError, RuntimeError) as error:
+        sizes, below = [int(size) for size in shape.split(",") if size], int(limit) if limit else None
+        if min(sizes, default=0) < 0 or (below is not None and below < 1):
+            raise ValueError("sizes are 0 or more, and integers are below 1 or more")
+    except ValueError as error:
         raise SpecError(f"--input {text}: write 2,3,224,224, or 2,7:100 for integers ({error}).") from None
+    return sizes, below
+
+
+def check_maker(spec: str, *given: str) -> None:
+    """Check what shows without importing the file: that it parses, and that MAKE can be called like that."""
+    source, _, name = spec.rpartition(":")
+    if not source.endswith(".py"):
+        return
+    definitions = [node for node in check_source(source).body if getattr(node, "name", "") == name]
+    if not definitions or definitions[-1].decorator_list:
+        return  # imported, assigned or decorated: only running the file shows it
+    shown, function, bound = name, definitions[-1], 0
+    if isinstance(function, ast.ClassDef):
+        methods = [node for node in function.body if getattr(node, "name", "") == "__init__"]
+        if not methods:
+            return
+        shown, function, bound = f"{name}.__init__", methods[-1], 1
+    arguments = function.args
+    positional = [*arguments.posonlyargs, *arguments.args]
+    required = positional[len(given) + bound : len(positional) - len(arguments.defaults)]
+    defaults = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    required += [argument for argument, default in defaults if default is None]
+    if required:
+        raise SpecError(
+            f"{spec}: {shown} needs {', '.join(argument.arg for argument in required)}, and is called with "
+            f"{', '.join(given) or 'no arguments'}. Write a function that calls it, for example "
+            f"def make({'net' if given else ''}): return {name}(...), and name that one."
+        )
 
 
 def _maker(spec: str) -> Callable[..., Any]:
@@ -140,8 +201,6 @@ def _maker(spec: str) -> Callable[..., Any]:
 
 
 def _file(path: Path) -> Any:
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}")
     sys.path.insert(0, str(path.parent.resolve()))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None

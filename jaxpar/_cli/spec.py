@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import linecache
 import math
 import os
 import runpy
+import stat
 import sys
 import traceback
 from collections.abc import Mapping
@@ -18,9 +20,27 @@ import click
 from ..errors import JaxparError, SpecError
 
 
+def check_source(path: str) -> ast.Module:
+    """Read and parse a Python file without running it, before anything that takes seconds starts."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise SpecError(f"{path}: it is no file.")
+        source = Path(path).read_bytes()
+    except FileNotFoundError:
+        raise SpecError(f"{path}: there is no such file.") from None
+    except OSError as error:
+        raise SpecError(f"{path}: it cannot be read: {error.strerror}.") from None
+    if b"\0" in source:
+        line = source.partition(b"\0")[0].count(b"\n") + 1
+        raise SpecError(f"{path}: line {line} holds a NUL byte, so this is no Python source.")
+    try:
+        return ast.parse(source, path)
+    except (SyntaxError, ValueError) as error:
+        raise failed(path, "", error) from error
+
+
 def read_names(path: str, needed: tuple[str, ...] = ()) -> dict[str, Any]:
-    if not Path(path).is_file():
-        raise SpecError(f"{path}: there is no such file.")
+    check_source(path)
     folder = str(Path(path).resolve().parent)
     # Python does this for a script, and `runpy.run_path` does not.
     sys.path.insert(0, folder)
@@ -43,7 +63,7 @@ def failed(path: str, what: str, error: Exception | SystemExit) -> SpecError:
 
 
 def _line(path: str, error: Exception | SystemExit) -> str:
-    if isinstance(error, SyntaxError):
+    if isinstance(error, SyntaxError) and error.lineno:
         return f"\n  line {error.lineno}: {(error.text or '').strip()}"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == Path(path)]
     if not frames:
@@ -99,8 +119,8 @@ class OutputPath(click.Path):
 
 
 def check_outputs(spec: str, options: Mapping[str, Any]) -> None:
-    # Resolved, so that two spellings of one path are recognised.
-    written = {Path(spec).resolve(): "the spec"}
+    # Resolved, so that two spellings of one path are recognised. Path.resolve raises for a loop of links.
+    written = {os.path.realpath(spec): "the spec"}
     for option in OUTPUTS:
         path = options.get(option)
         if path is None:
@@ -111,7 +131,7 @@ def check_outputs(spec: str, options: Mapping[str, Any]) -> None:
         if option == "record" and Path(path).suffix != ".safetensors":
             raise click.UsageError(f"--record {path}: a record ends in .safetensors.")
         both = [path, str(Path(path).with_suffix(".json"))] if option == "record" else [path]
-        for file in map(Path, both):
-            if before := written.get(file.resolve()):
+        for file in both:
+            if before := written.get(os.path.realpath(file)):
                 raise click.UsageError(f"--{option} {file} would write over {before}; choose another file.")
-            written[file.resolve()] = f"--{option}"
+            written[os.path.realpath(file)] = f"--{option}"

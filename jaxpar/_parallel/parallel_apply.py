@@ -166,7 +166,8 @@ def _homes(module: Any, *inputs: Any) -> list[jax.Device]:
         devices = {d for x in jax.tree.leaves(tree) if is_real(x) and not x.is_deleted() for d in x.devices()}
         if devices:
             return sorted(devices, key=lambda d: d.id)
-    return []
+    # Without an array of JAX's, its functions run on the current device. Tracers have no devices yet.
+    return [] if is_staged() else [_devices.device()]
 
 
 def _arrays(module: Any) -> PyTree:

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import logging
 import os
 import sys
 import tempfile
@@ -33,6 +34,8 @@ from .training.lines import Lines, Origin, TorchObject, optimizer_lines, schedul
 from .translating.definitions import takes_rngs
 from .translating.fragment import Hole
 from .writing import Writer, Written, formatted, with_docstring
+
+_log = logging.getLogger("jaxpar.port")
 
 Make = Callable[[], nn.Module]
 Build = Callable[[Any], nnx.Module]
@@ -160,6 +163,7 @@ def port(
     if record and out is None:
         raise PortError("jaxpar.parity.port: record=True keeps its files beside `out`; give out=.")
     path = Path(out) if out is not None else None
+    _log.info("running torch's module, to see which lines run")
     make, written, build, builder, layout = _read(module, inputs, kwargs, channels_last, path)
     # Formatted before the proof, which then imports the file that users get.
     text = formatted(written.text, str(path or "port.py"))
@@ -169,6 +173,7 @@ def port(
         target.write_text(text, encoding="utf-8")
         if not written.holes:
             try:
+                _log.info("proving that the file is the same: outputs, gradients, buffers")
                 file = imported(target)
                 flax = builder(file)
                 proof = _proven(make, flax, functools.partial(builder, file), inputs, kwargs, layout)
@@ -263,7 +268,7 @@ def _read(
 def _refuse_source(out: Path, definitions: Sequence[Any]) -> None:
     for definition in definitions:
         file = getattr(sys.modules.get(getattr(definition, "__module__", "")), "__file__", None)
-        if file is not None and out.resolve() == Path(file).resolve():
+        if file is not None and os.path.realpath(out) == os.path.realpath(file):
             raise PortError(
                 f"jaxpar.parity.port: out={str(out)!r} is the source of {definition.__qualname__} and would "
                 "be written over; choose another file."
