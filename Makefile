@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= auto
+SEED ?= 31
 # JAX 0.11 and later need Python 3.12.
 CONSTRAINTS = constraints-python$(shell $(PYTHON) -c 'import sys; print("3.11" if sys.version_info < (3, 12) else "3.12")').txt
 QUICK = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal --quiet -m "not slow and not long"
@@ -26,7 +27,7 @@ help:
 	@echo "make benchmark  what DataParallel costs against a step written by hand"
 	@echo "make abroad     compare models of transformers and diffusers, an hour or two"
 	@echo "make ports      port models of torchvision, transformers and pytorch/examples, and prove them: hours, and it goes on where it was stopped"
-	@echo "make mutants    plants small mistakes and runs their tests; RESUME=--resume goes on where it was stopped"
+	@echo "make mutants    plants small mistakes, by hand and 100 drawn by SEED=31, and runs their tests; RESUME=--resume goes on where it was stopped"
 
 $(READY): pyproject.toml constraints-python3.11.txt constraints-python3.12.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -141,7 +142,9 @@ ports: .venv-ports/.ready
 	@touch $@
 
 mutants: $(READY)
-	$(BIN)/python benchmarks/mutants/run.py --jobs 2 $(RESUME) --out docs/tables/mutants.md
+	$(BIN)/python -m benchmarks.mutants.run --jobs 2 $(RESUME) --out docs/tables/mutants.md
+	$(BIN)/python -m benchmarks.mutants.covered
+	$(BIN)/python -m benchmarks.mutants.run --drawn 100 --seed $(SEED) --jobs 2 $(RESUME) --out docs/tables/mutants.md
 
 clean:
 	rm -rf $(VENV) $(GPU_VENV) .venv-newest .venv-abroad .venv-ports .cache docs/_build docs/api

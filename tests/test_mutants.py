@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from benchmarks.mutants import page, run  # noqa: E402
+from benchmarks.mutants import counting, drawn, page, run  # noqa: E402
 from benchmarks.mutants.plant import MisfitError, Plant  # noqa: E402
 from benchmarks.mutants.plants import PLANTS  # noqa: E402
 from benchmarks.mutants.tree import Result  # noqa: E402
@@ -216,3 +216,112 @@ def test_only_what_was_seen_to_fail_by_the_plant_is_a_kill(tmp_path, monkeypatch
         "sure": "killed",
     }
     assert run.read() == {"well": Result("killed", well.tests, True)}
+
+
+MUTATED = {
+    "a = b + c": ["a = b - c", "pass"],
+    "x(a, b)": ["x(b, a)", "pass"],
+    "x(a, a)": ["pass"],
+    "if a < b: x()": ["if not (a < b): x()", "if a <= b: x()", "if a < b: pass"],
+    "while a is not b: break": [
+        "while not (a is not b): break",
+        "while a is b: break",
+        "while a is not b: pass",
+    ],
+    "a = b and c or d": ["a = b or c or d", "a = b and c and d", "pass"],
+    "def f(): return 1": ["def f(): return None", "def f(): return 2"],
+    "def f(x: int = 0) -> int: return None": ["def f(x: int = 1) -> int: return None"],
+    "a = True if b else 2.5": [
+        "a = False if b else 2.5",
+        "a = True if b else 3.5",
+        "a = True if not (b) else 2.5",
+        "pass",
+    ],
+    "a = [b for b in c if b]": ["a = [b for b in c if not (b)]", "pass"],
+    "'text'": [],
+    "f'{a + b}'": ["pass"],
+    "if TYPE_CHECKING: import a": [],
+    "ä = 'ö' * b": ["ä = 'ö' / b", "pass"],
+}
+
+
+@pytest.mark.parametrize("line", MUTATED)
+def test_what_a_line_can_become(line):
+    edits = drawn.Source(line + "\n").edits()
+    content = line.encode()
+    changed = [(content[:first] + new.encode() + content[last:]).decode() for _, first, last, new in edits]
+    assert sorted(changed) == sorted(MUTATED[line])
+    for text in changed:
+        ast.parse(text)
+
+
+SAMPLE = '''
+def f(x):
+    """A docstring."""
+    if x > 1:
+        return x
+    y = x + 1
+    return y
+
+
+def g(x):
+    y = x + 1
+    return f(y)
+'''
+RUNS = {
+    ("jaxpar/sample.py", "f:5"): {
+        "tests/a.py::t[1]": (9, 1.0),
+        "tests/a.py::t[2]": (3, 1.0),
+        "tests/b.py::u": (5, 58.0),
+        "tests/d.py::w": (7, 2.0),
+    },
+    ("jaxpar/sample.py", "g:1"): {"tests/c.py::v": (1, 99.0)},
+}
+
+
+def test_a_seed_draws_the_same_mutants_with_the_tests_that_run_them(tmp_path):
+    (tmp_path / "jaxpar").mkdir()
+    (tmp_path / "jaxpar" / "sample.py").write_text(SAMPLE)
+    possible = drawn.frame(tmp_path)
+    assert len(possible) == 12
+    plants = drawn.draw(possible, 12, 3, RUNS, tmp_path)
+    assert plants == drawn.draw(possible, 12, 3, RUNS, tmp_path)
+    assert plants != drawn.draw(possible, 12, 4, RUNS, tmp_path)
+    assert len({plant.apply(SAMPLE) for plant in plants}) == 12
+    # The second of two equal lines is changed in the second function.
+    second = [plant for plant in plants if plant.text == "    y = x + 1" and plant.nth == 2]
+    assert {plant.tests for plant in second} == {'"tests/c.py::v"'}
+    first = [plant for plant in plants if plant.text == "    y = x + 1" and plant.nth == 1]
+    assert {plant.tests for plant in first} == {'"tests/a.py::t[2]" "tests/b.py::u"'}
+
+
+def test_a_survivor_with_an_explanation_is_an_equivalent(monkeypatch):
+    key = ("jaxpar/sample.py", "y = x + 1", "y = x - 1")
+    monkeypatch.setitem(drawn.EQUIVALENTS, key, "nobody reads y")
+    plants = [drawn.mutant(key[0], i, SAMPLE, RUNS) for i in range(12)]
+    assert {plant.equivalent for plant in plants if plant.replacement == "    y = x - 1"} == {
+        "nobody reads y"
+    }
+    assert sum(not plant.equivalent for plant in plants) == 10
+
+
+def test_statements_are_noted_when_they_run(monkeypatch, tmp_path):
+    monkeypatch.setattr(counting, "ROOT", tmp_path)
+    monkeypatch.setattr(counting, "recorded", {})
+    monkeypatch.setitem(sys.modules, "sitecustomize", counting)
+    names = {}
+    exec(counting.noted(SAMPLE.encode(), str(tmp_path / "jaxpar" / "sample.py")), names)
+    assert counting.take() == {}
+    assert names["f"](1) == 2
+    assert counting.take() == {"jaxpar/sample.py": ["f:2", "f:4", "f:5"]}
+    names["g"](1)
+    assert counting.take() == {"jaxpar/sample.py": ["f:2", "f:3", "g:1", "g:2"]}
+
+
+def test_the_page_of_drawn_mutants():
+    one, two = (Plant("jaxpar/x.py", f"a{i}", "b", "tests/t.py", 0, "so" * (i == 2)) for i in (1, 2))
+    text = page.drawn([one, two], {one: Result("killed", "tests/t.py::t")}, 1234, 100, 7)
+    assert text.startswith(page.DRAWN)
+    assert "--drawn 100 --seed 7` draws 100 of the 1,234" in text
+    assert "Of the first 2: 1 planted: 1 killed; 1 equivalent." in text
+    assert "| `x.py` | `a2` becomes `b` | survived | `so` |" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -32,6 +33,28 @@ def write(plants: Sequence[Plant], results: Mapping[Plant, Result]) -> str:
         lines += [f"| `{p.file}` | {_cell(change(p))} | {p.equivalent} |" for p in equal]
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
+
+
+DRAWN = "## Drawn by a seed\n"
+
+
+def drawn(
+    plants: Sequence[Plant], results: Mapping[Plant, Result], possible: int, asked: int, seed: int
+) -> str:
+    """The section on mutants of drawn.py: how many there were to draw from, and each one's result."""
+    lines = [
+        DRAWN,
+        f"`python -m benchmarks.mutants.run --drawn {asked} --seed {seed}` draws {asked} of the {possible:,}",
+        "mutants of a mechanical list, `benchmarks/mutants/drawn.py`, and runs each against tests of the",
+        f"quick suite that run its statement. Of the first {len(plants)}: {count(plants, results)}.",
+        "",
+        "| file | drawn | result | by |",
+        "|---|---|---|---|",
+    ]
+    for plant in plants:
+        result = results.get(plant, Result("survived" if plant.equivalent else "not run", plant.equivalent))
+        lines.append(_row(plant, dataclasses.replace(result, by=plant.equivalent or result.by)))
+    return "\n".join(lines) + "\n"
 
 
 def count(plants: Sequence[Plant], results: Mapping[Plant, Result]) -> str:

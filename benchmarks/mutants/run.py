@@ -1,6 +1,9 @@
 """Do the tests see small mistakes? Each plant is put into a copy of the tree and run against its tests.
 
     python benchmarks/mutants/run.py [--only TEXT] [--jobs 2] [--resume] [--out docs/tables/mutants.md]
+    python -m benchmarks.mutants.run --drawn 100 --seed 31 --resume --out docs/tables/mutants.md
+
+--drawn takes mutants of drawn.py's list instead of those written by hand; covered.py maps tests to them.
 
 Results are kept in .cache/mutants.jsonl as they come. --resume takes those whose plant, file and tests are
 as they were, so Ctrl-C loses nothing but the run that it stops. At the end all tests that failed are run
@@ -24,7 +27,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.mutants import page
+from benchmarks.mutants import covered, drawn, page
 from benchmarks.mutants.plant import Plant
 from benchmarks.mutants.plants import PLANTS
 from benchmarks.mutants.tree import ROOT, Result, Tree
@@ -38,6 +41,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="plants with this in file, text or tests")
     parser.add_argument("--jobs", type=int, default=1, help="copies of the tree, one process in each")
     parser.add_argument("--resume", action="store_true", help="take the results that are kept")
+    parser.add_argument("--drawn", type=int, default=0, help="draw so many mutants, instead of those by hand")
+    parser.add_argument("--seed", type=int, default=0, help="of --drawn")
+    parser.add_argument("--first", type=int, help="run only so many of the drawn ones")
     parser.add_argument("--seconds", type=float, default=300, help="that a plant may take")
     parser.add_argument("--out", type=Path, help="write the page there; otherwise it is printed")
     return parser.parse_args()
@@ -48,7 +54,9 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         # A shell lets what it starts in the background ignore Ctrl-C.
         signal.signal(number, signal.default_int_handler)
-    wanted = [p for p in PLANTS if chosen.only in f"{p.file} {p.text} {p.tests}"]
+    possible = drawn.frame() if chosen.drawn else []
+    plants = drawn.draw(possible, chosen.drawn, chosen.seed, covered.read()) if chosen.drawn else PLANTS
+    wanted = [p for p in plants[: chosen.first] if chosen.only in f"{p.file} {p.text} {p.tests}"]
     # Of the files as they are copied now: somebody may work on them while the tests run.
     keys = {p: p.key(ROOT) for p in wanted}
     kept = read() if chosen.resume else {}
@@ -65,7 +73,13 @@ def main() -> int:
         finally:
             for tree in trees:
                 tree.close()
-    said = page.write(wanted, results)
+    earlier = chosen.out.read_text() if chosen.out and chosen.out.exists() else ""
+    if chosen.drawn:
+        section = page.drawn(wanted, results, len(possible), chosen.drawn, chosen.seed)
+        said = earlier.partition(page.DRAWN)[0].rstrip() + "\n\n" + section
+    else:
+        by_seed = earlier.partition(page.DRAWN)
+        said = page.write(wanted, results) + ("\n" + by_seed[1] + by_seed[2] if by_seed[1] else "")
     if chosen.out:
         chosen.out.write_text(said)
     else:
