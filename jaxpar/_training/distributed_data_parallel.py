@@ -260,18 +260,20 @@ class _FunctionDistributed(Distributed):
 
         Raises DivergenceError if ranks hold other parameters; see `jaxpar.distributed.broadcast`.
         """
+        return self._of_tree(self.module, "parameters", loss_fn, has_aux)
 
+    def _of_tree(self, function: Any, what: str, loss_fn: Callable[..., Any], has_aux: bool) -> Any:
         @outside
-        def value_and_grad(parameters: PyTree, *batch: PyTree, **kwargs: PyTree) -> Any:
-            self._compare("parameters", parameters)
-            arrays = FunctionArrays(self.module, parameters, self.world)
+        def value_and_grad(tree: PyTree, *batch: PyTree, **kwargs: PyTree) -> Any:
+            self._compare(what, tree)
+            arrays = FunctionArrays(function, tree, self.world)
             loss, gradients, _ = self._gradients(arrays, loss_fn, has_aux, batch, kwargs)
             return loss, gradients
 
         return value_and_grad
 
 
-class _PytreeDistributed(Distributed):
+class _PytreeDistributed(_FunctionDistributed):
     def __init__(self, module: Callable[..., Any], world: World, backend: str, state: EngineState):
         self._remember(module, world, backend, state)
 
@@ -285,14 +287,7 @@ class _PytreeDistributed(Distributed):
         `loss_fn(module, *batch)` is given the module. Gradients are such a module with None for what is not
         trained. Raises DivergenceError if ranks hold other modules; see `jaxpar.distributed.broadcast`.
         """
-
-        def value_and_grad(module: PyTree, *batch: PyTree, **kwargs: PyTree) -> Any:
-            self._compare("module", module)
-            arrays = FunctionArrays(None, module, self.world)
-            loss, gradients, _ = self._gradients(arrays, loss_fn, has_aux, batch, kwargs)
-            return loss, gradients
-
-        return value_and_grad
+        return self._of_tree(None, "module", loss_fn, has_aux)
 
 
 for _kind in (_NNXDistributed, _LinenDistributed, _FunctionDistributed, _PytreeDistributed):

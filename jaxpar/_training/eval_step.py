@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -81,7 +82,8 @@ def eval_step(
     check_alike(nets, "eval_step")
     placement = local_placement(nets[0])
     check_precision(precision, "eval_step")
-    run = function_net.evaluation_of(nets, operator.call if function is None else function)
+    adapter = functools.partial(function_net.FunctionLoss, evaluates=True)
+    run = function_net.adapted(nets, operator.call if function is None else function, adapter)
     with outside_for(placement):
         arrays = EvaluationArrays(as_one(net), as_one(net), placement, ALONE, "eval_step")
     state = EngineState(Alone())

@@ -118,26 +118,18 @@ class FunctionLoss:
     """A user's loss function or evaluation, which is given a BoundFunction or a callable pytree itself."""
 
     function: Callable[..., Any]
+    evaluates: bool = False  # for `eval_step`, which only reads buffers
 
     def __call__(self, nets: Any, *args: PyTree, **kwargs: PyTree) -> Any:
         inner = None if isinstance(nets, tuple) else inner_of(nets)
         if inner is None or inner.function.value is not None or not inner.has_buffers:
             return self.function(_arguments(nets), *args, **kwargs)
         result = self.function(_arguments(nets), inner.variables[BUFFERS], *args, **kwargs)
+        if self.evaluates:
+            return result
         value, buffers = pair_of(result, "the loss function of a module", "(loss, buffers)")
         inner.keep(buffers)
         return value
-
-
-@dataclasses.dataclass(frozen=True)
-class FunctionEvaluation(FunctionLoss):
-    """The same for `eval_step`, which reads buffers only."""
-
-    def __call__(self, nets: Any, *args: PyTree, **kwargs: PyTree) -> Any:
-        inner = None if isinstance(nets, tuple) else inner_of(nets)
-        if inner is not None and inner.function.value is None and inner.has_buffers:
-            args = inner.variables[BUFFERS], *args
-        return self.function(_arguments(nets), *args, **kwargs)
 
 
 def _arguments(nets: Any) -> Any:
@@ -163,11 +155,6 @@ def inner_of(net: Any) -> FunctionNet | None:
     return inner if isinstance(inner, FunctionNet) else None
 
 
-def loss_of(nets: tuple[Any, ...], loss_fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the loss function that a step traces for these nets."""
-    return loss_fn if all(inner_of(net) is None for net in nets) else FunctionLoss(loss_fn)
-
-
 @dataclasses.dataclass(frozen=True)
 class FunctionHook:
     """A user's hook, for which `update.net` is what the loss function is given."""
@@ -180,12 +167,11 @@ class FunctionHook:
         return self.function(*bound, update, **kwargs)
 
 
-def hook_of(nets: tuple[Any, ...], function: Callable[..., Any]) -> Callable[..., Any]:
-    return function if all(inner_of(net) is None for net in nets) else FunctionHook(function)
-
-
-def evaluation_of(nets: tuple[Any, ...], function: Callable[..., Any]) -> Callable[..., Any]:
-    return function if all(inner_of(net) is None for net in nets) else FunctionEvaluation(function)
+def adapted(
+    nets: tuple[Any, ...], function: Callable[..., Any], adapter: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return the user's function as a step traces it: in an adapter if one of the nets is a function."""
+    return function if all(inner_of(net) is None for net in nets) else adapter(function)
 
 
 def is_function(net: Any) -> bool:

@@ -123,13 +123,7 @@ class PureStep:
 
     def _turn(self, carry: StepCarry, batch: Any, keep: bool) -> tuple[StepCarry, Any]:
         """As `Engine.turn`, with the carry in place of the user's objects."""
-        net, optimizer, hook = self._names
-        values = [carry.net[name] for name in net]
-        extra: dict[str, Any] = dict(carry.step) | {
-            "optimizer": [carry.optimizer[name] for name in optimizer]
-        }
-        if self._arrays.hook is not None:
-            extra["on_update"] = [carry.on_update[name] for name in hook]
+        values, extra = _taken(carry, self._names, self._arrays)
         extra = self._arrays.program_extra(extra, keep)
         agreement = self._agree(batch, None, keep)
         assert agreement is not None  # only join runs out of rows
@@ -140,24 +134,22 @@ class PureStep:
         after = list(values if keep else done.after)
         for i, x in changes.items():
             after[i] = x
-        carry = carry._replace(
-            net=dict(zip(net, after, strict=True)), replicas=done.replica_state, calls=carry.calls + 1
-        )
         results: tuple[Any, ...] = (loss, aux) if self._has_aux else (loss,)
-        if not keep:
-            extra = dict(done.extra)
-            extra.pop("report", None)
-            metrics = extra.pop("metrics", None)
-            results += (metrics,) if self._arrays.hook is not None else ()
-            carry = carry._replace(
-                optimizer=dict(zip(optimizer, extra.pop("optimizer"), strict=True)),
-                on_update=dict(zip(hook, extra.pop("on_update", ()), strict=True)),
-                step=extra,
-            )
+        calls = carry.calls + 1
+        if keep:
+            net = dict(zip(self._names[0], after, strict=True))
+            carry = carry._replace(net=net, replicas=done.replica_state, calls=calls)
+        else:
+            extra = {name: x for name, x in done.extra.items() if name not in ("report", "metrics")}
+            results += (done.extra.get("metrics"),) if self._arrays.hook is not None else ()
+            carry = _carry(self._names, after, extra, done.replica_state, calls)
         return carry, results if len(results) > 1 else results[0]
 
 
-def names_of(arrays: TrainingArrays) -> tuple[list[str], list[str], list[str]]:
+Names = tuple[list[str], list[str], list[str]]
+
+
+def names_of(arrays: TrainingArrays) -> Names:
     """Return the names of the net's, the optimizer's and the update function's values, in their order."""
     hook = [] if arrays.hook is None else list(arrays.hook.traced().names)
     net, optimizer = (
@@ -178,18 +170,27 @@ def carry_of(engine: Engine, arrays: TrainingArrays, accumulate: int, calls: int
         like = engine.work.replica_state_like(trained, True)
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), like)
         replicas = zeros._replace(hook=replicas.hook)
-    net, optimizer, hook = names_of(arrays)
-    extra = dict(extra)
-    carry = StepCarry(
-        dict(zip(net, values, strict=True)),
-        dict(zip(optimizer, extra.pop("optimizer"), strict=True)),
-        dict(zip(hook, extra.pop("on_update", ()), strict=True)),
-        extra,
-        replicas,
-        jnp.int32(calls),
-    )
+    carry = _carry(names_of(arrays), values, extra, replicas, jnp.int32(calls))
     copied: StepCarry = jax.tree.map(jnp.copy, carry)
     return copied
+
+
+def _carry(
+    names: Names, values: list, extra: dict[str, Any], replicas: PyTree, calls: jax.Array
+) -> StepCarry:
+    """Return the carry of a step's arrays; the inverse of `_taken`."""
+    groups = values, extra["optimizer"], extra.get("on_update", ())
+    net, optimizer, hook = (dict(zip(*pair, strict=True)) for pair in zip(names, groups, strict=True))
+    step = {name: x for name, x in extra.items() if name not in ("optimizer", "on_update")}
+    return StepCarry(net, optimizer, hook, step, replicas, calls)
+
+
+def _taken(carry: StepCarry, names: Names, arrays: TrainingArrays) -> tuple[list, dict[str, Any]]:
+    """Return the values of the net and the extra state, as `TrainingArrays.take` does."""
+    groups = carry.net, carry.optimizer, carry.on_update
+    values, optimizer, hook = ([x[name] for name in n] for x, n in zip(groups, names, strict=True))
+    extra: dict[str, Any] = {**carry.step, "optimizer": optimizer}
+    return values, extra if arrays.hook is None else {**extra, "on_update": hook}
 
 
 def load_carry(engine: Engine, arrays: TrainingArrays, accumulate: int, carry: StepCarry) -> int:
@@ -202,11 +203,8 @@ def load_carry(engine: Engine, arrays: TrainingArrays, accumulate: int, carry: S
     _check(expected, carry)
     calls = int(carry.calls)
     placed = _placed(carry, expected, arrays.placement)
-    net, optimizer, hook = names_of(arrays)
-    extra: dict[str, Any] = dict(placed.step) | {"optimizer": [placed.optimizer[name] for name in optimizer]}
-    if arrays.hook is not None:
-        extra["on_update"] = [placed.on_update[name] for name in hook]
-    arrays.put([placed.net[name] for name in net], extra, {})
+    values, extra = _taken(placed, names_of(arrays), arrays)
+    arrays.put(values, extra, {})
     replicas: ReplicaState = placed.replicas
     if calls % accumulate == 0:
         replicas = replicas._replace(gradients=(), losses=())

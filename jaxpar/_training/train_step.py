@@ -102,7 +102,9 @@ def train_step(
         raise TypeError(f"train_step: loss_fn is {loss_fn!r}; it must be a function loss_fn(net, *batch).")
     hook = None if on_update is None else UpdateHook(on_update)
     if hook is not None:
-        hook.function = function_net.hook_of(net if isinstance(net, tuple) else (net,), hook.function)
+        hook.function = function_net.adapted(
+            net if isinstance(net, tuple) else (net,), hook.function, function_net.FunctionHook
+        )
     return TrainStep(net, optimizer, loss_fn, accumulate, has_aux, precision, on_nonfinite, hook)
 
 
@@ -143,9 +145,8 @@ class TrainStep:
         )
         # One device, or none, calls the module as it is: no replica casts anything there.
         replicas = all(isinstance(module, DataParallel) and module.placement.N > 1 for module in self._nets)
-        self._objective = Objective(
-            function_net.loss_of(self._nets, loss_fn), has_aux, precision, make, replicas
-        )
+        traced_loss = function_net.adapted(self._nets, loss_fn, function_net.FunctionLoss)
+        self._objective = Objective(traced_loss, has_aux, precision, make, replicas)
         one, its = networks.as_one(net), networks.as_one(optimizer)
         with outside_for(self._placement):
             self._engine, self._arrays = training_engine(self._nets, one, its, self._objective, loss_fn, hook)
