@@ -42,7 +42,7 @@ from ._parallel.replicate import Replicas as Replicas
 from ._parallel.replicated import replicated as replicated
 from ._parallel.parallel_apply import parallel_apply as parallel_apply
 from ._parallel.gather import gather as gather
-from ._parallel.each_device import each_device as each_device
+from ._parallel.on_device import each_device as each_device
 from ._parallel.placement import Placement as Placement
 from ._parallel.on_device import OnDevice as OnDevice
 from .nn import convert_sync_batchnorm as convert_sync_batchnorm

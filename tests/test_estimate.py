@@ -25,10 +25,9 @@ from jaxpar._tools.estimate import Estimate, Hardware, estimate, report, schedul
 from jaxpar._tools.estimate.hardware import CARDS
 from jaxpar._tools.estimate.hlo import arrays, read
 from jaxpar._tools.estimate.largest import largest
-from jaxpar._tools.estimate.program import Program, size
+from jaxpar._tools.estimate.program import PARTS, Program, size
 from jaxpar._tools.estimate.scaling import exchange, scale
 from jaxpar._tools.estimate.schedule import CollectiveStart, CollectiveWait, Kernel, events, lanes
-from jaxpar._tools.estimate.step import PARTS
 from jaxpar._tools.estimate.table import COLOURS, number
 from jaxpar._tools.estimate.work import KernelWork
 
@@ -65,7 +64,7 @@ def no_compiler():
         raise ImportError
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jaxpar._tools.estimate.step.topology", missing)
+        patch.setattr("jaxpar._tools.estimate.program.topology", missing)
         yield
 
 

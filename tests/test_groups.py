@@ -13,7 +13,7 @@ from processes import ROOT, environment, outputs, ranks
 import jaxpar
 import jaxpar.distributed as dist
 from jaxpar import errors
-from jaxpar._training.replica_groups import _groups
+from jaxpar._training.distributed_base import _groups
 from jaxpar._training.world import World
 from jaxpar.distributed.group import Group
 

@@ -23,9 +23,8 @@ from .batch_statistics import warn_of_replica_statistics
 from .gather import assemble
 from .mesh_placement import placement_for
 from .modules import Module, view
-from .modules.applied_view import AppliedView, function_of, is_callable_pytree
 from .modules.bundle import Bundle, refuse_metrics, set_aside
-from .modules.function_view import FunctionView
+from .modules.function_view import AppliedView, FunctionView, function_of, is_callable_pytree
 from .modules.nnx_view import view_nnx
 from .modules.records import PERTURBATIONS
 from .nesting import refuse_nesting

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from flax import linen, nnx
 
 from .._parallel.modules import Changes, Definition
-from .._parallel.modules.applied_view import AppliedView, with_arrays
 from .._parallel.modules.bundle import Bundle, BundleFunction, nets_of
+from .._parallel.modules.function_view import AppliedView, with_arrays
 from .._parallel.modules.linen_view import LinenView
 from .._parallel.modules.nnx_view import NNXDefinition, NNXView, view_nnx
 from .._parallel.placement import Placement

@@ -17,8 +17,7 @@ from jax.sharding import Mesh
 from .._devices.context import outside, returned
 from .._parallel.backends import backend as _backend
 from .._parallel.mesh_placement import placement_for
-from .._parallel.modules.applied_view import Applied, function_of, is_callable_pytree
-from .._parallel.modules.function_view import FunctionView
+from .._parallel.modules.function_view import Applied, FunctionView, function_of, is_callable_pytree
 from .._parallel.over_rows import over_rows
 from .._parallel.placement import Placement
 from .._parallel.replicated import unmarked
@@ -28,9 +27,8 @@ from ..distributed.group import Group, NonMember, registered
 from ..errors import GroupError
 from .agreement import SameRows
 from .arrays import FunctionArrays, LinenArrays, ModuleArrays
-from .distributed_base import Distributed, settle
+from .distributed_base import Distributed, settle, settle_groups
 from .engine_state import EngineState
-from .replica_groups import settle_groups
 from .world import World, make_world
 
 

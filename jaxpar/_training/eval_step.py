@@ -26,11 +26,11 @@ from ..errors import BatchError
 from . import function_net
 from .agreement import Agreement, Alone
 from .arrays import Arrays, CallArrays
-from .batch_checks import check_batch, empty, without_torch
 from .compiled_step import Program, ReplicaState, StepResult
 from .engine import Engine
 from .engine_state import EngineState
 from .linen_net import collections_of, is_linen, wrapped
+from .local_batch import check_batch, empty, without_torch
 from .networks import as_one, check_alike, check_objects, local_placement
 from .precision import Precision, check_precision
 from .state_optimizer import held_by

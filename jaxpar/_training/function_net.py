@@ -10,7 +10,7 @@ import jax
 from flax import linen, nnx
 
 from .._parallel.data_parallel import DataParallel
-from .._parallel.modules.applied_view import function_of, is_callable_pytree, is_transform, with_arrays
+from .._parallel.modules.function_view import function_of, is_callable_pytree, is_transform, with_arrays
 from .._typing import PyTree, Static
 from ..errors import ParametersError
 from .distributed_data_parallel import DistributedDataParallel

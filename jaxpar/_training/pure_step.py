@@ -17,9 +17,9 @@ from .._parallel.programs import Programs
 from .._parallel.shards import combine, separate
 from .._tree import has_tracers, is_staged
 from .._typing import PyTree, Static, TreeDef
-from .batch_checks import check_batch, check_rows, without_torch
 from .compiled_step import ReplicaState
 from .engine import Engine
+from .local_batch import check_batch, check_rows, without_torch
 from .training_arrays import TrainingArrays
 
 

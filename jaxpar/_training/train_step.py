@@ -18,8 +18,8 @@ from .._typing import PyTree
 from .._upstream import is_traced
 from ..errors import NonFiniteError, StagedError
 from . import function_net, networks
-from .batch_checks import Batches, check_batch, check_rows, without_torch
 from .engine import StepOutcome
+from .local_batch import Batches, check_batch, check_rows, without_torch
 from .nonfinite import NONE, Reports
 from .on_update import StepUpdate, UpdateHook
 from .precision import Precision, check_precision

@@ -11,7 +11,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from .._upstream import promote_dtype
-from ._conv_options import conv_options, output_padding_for, transposed_options
+from ._checks import conv_options, output_padding_for, transposed_options
 from ._layer import Layer, arrays, optional, uniform
 from ._window import Ints, sizes
 from .functional import conv, conv_transpose

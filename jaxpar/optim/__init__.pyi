@@ -15,9 +15,9 @@ from ._clip import clip_grad_value as clip_grad_value
 from ._clip import get_total_norm as get_total_norm
 from ._groups import Optimizer as Optimizer
 from ._groups import ParamGroup as ParamGroup
+from ._groups import param_groups as param_groups
 from ._lbfgs import lbfgs as lbfgs
 from ._muon import muon as muon
-from ._param_groups import param_groups as param_groups
 from ._rprop import rprop as rprop
 from ._sgd import sgd as sgd
 from ._torch_state import TorchParam as TorchParam

@@ -21,7 +21,7 @@ PLANTS = [
     *plants("jaxpar/optim/lr_scheduler/_stateful/cycles.py",
         ('(t - 1 - T) % (2 * T) == 0', '(t - 1 - T) % T == 0', "tests/test_schedulers.py -k last_bit"),
     ),
-    *plants("jaxpar/optim/lr_scheduler/_stateful/combine.py",
+    *plants("jaxpar/optim/lr_scheduler/_stateful/scheduler.py",
         ('scheduler._update_lr(0)', 'scheduler.step()', "tests/test_schedulers.py -k combinations"),
     ),
     *plants("jaxpar/optim/lr_scheduler/_stateful/factors.py",

@@ -132,7 +132,7 @@ PLANTS = [
         ('and x.devices() != {self.device}', 'and self.device not in x.devices() and False', "tests/test_on_device.py"),
         ('        split.commit(changes)\n', '', "tests/test_on_device.py"),
     ),
-    *plants("jaxpar/_parallel/modules/applied_view.py",
+    *plants("jaxpar/_parallel/modules/function_view.py",
         ('isinstance(x, (float, complex, np.generic))', 'isinstance(x, np.generic)', "tests/test_functions.py -k \"by_hand and function-plain\""),
         ('any(map(has_shape, leaves)) and not', 'not', "tests/test_functions.py -k without_arrays"),
         ('spread(self.arrays, self.names, placement, function)', 'spread(self.arrays, self.names, placement)', "tests/test_functions.py -k name_the_wrapper"),

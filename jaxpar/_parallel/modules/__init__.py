@@ -12,10 +12,9 @@ from typing import Any
 
 from flax import linen, nnx
 
-from .applied_view import Applied, AppliedView, is_callable_pytree
 from .definition import Changes as Changes
 from .definition import Definition as Definition
-from .function_view import ClosureView, FunctionView, watched_cells
+from .function_view import Applied, AppliedView, ClosureView, FunctionView, is_callable_pytree, watched_cells
 from .linen_view import LinenView
 from .nnx_view import NNXView, view_nnx
 

@@ -16,11 +16,10 @@ from ..._training.training_engine import has_shape, shape_of
 from ...errors import NoRowsError
 from .hardware import Hardware
 from .largest import largest
-from .program import as_shapes, scalar, transformation
+from .program import Memory, as_shapes, compile_step, scalar, target, transformation
 from .report import Estimate
 from .scaling import scale, simulate
 from .schedule import Event, uncounted
-from .step import Memory, compile_step, target
 
 MEMORY_SHARE = 0.75
 """The fraction of a device's memory that JAX reserves: XLA_PYTHON_CLIENT_MEM_FRACTION's default."""

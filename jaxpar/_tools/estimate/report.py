@@ -14,9 +14,9 @@ from rich.text import Text
 from ..._metrics.chart import figure, save
 from .hardware import Hardware
 from .largest import Largest
+from .program import PARTS, Memory
 from .scaling import ScalingPoint
 from .schedule import COMPUTE, LaneSchedule, TimeSlot
-from .step import PARTS, Memory
 from .table import bars, number, table
 
 LARGEST = 8

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from ..._typing import Shape
-from .._conv_options import ConvOptions, conv_options, transposed_options
+from .._checks import ConvOptions, conv_options, transposed_options
 from .._window import Ints
 from ._pad import pad
 

@@ -1,5 +1,3 @@
-from ._combine import chained_scheduler as chained_scheduler
-from ._combine import sequential_lr as sequential_lr
 from ._cycles import cosine_annealing_lr as cosine_annealing_lr
 from ._cycles import cosine_annealing_warm_restarts as cosine_annealing_warm_restarts
 from ._cycles import cyclic_lr as cyclic_lr
@@ -15,8 +13,8 @@ from ._factors import step_lr as step_lr
 from ._plateau import ReduceLROnPlateauState as ReduceLROnPlateauState
 from ._plateau import reduce_lr_on_plateau as reduce_lr_on_plateau
 from ._schedule import Schedule as Schedule
-from ._stateful.combine import ChainedScheduler as ChainedScheduler
-from ._stateful.combine import SequentialLR as SequentialLR
+from ._schedule import chained_scheduler as chained_scheduler
+from ._schedule import sequential_lr as sequential_lr
 from ._stateful.cycles import CosineAnnealingLR as CosineAnnealingLR
 from ._stateful.cycles import CosineAnnealingWarmRestarts as CosineAnnealingWarmRestarts
 from ._stateful.cycles import CyclicLR as CyclicLR
@@ -29,5 +27,7 @@ from ._stateful.factors import MultiplicativeLR as MultiplicativeLR
 from ._stateful.factors import MultiStepLR as MultiStepLR
 from ._stateful.factors import PolynomialLR as PolynomialLR
 from ._stateful.factors import StepLR as StepLR
-from ._stateful.plateau import ReduceLROnPlateau as ReduceLROnPlateau
+from ._stateful.scheduler import ChainedScheduler as ChainedScheduler
 from ._stateful.scheduler import LRScheduler as LRScheduler
+from ._stateful.scheduler import ReduceLROnPlateau as ReduceLROnPlateau
+from ._stateful.scheduler import SequentialLR as SequentialLR

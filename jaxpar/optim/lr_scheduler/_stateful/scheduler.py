@@ -1,14 +1,17 @@
-"""LRScheduler: the base class of all schedulers."""
+"""LRScheduler, the base class; ReduceLROnPlateau; and schedulers of schedulers."""
 
 from __future__ import annotations
 
+import math
 import warnings
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, SupportsFloat
 
 from flax import nnx
 
 from ..._groups import ParamGroup, check_optimizer, param_groups_of
+from .._checks import check_milestones, check_not_empty, check_plateau, refuse_plateau
 
 EPOCH_IS_DEPRECATED = (
     "The epoch parameter in `scheduler.step()` was not necessary and is being deprecated where possible. "
@@ -129,3 +132,164 @@ def require_key(scheduler: LRScheduler, state: dict[str, Any], key: str) -> None
 def attributes(function: Any) -> dict[str, Any] | None:
     """Return the part of a user's function that torch saves: an object's attributes, or None."""
     return None if type(function) is type(attributes) else dict(function.__dict__)
+
+
+class ReduceLROnPlateau(LRScheduler):
+    """Write the rates of `reduce_lr_on_plateau` into an optimizer, as torch's class of this name.
+
+    `min_lr` may be a list with one for each group. All processes must pass the same metric
+    (`jaxpar.distributed.all_reduce`), or their rates diverge.
+    """
+
+    def __init__(
+        self,
+        optimizer: nnx.Optimizer,
+        mode: Literal["min", "max"] = "min",
+        factor: float = 0.1,
+        patience: int = 10,
+        threshold: float = 1e-4,
+        threshold_mode: Literal["rel", "abs"] = "rel",
+        cooldown: int = 0,
+        min_lr: float | Sequence[float] = 0,
+        eps: float = 1e-8,
+    ):
+        check_plateau(factor, mode, threshold_mode)
+        self.optimizer = check_optimizer(optimizer)
+        n = len(self._groups)
+        several = isinstance(min_lr, (list, tuple))
+        self.default_min_lr = None if several else min_lr
+        self.min_lrs: list[Any] = [*min_lr] if isinstance(min_lr, (list, tuple)) else [min_lr] * n
+        if len(self.min_lrs) != n:
+            raise ValueError(f"expected {n} min_lrs, got {len(self.min_lrs)}")
+        self.factor, self.patience, self.cooldown, self.eps = factor, patience, cooldown, eps
+        self.mode, self.threshold, self.threshold_mode = mode, threshold, threshold_mode
+        self.mode_worse = self.best = math.inf if mode == "min" else -math.inf
+        self.last_epoch = self.cooldown_counter = self.num_bad_epochs = 0
+        self._last_lr = self._rates()
+
+    def step(self, metrics: SupportsFloat, epoch: int | None = None) -> None:  # type: ignore[override]
+        """Record an epoch's metric, waiting for it if it is on a device."""
+        if metrics is None:
+            raise TypeError("ReduceLROnPlateau.step: the metric is None; give the epoch's loss or score.")
+        current = float(metrics)
+        if epoch is not None:
+            warnings.warn(EPOCH_IS_DEPRECATED, UserWarning, stacklevel=2)
+        self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
+        if self._is_better(current, self.best):
+            self.best, self.num_bad_epochs = current, 0
+        else:
+            self.num_bad_epochs += 1
+        if self.in_cooldown:
+            self.cooldown_counter -= 1
+            self.num_bad_epochs = 0
+        if self.num_bad_epochs > self.patience:
+            for group, lowest in zip(self._groups, self.min_lrs, strict=True):
+                new = max(group["lr"] * self.factor, lowest)
+                if group["lr"] - new > self.eps:
+                    group["lr"] = new
+            self.cooldown_counter, self.num_bad_epochs = self.cooldown, 0
+        self._last_lr = self._rates()
+
+    @property
+    def in_cooldown(self) -> bool:
+        """Whether epochs are not counted."""
+        return self.cooldown_counter > 0
+
+    def _is_better(self, a: float, best: float) -> bool:
+        if self.threshold_mode == "rel":
+            part = 1.0 - self.threshold if self.mode == "min" else self.threshold + 1.0
+            return a < best * part if self.mode == "min" else a > best * part
+        return a < best - self.threshold if self.mode == "min" else a > best + self.threshold
+
+
+class _Combined(LRScheduler):
+    _schedulers: Sequence[LRScheduler]
+
+    def _check(self, schedulers: Sequence[LRScheduler], optimizer: nnx.Optimizer) -> None:
+        me = type(self).__name__
+        for i, scheduler in enumerate(schedulers):
+            if not hasattr(scheduler, "optimizer"):
+                raise TypeError(f"{me} at index {i} should have `optimizer` as its attribute.")
+            refuse_plateau(me, i, isinstance(scheduler, ReduceLROnPlateau))
+            if scheduler.optimizer is not optimizer:
+                raise ValueError(
+                    f"{me} expects all schedulers to belong to the same optimizer, but got scheduler "
+                    f"{type(scheduler).__name__} at index {i}, which has another one."
+                )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            **super().state_dict(),
+            "_schedulers": [scheduler.state_dict() for scheduler in self._schedulers],
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        require_key(self, state_dict, "_schedulers")
+        saved = state_dict["_schedulers"]
+        if len(saved) != len(self._schedulers):
+            raise ValueError(
+                f"{type(self).__name__}: the state has {len(saved)} schedulers, and this one "
+                f"{len(self._schedulers)}."
+            )
+        for scheduler, state in zip(self._schedulers, saved, strict=True):
+            scheduler.load_state_dict(state)
+        super().load_state_dict({key: x for key, x in state_dict.items() if key != "_schedulers"})
+
+
+class SequentialLR(_Combined):
+    """Write the rates of `sequential_lr` into an optimizer, as torch's class of this name."""
+
+    def __init__(
+        self,
+        optimizer: nnx.Optimizer,
+        schedulers: list[LRScheduler],
+        milestones: list[int],
+        last_epoch: int = -1,
+    ):
+        check_not_empty("SequentialLR", schedulers)
+        self._check(schedulers, optimizer)
+        check_milestones(schedulers, milestones)
+        self._schedulers, self._milestones = schedulers, milestones
+        self.last_epoch = last_epoch + 1
+        self.optimizer = optimizer
+        # Each scheduler made its first step when it was constructed. Undo them all, and let the first
+        # scheduler repeat its own from the initial rate.
+        for group in self._groups:
+            group["lr"] = group["initial_lr"]
+        _undo(self)
+        first = schedulers[bisect_right(milestones, 0)]
+        first._initial_step()
+        self._last_lr = first.get_last_lr()
+
+    def step(self) -> None:  # type: ignore[override]
+        self.last_epoch += 1
+        i = bisect_right(self._milestones, self.last_epoch)
+        scheduler = self._schedulers[i]
+        if i > 0 and self._milestones[i - 1] == self.last_epoch:
+            scheduler._update_lr(0)
+        else:
+            scheduler.step()
+        self._last_lr = scheduler.get_last_lr()
+
+
+class ChainedScheduler(_Combined):
+    """Write the rates of `chained_scheduler` into an optimizer, as torch's class of this name."""
+
+    def __init__(self, schedulers: Sequence[LRScheduler], optimizer: nnx.Optimizer | None = None):
+        check_not_empty("ChainedScheduler", schedulers)
+        optimizer = getattr(schedulers[0], "optimizer", None) if optimizer is None else optimizer
+        self._check(schedulers, optimizer)
+        self._schedulers, self.optimizer = schedulers, optimizer
+        self._last_lr = self._rates()
+
+    def step(self) -> None:  # type: ignore[override]
+        for scheduler in self._schedulers:
+            scheduler.step()
+        self._last_lr = self._rates()
+
+
+def _undo(scheduler: Any) -> None:
+    for member in getattr(scheduler, "_schedulers", ()):
+        _undo(member)
+    if not hasattr(scheduler, "_schedulers"):
+        scheduler.last_epoch -= 1
