@@ -42,7 +42,7 @@ BLAMES = {
     "SIGKILL": r"rank {rank} failed first, .*: SIGKILL;",
     "SIGTERM": r"preempted at step \d+; restarting for free",
     "SIGINT": r"rank {rank} failed first, .*: exit code 130;",
-    "SIGSTOP": r"rank {rank} has stood still for .* s, stopped by SIGSTOP",
+    "SIGSTOP": r"rank {rank} was stopped by SIGSTOP for .* s",
     "SEGFAULT": r"rank {rank} failed first, .*: SIGSEGV;",
     "OS_ABORT": r"rank {rank} failed first, .*: SIGABRT;",
     "LOCK_GIL": r"rank {rank} (made no step for|has run no Python for) .* s",

@@ -354,7 +354,8 @@ PREEMPTIONS = {  # steps; before which SIGTERM comes; what the others have asked
     "every tenth step": (range(0, 100, 10), 30, 20, 30),
     "every tenth step, and the others are ahead": (range(0, 100, 10), 30, 30, 40),
     "twice in each step": ([0, 0, 1, 1, 2, 2, 3, 3], 2, 1, 2),
-    "a second epoch that counts from 0": ([5, 6, 7, 0, 1, 8, 9], 8, 7, 8),
+    "an epoch's number in between": ([5, 6, 7, 1, 8, 9], 8, 7, 8),
+    "an epoch that counts from 0, and some of its steps": ([5, 6, 7, 0, 4, 8], 4, 0, 4),
 }
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import signal
+import subprocess
 import textwrap
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +18,7 @@ from jaxpar._tools.launch.settings import LaunchSettings
 from jaxpar._tools.launch.supervise import run
 
 FREEZES = {  # how rank 1 freezes before any step: the report
-    "os.kill(os.getpid(), signal.SIGSTOP)": r"rank 1 has stood still for \d\.\d s, stopped by SIGSTOP; ",
+    "os.kill(os.getpid(), signal.SIGSTOP)": r"rank 1 was stopped by SIGSTOP for \d\.\d s; ",
     "ctypes.PyDLL(None).sleep(60)": r"rank 1 has run no Python for \d\.\d s; .*File .*train\.py., line 5 in",
 }
 
@@ -40,6 +43,11 @@ def test_a_frozen_rank_is_blamed_before_its_first_step(how, tmp_path, monkeypatc
     assert re.search(FREEZES[how], capfd.readouterr().err, re.DOTALL)
 
 
+def worker(rank, **fields):
+    found = {"pulses": 0, "code": None, "done": False} | fields
+    return SimpleNamespace(rank=rank, process=SimpleNamespace(pid=rank), **found)
+
+
 STATES = {  # step timeout; per rank (when it is stopped, when its pulse ends); who is frozen, and from when
     "all run": (9.0, [((), None), ((), None)], None),
     "one is stopped": (None, [((), None), ((40, 99), 40)], (1, 45)),
@@ -57,11 +65,11 @@ STATES = {  # step timeout; per rank (when it is stopped, when its pulse ends); 
 @pytest.mark.parametrize("case", STATES)
 def test_who_is_frozen(case, monkeypatch):
     timeout, ranks, expected = STATES[case]
-    workers = [SimpleNamespace(rank=rank, pulses=0, code=None, done=False) for rank in range(len(ranks))]
+    workers = [worker(rank) for rank in range(len(ranks))]
     now = 0.0
 
-    def stopped(worker):
-        times = ranks[worker.rank][0]
+    def stopped(pid):
+        times = ranks[pid][0]
         return 19 if any(a <= now < b for a, b in zip(times[::2], times[1::2], strict=True)) else None
 
     monkeypatch.setattr(frozen, "_stopped", stopped)
@@ -69,20 +77,44 @@ def test_who_is_frozen(case, monkeypatch):
     found = None
     while found is None and now < 90:
         now += 0.5
-        for worker in workers:
-            end = ranks[worker.rank][1]
-            worker.pulses += end is None or now <= end
+        for one in workers:
+            end = ranks[one.rank][1]
+            one.pulses += end is None or now <= end
         found = watch.look(now)
     if expected is None:
         assert found is None
     else:
         rank, due = expected
-        assert found.worker.rank == rank
+        assert found[0].rank == rank
         assert due <= now <= due + 1
 
 
 @pytest.mark.parametrize(("code", "done"), [(0, False), (None, True)])
 def test_a_rank_that_has_ended_or_is_about_to_is_not_frozen(code, done, monkeypatch):
-    monkeypatch.setattr(frozen, "_stopped", lambda worker: 19)
-    worker = SimpleNamespace(rank=0, pulses=3, code=code, done=done)
-    assert FreezeWatch([worker], 1.0, 0).look(1e6) is None
+    monkeypatch.setattr(frozen, "_stopped", lambda pid: 19)
+    assert FreezeWatch([worker(0, pulses=3, code=code, done=done)], 1.0, 0).look(1e6) is None
+
+
+def test_what_the_kernel_tells_of_a_process():
+    process = subprocess.Popen(["sleep", "60"])
+
+    def state_after(number):
+        process.send_signal(number)
+        end = time.monotonic() + 10
+        while time.monotonic() < end and (state := Path(f"/proc/{process.pid}/stat").read_text())[-1:]:
+            letter = state.rpartition(")")[2].split()[0]
+            if (letter == "T") == (number == signal.SIGSTOP) and (letter == "Z") == (
+                number == signal.SIGKILL
+            ):
+                break
+        return frozen._stopped(process.pid)
+
+    try:
+        assert frozen._stopped(process.pid) is None
+        assert state_after(signal.SIGSTOP) == signal.SIGSTOP
+        assert frozen._stopped(process.pid) == signal.SIGSTOP  # the answer is kept
+        assert state_after(signal.SIGCONT) is None
+        assert state_after(signal.SIGKILL) is None  # a zombie
+    finally:
+        process.kill()
+        process.wait()

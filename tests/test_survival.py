@@ -73,7 +73,7 @@ def test_a_trial_is_right_if_everything_is(case, monkeypatch, tmp_path):
 REPORTS = {  # kind: the first report, and the ranks that are right
     "SIGTERM": ("preempted at step 6; restarting for free in 1 s", {0, 1}),
     "SIGINT": ("rank 1 failed first, 3.1 s after the start: exit code 130; restart 1", {1}),
-    "SIGSTOP": ("rank 1 has stood still for 5.1 s, stopped by SIGSTOP; restart 1", {1}),
+    "SIGSTOP": ("rank 1 was stopped by SIGSTOP for 5.1 s; restart 1", {1}),
     "LOCK_GIL": ("rank 1 has run no Python for 20.1 s, after step 3; restart 1", {1}),
     "OS_ABORT": ("rank 1 failed first, 3.1 s after the start: SIGABRT; restart 1", {1}),
     "slow rank": ("rank 1 made no step for 9.0 s; restart 1", set()),

@@ -23,8 +23,8 @@ class _Signal:
     watched = False
     came = False
     before: _HANDLER = None
-    highest = (0, 0)
-    """A group's generation, and the highest step that JAX has compared since its start."""
+    compared = (0, 0)
+    """A group's generation, and the last step that JAX has compared there."""
 
 
 _signal = _Signal()
@@ -56,12 +56,12 @@ def preempted(step: int) -> bool:
 def _agreed(step: int, generation: int) -> bool:
     from .._upstream import reached_preemption_sync_point
 
-    # JAX's ranks agree on the step after the highest that any of them has compared, 1 before the first, and
-    # JAX compares for equality: a resumed run, or one that saves every tenth step, would never reach it.
-    highest = _signal.highest[1] if _signal.highest[0] == generation else 0
-    _signal.highest = generation, max(highest, step)
+    # JAX's ranks agree on the step after the highest that any of them has just compared, 1 before the first,
+    # and JAX compares for equality: a resumed run, or one that saves every tenth step, would pass it by.
+    last = _signal.compared[1] if _signal.compared[0] == generation else 0
+    _signal.compared = generation, step
     try:
-        return any(reached_preemption_sync_point(i) for i in (*range(highest + 1, step), step))
+        return any(reached_preemption_sync_point(i) for i in (*range(last + 1, step), step))
     except RuntimeError as error:
         raise BackendError(
             "preempted: JAX's preemption service is off, so the ranks cannot agree on a step; leave "

@@ -39,9 +39,10 @@ def authority(start: Start) -> str:
             f"{metadata.version('jax')} has none. Install jax>=0.12 (on Python 3.12 or newer), or unset "
             f"{', '.join(FILES)}."
         )
+    certificate, key, ca = paths.values()
     try:
-        _check(*paths.values(), start.host if start.rank == 0 and not os.environ.get(PREFIX) else None)
-        return hashlib.sha256(Path(paths[FILES[2]]).read_bytes()).hexdigest()[:16]
+        _check(certificate, key, ca, start.host if start.rank == 0 and not os.environ.get(PREFIX) else None)
+        return hashlib.sha256(Path(ca).read_bytes()).hexdigest()[:16]
     except OSError as error:  # ssl.SSLError is one, too
         raise GroupError(
             f"init_process_group: TLS with {', '.join(f'{name}={path}' for name, path in paths.items())} "
@@ -51,25 +52,20 @@ def authority(start: Start) -> str:
 
 def _check(certificate: str, key: str, ca: str, host: str | None) -> None:
     """Let both ends of a connection, in memory, accept this rank's certificate as peers will."""
-    ends = []
-    pipes = ssl.MemoryBIO(), ssl.MemoryBIO()
-    for is_server in (False, True):
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    contexts = [ssl.SSLContext(kind) for kind in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER)]
+    for context in contexts:
+        context.check_hostname = context is contexts[0] and host is not None
+        context.verify_mode = ssl.CERT_REQUIRED
         context.load_cert_chain(certificate, key)
         context.load_verify_locations(ca)
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.check_hostname = host is not None and not is_server
-        name = None if is_server else host
-        ends.append(
-            context.wrap_bio(
-                pipes[is_server], pipes[not is_server], server_side=is_server, server_hostname=name
-            )
-        )
-    unfinished = set(ends)
+    unfinished = [
+        contexts[0].wrap_bio(to_client, to_server, server_hostname=host),
+        contexts[1].wrap_bio(to_server, to_client, server_side=True),
+    ]
     while unfinished:
-        for end in ends:
-            try:
-                end.do_handshake()
-                unfinished.discard(end)
-            except ssl.SSLWantReadError:
-                pass
+        end = unfinished.pop(0)
+        try:
+            end.do_handshake()
+        except ssl.SSLWantReadError:
+            unfinished.append(end)

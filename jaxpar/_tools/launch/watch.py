@@ -98,7 +98,7 @@ class GangWatch:
         if self.stopped or preempted:
             return None
         if freeze := self.freezes.look(now):
-            return self._stall(freeze.worker, freeze.text.format(freeze.seconds))
+            return self._stall(*freeze)
         if silence := self.pulse.silent(now):
             return self._silence(*silence)
         return None
