@@ -12,10 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxpar._tools.launch import frozen
-from jaxpar._tools.launch.frozen import FreezeWatch
+from jaxpar._tools.launch import watch
 from jaxpar._tools.launch.settings import LaunchSettings
 from jaxpar._tools.launch.supervise import run
+from jaxpar._tools.launch.watch import FreezeWatch
 
 FREEZES = {  # how rank 1 freezes before any step: the report
     "os.kill(os.getpid(), signal.SIGSTOP)": r"rank 1 was stopped by SIGSTOP for \d\.\d s; ",
@@ -35,8 +35,8 @@ def test_a_frozen_rank_is_blamed_before_its_first_step(how, tmp_path, monkeypatc
         time.sleep(60)
     """
     (tmp_path / "train.py").write_text(textwrap.dedent(source))
-    monkeypatch.setattr(frozen, "STOPPED", 1.0)
-    monkeypatch.setattr(frozen, "WITHOUT_GIL", 2.0)
+    monkeypatch.setattr(watch, "STOPPED", 1.0)
+    monkeypatch.setattr(watch, "WITHOUT_GIL", 2.0)
     began = time.monotonic()
     assert run(LaunchSettings(2, str(tmp_path / "train.py"), step_timeout=0.5)) == 70
     assert time.monotonic() - began < 20
@@ -72,15 +72,15 @@ def test_who_is_frozen(case, monkeypatch):
         times = ranks[pid][0]
         return 19 if any(a <= now < b for a, b in zip(times[::2], times[1::2], strict=True)) else None
 
-    monkeypatch.setattr(frozen, "_stopped", stopped)
-    watch = FreezeWatch(workers, timeout, now)
+    monkeypatch.setattr(watch, "_stopped", stopped)
+    freezes = FreezeWatch(workers, timeout, now)
     found = None
     while found is None and now < 90:
         now += 0.5
         for one in workers:
             end = ranks[one.rank][1]
             one.pulses += end is None or now <= end
-        found = watch.look(now)
+        found = freezes.look(now)
     if expected is None:
         assert found is None
     else:
@@ -91,7 +91,7 @@ def test_who_is_frozen(case, monkeypatch):
 
 @pytest.mark.parametrize(("code", "done"), [(0, False), (None, True)])
 def test_a_rank_that_has_ended_or_is_about_to_is_not_frozen(code, done, monkeypatch):
-    monkeypatch.setattr(frozen, "_stopped", lambda pid: 19)
+    monkeypatch.setattr(watch, "_stopped", lambda pid: 19)
     assert FreezeWatch([worker(0, pulses=3, code=code, done=done)], 1.0, 0).look(1e6) is None
 
 
@@ -107,12 +107,12 @@ def test_what_the_kernel_tells_of_a_process():
                 number == signal.SIGKILL
             ):
                 break
-        return frozen._stopped(process.pid)
+        return watch._stopped(process.pid)
 
     try:
-        assert frozen._stopped(process.pid) is None
+        assert watch._stopped(process.pid) is None
         assert state_after(signal.SIGSTOP) == signal.SIGSTOP
-        assert frozen._stopped(process.pid) == signal.SIGSTOP  # the answer is kept
+        assert watch._stopped(process.pid) == signal.SIGSTOP  # the answer is kept
         assert state_after(signal.SIGCONT) is None
         assert state_after(signal.SIGKILL) is None  # a zombie
     finally:

@@ -14,7 +14,7 @@ from meetings import meeting, start
 from processes import free_port
 
 from jaxpar import errors
-from jaxpar._tools.launch import authority
+from jaxpar._tools.launch import environment
 from jaxpar.distributed import tls
 from jaxpar.distributed.tls import FILES, PREFIX
 
@@ -25,7 +25,7 @@ AVAILABLE = "mtls_ca_file" in inspect.signature(jax.distributed.initialize).para
 def files(tmp_path_factory):
     """Two jobs' variables, and a place where nothing is."""
     folders = [tmp_path_factory.mktemp(name) for name in ("job", "other")]
-    job, other = (list(authority.certificates(folder).values()) for folder in folders)
+    job, other = (list(environment.certificates(folder).values()) for folder in folders)
     return {"job": job, "other": other, "nowhere": [str(folders[0] / "nowhere")] * 3}
 
 
@@ -107,7 +107,7 @@ def test_ranks_with_other_authorities_all_get_the_same_error(files, monkeypatch)
 
 def test_variables_that_are_set_are_kept(files, monkeypatch, tmp_path):
     monkeypatch.setenv(FILES[2], "mine")
-    assert authority.certificates(tmp_path) == {}
+    assert environment.certificates(tmp_path) == {}
     assert not list(tmp_path.iterdir())
 
 
@@ -119,7 +119,7 @@ def test_nobody_can_sign_for_the_job_later(files):
 def test_a_host_without_openssl(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(errors.DistributedError, match="--tls needs the command openssl"):
-        authority.certificates(tmp_path)
+        environment.certificates(tmp_path)
 
 
 SCRIPT = """

@@ -1,4 +1,4 @@
-"""The variables of a worker: torchrun's names, a free port, and a share of the devices."""
+"""The variables of a worker: torchrun's names, a free port, a share of the devices, and certificates."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ import shutil
 import socket
 import subprocess
 from functools import cache
+from pathlib import Path
 
 from ..._training.watchdog import STEP_TIMEOUT
 from ...distributed.secret import VARIABLE as SECRET
-from ...errors import DeviceError
+from ...distributed.tls import FILES
+from ...errors import DeviceError, DistributedError
 from .settings import LaunchSettings
 
 ADDRESS = "127.0.0.1"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+DAYS = "3650"
+"""Longer than any job. The keys are deleted with the job."""
+KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
 
 
 def free_port() -> int:
@@ -83,3 +88,32 @@ def _listed() -> int:
     except (OSError, subprocess.SubprocessError):
         return 0
     return len(re.findall(r"^GPU ", listing.stdout, re.M))
+
+
+def certificates(folder: Path) -> dict[str, str]:
+    """Return JAX's variables for new certificates in `folder`; none if they are set, which ranks inherit."""
+    if any(map(os.environ.get, FILES)):
+        return {}
+    certificate, key, ca = (str(folder / name) for name in ("rank.pem", "rank.key", "ca.pem"))
+    ca_key = str(folder / "ca.key")
+    signs = ("-addext", "keyUsage=critical,keyCertSign")
+    _openssl("-keyout", ca_key, "-out", ca, "-subj", "/CN=jaxpar job", *signs)
+    rank = ["-addext", f"subjectAltName=IP:{ADDRESS}", "-addext", "basicConstraints=critical,CA:FALSE"]
+    _openssl(
+        "-keyout", key, "-out", certificate, "-subj", "/CN=jaxpar rank", *rank, "-CA", ca, "-CAkey", ca_key
+    )
+    os.unlink(ca_key)  # a later certificate for this job would be a stranger's
+    return dict(zip(FILES, (certificate, key, ca), strict=True))
+
+
+def _openssl(*options: str) -> None:
+    line = ["openssl", "req", "-x509", *KEY, "-days", DAYS, *options]
+    try:
+        subprocess.run(line, check=True, capture_output=True, text=True)
+    except FileNotFoundError:
+        raise DistributedError(
+            "jaxpar launch: --tls needs the command openssl (3.0 or newer); install it, or make the "
+            f"certificates elsewhere and set {', '.join(FILES)}."
+        ) from None
+    except subprocess.CalledProcessError as error:
+        raise DistributedError(f"jaxpar launch: --tls: {' '.join(line)} failed: {error.stderr}") from None

@@ -15,8 +15,7 @@ from types import FrameType
 
 from ...distributed.secret import fresh
 from . import report
-from .authority import certificates
-from .environment import free_port, variables
+from .environment import certificates, free_port, variables
 from .gang import Gang
 from .settings import DONE, NEVER_RESTARTED, PREEMPTED, LaunchSettings
 from .sink import Terminal

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import operator
+import os
 import queue
 import signal
 import time
 
-from .frozen import FreezeWatch
 from .gang import Gang, Worker
 from .settings import DONE, EXCEPTION, PREEMPTED, STALLED, LaunchSettings
 from .stacks import frames, waits
@@ -22,6 +24,10 @@ WARM, START = 3, 10
 """Until every rank has beaten WARM times, the limit is START times `step_timeout`, because ranks compile."""
 LAST_WORDS = 1.0
 """Seconds for a worker to print its stack, or to end after its exception."""
+STOPPED = 5.0
+"""Seconds that a worker may be stopped. JAX ends the others after 10, and one of them would be blamed."""
+WITHOUT_GIL = 20.0
+"""The shortest limit for a worker whose interpreter does not run: an import may keep the GIL a while."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +69,49 @@ class Pulse:
 
     def _silence(self, worker: Worker, now: float) -> float:
         return now - max(self.last_beats[worker.rank][1], self.complete or 0)
+
+
+class FreezeWatch:
+    """Compares the counters of the workers' pulse threads, and asks the kernel which ones are stopped."""
+
+    def __init__(self, workers: list[Worker], step_timeout: float | None, now: float) -> None:
+        self.workers = workers
+        self.limit = float("inf") if step_timeout is None else max(step_timeout, WITHOUT_GIL)
+        self.pulses = {worker.rank: (0, now) for worker in workers}
+        self.running = {worker.rank: now for worker in workers}
+        """When a worker was last seen not to be stopped."""
+
+    def look(self, now: float) -> tuple[Worker, str] | None:
+        """Return the worker that has been frozen for longest, if one exceeds its limit, and how."""
+        freezes = []
+        for worker in self.workers:
+            if worker.code is not None or worker.done:  # the interpreter takes itself down
+                continue
+            if worker.pulses != self.pulses[worker.rank][0]:
+                self.pulses[worker.rank] = worker.pulses, now
+            silence = now - self.pulses[worker.rank][1]
+            number = _stopped(worker.process.pid)
+            if number is None:
+                self.running[worker.rank] = now
+                if worker.pulses and silence > self.limit:
+                    freezes.append((silence, worker, "has run no Python"))
+            elif (seconds := now - self.running[worker.rank]) > STOPPED:
+                freezes.append((seconds, worker, f"was stopped by {signal.Signals(number).name}"))
+        if not freezes:
+            return None
+        seconds, worker, text = max(freezes, key=operator.itemgetter(0))
+        return worker, f"{text} for {seconds:.1f} s"
+
+
+def _stopped(pid: int) -> int | None:
+    """Return the signal that has stopped a child process, None while it runs."""
+    if not hasattr(os, "waitid"):  # macOS before Python 3.13
+        return None
+    with contextlib.suppress(ChildProcessError):  # it ended a moment ago
+        # WNOWAIT keeps the answer for the next call, until the process continues.
+        stop = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+        return None if stop is None else stop.si_status
+    return None
 
 
 class GangWatch:
