@@ -297,6 +297,18 @@ def test_arrays_go_where_those_are_that_they_replace(N, tmp_path):
         assert x.sharding == template[name].sharding
 
 
+def test_only_what_was_committed_to_a_device_is_so_again(tmp_path):
+    """JAX refuses to mix devices of committed arrays."""
+    first = jaxpar.devices()[0]
+    template = {"free": jnp.zeros(2), "bound": jax.device_put(jnp.zeros(2), first)}
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(0, tree={"free": jnp.ones(2), "bound": jnp.ones(2)})
+        got = checkpointer.restore(tree=template).trees["tree"]
+    assert {name: x.committed for name, x in got.items()} == {"free": False, "bound": True}
+    there = jax.device_put(jnp.ones(2), jaxpar.devices()[1])
+    np.testing.assert_array_equal(got["free"] + there, 2)
+
+
 def test_which_steps_are_saved_and_kept(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with Checkpointer("run", max_to_keep=2, save_every=3) as checkpointer:

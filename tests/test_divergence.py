@@ -356,16 +356,17 @@ def test_a_layer_with_the_weights_of_another():
     assert texts(found) == ["it has its own weights (it has those of a)"]
 
 
-def test_own_weights_that_were_sorted_as_texts():
-    reference = torch.nn.Linear(3, 24)
-    flax = nnx.Linear(3, 24, rngs=RNGS)
+@pytest.mark.parametrize("heads", [11, 12])  # the fewest that texts sort in another way than numbers
+def test_own_weights_that_were_sorted_as_texts(heads):
+    reference = torch.nn.Linear(3, 2 * heads)
+    flax = nnx.Linear(3, 2 * heads, rngs=RNGS)
     parity.load_torch(flax, reference)
-    order = sorted(range(12), key=str)
+    order = sorted(range(heads), key=str)
     for leaf in (flax.kernel, flax.bias):
-        parts = jnp.split(leaf[...], 12, -1)
+        parts = jnp.split(leaf[...], heads, -1)
         leaf[...] = jnp.concatenate([parts[i] for i in order], -1)
     found = parity.compare(reference, flax, np.ones((1, 3)), weights="own").divergence
-    assert "sorted as texts" in texts(found)[0]
+    assert f"the {heads} blocks of axis 1 are in order (they are sorted as texts" in texts(found)[0]
 
 
 @pytest.mark.parametrize("exchanged", [False, True])

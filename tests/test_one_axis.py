@@ -175,6 +175,10 @@ def doubled(x, **options):
     return jax.shard_map(lambda x: 2 * x, in_specs=spec, out_specs=spec, axis_names={"model"}, **options)(x)
 
 
+def refusing(x):
+    raise ValueError("mine")
+
+
 def test_a_shard_map_over_another_axis_inside_a_replica():
     mesh = mesh_of((4, 2))
     outputs = jaxpar.DataParallel(doubled, mesh=mesh, axis="data")(Y)
@@ -182,6 +186,9 @@ def test_a_shard_map_over_another_axis_inside_a_replica():
     with pytest.raises(ValueError, match="should match the mesh") as caught:
         jaxpar.DataParallel(functools.partial(doubled, mesh=mesh), mesh=mesh, axis="data")(Y)
     assert any("leave mesh= out" in note for note in caught.value.__notes__)
+    with pytest.raises(ValueError, match="mine") as caught:
+        jaxpar.DataParallel(refusing, mesh=mesh, axis="data")(Y)
+    assert not any("leave mesh= out" in note for note in getattr(caught.value, "__notes__", []))
 
 
 @pytest.mark.parametrize("over", ["data", "model"])

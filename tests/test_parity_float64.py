@@ -486,6 +486,7 @@ def test_as_it_runs_is_as_exact_in_the_same_type():
     found = parity.compare(Torch(lambda y: y), Flax(lambda y: y), X, level="as it runs")
     assert found.same
     assert found.environment["matmul precision"] == "default"
+    assert found.environment["torch threads"] == str(torch.get_num_threads())
     assert str(found).startswith("The same as it runs: all 4 tensors.")
     assert "float32" in {row.difference.dtype for row in found.rows}
 

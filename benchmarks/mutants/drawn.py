@@ -8,6 +8,7 @@ not in the list. Its tests are those of the quick suite that run its statement, 
 from __future__ import annotations
 
 import ast
+import dataclasses
 import itertools
 import random
 import re
@@ -169,16 +170,20 @@ def tests(file: str, tree: ast.AST, line: int, runs: Runs) -> str:
         if function not in chosen and '"' not in test and (not chosen or seconds + took < SECONDS):
             chosen[function] = f'"{test}"'
             seconds += took
-    return " ".join(list(chosen.values())[:TESTS]) or _named(file, tree)
+    return " ".join(list(chosen.values())[:TESTS])
 
 
-def _named(file: str, tree: ast.Module) -> str:
-    """The two files of tests that have most words in common with a file: with its path and its names."""
-    words = {word for part in Path(file).with_suffix("").parts[1:] for word in part.split("_")}
-    words |= {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
-    files = [*(ROOT / "tests").glob("test_*.py"), *(ROOT / "tests" / "porting").glob("test_*.py")]
-    common = {
-        path: len(words & set(re.findall(r"[A-Za-z0-9]+", path.read_text() + path.stem))) for path in files
-    }
-    best = sorted(files, key=lambda path: (-common[path], path))[:2]
-    return " ".join(path.relative_to(ROOT).as_posix() for path in best)
+def named(plant: Plant, root: Path = ROOT) -> Plant:
+    """The mutant with other tests, where those that run its statement saw nothing: three whole files, whose
+    names and then whose texts have most words in common with the mutant's file.
+    """
+    tree = ast.parse((root / plant.file).read_text())
+    path = {word for part in Path(plant.file).with_suffix("").parts[1:] for word in part.split("_") if word}
+    words = path | {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    ranked = []
+    for file in (root / "tests").glob("test_*.py"):
+        common = words & set(re.findall(r"[A-Za-z0-9]+", file.read_text()))
+        ranked.append(
+            (-len(path & set(file.stem.split("_"))), -len(common), file.relative_to(root).as_posix())
+        )
+    return dataclasses.replace(plant, tests=" ".join(file for _, _, file in sorted(ranked)[:3]))

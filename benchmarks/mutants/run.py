@@ -68,7 +68,13 @@ def main() -> int:
         trees = [Tree(Path(folder) / str(i)) for i in range(chosen.jobs if to_run or unchecked else 0)]
         try:
             if trees:
-                results |= run_all(trees, {p: keys[p] for p in to_run}, chosen.seconds)
+                results |= run_all(trees, {p: keys[p] for p in to_run if p.tests}, chosen.seconds)
+                if chosen.drawn:
+                    again = {
+                        drawn.named(p): p for p in to_run if not p.tests or results[p].kind == "survived"
+                    }
+                    others = run_all(trees, {p: p.key(ROOT) for p in again}, chosen.seconds)
+                    results |= {again[p]: result for p, result in others.items()}
                 results = check_health(trees[0], results, keys, chosen.seconds)
         finally:
             for tree in trees:
