@@ -77,6 +77,7 @@ class Conv(Layer):
         fan_in = math.prod(shape[:-1])
         self.kernel = uniform(rngs, shape, fan_in, param_dtype)
         self.bias = optional(bias, lambda: uniform(rngs, (out_channels,), fan_in, param_dtype))
+        self.in_channels, self.out_channels = in_channels, out_channels
         self.kernel_size = k
         self.stride = stride
         self.padding = padding
@@ -151,6 +152,7 @@ class ConvTranspose(Layer):
         fan_in = math.prod(shape[:-1])
         self.kernel = uniform(rngs, shape, fan_in, param_dtype)
         self.bias = optional(bias, lambda: uniform(rngs, (out_channels,), fan_in, param_dtype))
+        self.in_channels, self.out_channels = in_channels, out_channels
         self.kernel_size = k
         self.stride = stride
         self.padding = padding

@@ -157,7 +157,7 @@ class Frozen(Layer):
         "parameter.requires_grad = False: JAX's arrays have no requires_grad",
         "self.layer.bias.requires_grad_(False): JAX has no frozen weights",
         "super().train(mode): Flax's modules have another train",
-        "x.is_cuda: JAX's arrays have no is_cuda",
+        "x.is_leaf: JAX's arrays have no is_leaf",
         'x.type("torch.FloatTensor"): it is not clear',
     )
 
@@ -169,10 +169,11 @@ class Frozen(Layer):
 
     def train(self, mode=True):
         super().train(mode)
+        self.layer.eval()
         return self
 
     def forward(self, x):
-        return self.layer(x), x.is_cuda, x.type("torch.FloatTensor")
+        return self.layer(x), x.is_leaf, x.type("torch.FloatTensor")
 
 
 class ChangedUnderNoGrad(Layer):

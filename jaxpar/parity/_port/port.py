@@ -26,9 +26,17 @@ from .changes import require_no_other_state
 from .images.flow import Flow
 from .layout import SAME, images_last
 from .proof import imported, largest, prove, too_small
-from .reading.building import Expressions, Inexpressible, is_plain_function, maker_of, record_constructions
+from .reading.building import (
+    Constructions,
+    Expressions,
+    Inexpressible,
+    is_plain_function,
+    maker_of,
+    record_constructions,
+)
 from .reading.counting import lines_of
-from .reading.watching import watch
+from .reading.scope import defined_by_user
+from .reading.watching import Watched, watch
 from .record_files import write_record
 from .training.lines import Lines, Origin, TorchObject, optimizer_lines, scheduler_lines
 from .translating.definitions import takes_rngs
@@ -224,6 +232,36 @@ def _unproven(proof: Proof) -> str:
 def _read(
     module: nn.Module | Make, inputs: Sequence[Any], kwargs: Any, channels_last: bool, out: Path | None
 ) -> tuple[Make, Written, str, Build, Layout]:
+    flow = Flow() if channels_last else None
+    make, net, nets, calls, watched = _ran(module, inputs, kwargs, flow, out)
+    try:
+        writer = Writer(watched)
+        layout = images_last(writer.needs, flow, nets, inputs, kwargs) if flow else SAME
+        expressions = Expressions(calls, functools.partial(takes_rngs, watched=watched))
+        if is_plain_function(make) and not _is_of_another_file(net, make):
+            roots, build = [make], f"{make.__name__}({'rngs=rngs' if takes_rngs(make, watched) else ''})"
+        else:
+            build = expressions.construction(net)
+            roots = list(dict.fromkeys(expressions.roots))
+        writer.needs.imports.update(expressions.imports)
+        for name, value in expressions.objects.items():
+            writer.needs.note(f"{name} in the constructor's call is the {type(value).__name__} of torch's")
+        written = writer.write(roots, _title(net))
+        return (
+            make,
+            written,
+            build,
+            functools.partial(_built, build, written.layers, expressions.objects),
+            layout,
+        )
+    except (Inexpressible, LookupError, OSError, Hole, SyntaxError) as error:
+        raise PortError(f"jaxpar.parity.port: {error}") from error
+
+
+def _ran(
+    module: nn.Module | Make, inputs: Sequence[Any], kwargs: Any, flow: Flow | None, out: Path | None
+) -> tuple[Make, nn.Module, list[nn.Module], Constructions, Watched]:
+    """Return how the module is made, the module, one of each mode, and what ran."""
     try:
         make = maker_of(module) if isinstance(module, nn.Module) else module
         net, calls = record_constructions(lambda: _seeded(make))
@@ -242,22 +280,11 @@ def _read(
             return nets
 
         nets: list[nn.Module] = []
-        flow = Flow() if channels_last else None
         watched = watch(make_nets, call, flow)
-        writer = Writer(watched)
-        layout = images_last(writer.needs, flow, nets, inputs, kwargs) if flow else SAME
-        expressions = Expressions(calls, functools.partial(takes_rngs, watched=watched))
-        if is_plain_function(make):
-            roots, build = [make], f"{make.__name__}({'rngs=rngs' if takes_rngs(make, watched) else ''})"
-        else:
-            build = expressions.construction(net)
-            roots = list(dict.fromkeys(expressions.roots))
-        writer.needs.imports.update(expressions.imports)
-        written = writer.write(roots, _title(net))
-        return make, written, build, functools.partial(_built, build, written.layers), layout
+        return make, net, nets, calls, watched
     except PortError:
         raise
-    except (Inexpressible, LookupError, OSError, Hole, SyntaxError) as error:
+    except (Inexpressible, LookupError, OSError, SyntaxError) as error:
         raise PortError(f"jaxpar.parity.port: {error}") from error
     except Exception as error:
         raise PortError(
@@ -275,10 +302,16 @@ def _refuse_source(out: Path, definitions: Sequence[Any]) -> None:
             )
 
 
-def _built(build: str, layers: str, file: Any) -> nnx.Module:
+def _is_of_another_file(net: nn.Module, make: Any) -> bool:
+    """Return whether a function makes a library's module, whose class is then the one to port."""
+    kind = type(net)
+    return defined_by_user(kind) and inspect.getfile(kind) != make.__code__.co_filename
+
+
+def _built(build: str, layers: str, objects: dict[str, Any], file: Any) -> nnx.Module:
     # The build expression may use `nn` and `partial` although the file imports neither.
     names = {"nnx": nnx, "nn": importlib.import_module(f"jaxpar.nn.{layers}"), "rngs": nnx.Rngs(0)}
-    return eval(build, {"partial": functools.partial, **vars(file), **names})
+    return eval(build, {"partial": functools.partial, **vars(file), **objects, **names})
 
 
 def _title(net: nn.Module) -> str:

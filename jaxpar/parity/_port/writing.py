@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import json
 import re
 import shutil
@@ -72,6 +73,21 @@ class Piece:
     text: str
     needs: frozenset[str]  # the files of the definitions it refers to
 
+    def named(self, own: str, name: str) -> Piece:
+        """Return the piece with another name in its first line."""
+        if name == own:
+            return self
+        text = re.sub(rf"^((?:@.*\n)*(?:async def |def |class |)){own}\b", rf"\1{name}", self.text, count=1)
+        return dataclasses.replace(self, text=text)
+
+    @functools.cached_property
+    def tree(self) -> list[ast.stmt]:
+        return ast.parse(self.text).body
+
+    @functools.cached_property
+    def defines(self) -> list[str]:
+        return [name for statement in self.tree for name in defined(statement)]
+
 
 class Writer:
     def __init__(self, watched: Watched):
@@ -80,11 +96,18 @@ class Writer:
 
     def write(self, roots: list[Any], title: str) -> Written:
         self.needs.definitions.update({id(root): root for root in roots})
+        for root in roots:
+            self.needs.name_for(id(root), root.__name__)
         # Writing a definition can reveal further ones, so this repeats until none is new.
         while unwritten := list(self._missing()):
             for key, value in unwritten:
-                self.pieces[key] = self._piece(value)
-        ordered = list(self._ordered())
+                piece = self._piece(value)
+                for name in defined(piece.node):
+                    piece = piece.named(
+                        name, next((n for n, k in self.needs.names.items() if k == key), name)
+                    )
+                self.pieces[key] = piece
+        ordered = self._ordered()
         _require_names_of_their_own(ordered)
         body = "".join(self._separator(piece, i) + piece.text for i, piece in enumerate(ordered))
         if hashed := [HASHED.format(name) for name in self._configs()]:
@@ -133,7 +156,7 @@ class Writer:
         files |= {constant[0].path for key, constant in self.needs.constants.items() if key not in before}
         return Piece(source, node, text, frozenset(files))
 
-    def _ordered(self) -> Iterator[Piece]:
+    def _ordered(self) -> list[Piece]:
         files: dict[str, list[Piece]] = {}
         for piece in self.pieces.values():
             files.setdefault(piece.source.path, []).append(piece)
@@ -152,8 +175,10 @@ class Writer:
         under_way: set[str] = set()
         for path in sorted(files, key=lambda path: path != stand_in_source().path):
             visit(path)
-        for path in done:
-            yield from sorted(files[path], key=lambda piece: piece.node.lineno)
+        ordered = [
+            piece for path in done for piece in sorted(files[path], key=lambda piece: piece.node.lineno)
+        ]
+        return in_order(ordered)
 
     def _separator(self, piece: Piece, index: int) -> str:
         if index == 0:
@@ -192,11 +217,44 @@ class Writer:
         return "\n\n".join("\n".join(sorted(group, key=_order)) for group in groups if group)
 
 
+def in_order(pieces: list[Piece]) -> list[Piece]:
+    """Move definitions that others need when Python defines them, as a base or a default, before those."""
+    by_name = {name: piece for piece in pieces for name in piece.defines}
+    done: dict[int, Piece] = {}
+    under_way: set[int] = set()
+
+    def visit(piece: Piece) -> None:
+        if id(piece) in done or id(piece) in under_way:
+            return
+        under_way.add(id(piece))
+        for name in [name for statement in piece.tree for name in _at_once(statement)]:
+            if name in by_name:
+                visit(by_name[name])
+        done[id(piece)] = piece
+
+    for piece in pieces:
+        visit(piece)
+    return list(done.values())
+
+
+def _at_once(node: ast.AST) -> Iterator[str]:
+    """Yield the names that are read when a statement runs, without those in the bodies of functions."""
+    if isinstance(node, ast.Name):
+        yield node.id
+    children: list[Any] = [*ast.iter_child_nodes(node)]
+    if isinstance(node, Function):
+        children = [node.args, *node.decorator_list, *filter(None, [node.returns])]
+    elif isinstance(node, ast.Lambda):
+        children = [node.args]
+    for child in children:
+        yield from _at_once(child)
+
+
 def _require_names_of_their_own(pieces: list[Piece]) -> None:
     """The later one of two definitions would replace the earlier."""
     first_uses: dict[str, str] = {}
     for piece in pieces:
-        for name in defined(piece.node):
+        for name in piece.defines:
             location = piece.source.place(piece.node)
             if first_uses.setdefault(name, location) != location:
                 raise Inexpressible(
@@ -223,7 +281,9 @@ def with_docstring(text: str, remark: str) -> str:
 def formatted(text: str, path: str) -> str:
     """Format a text with ruff and the settings of its folder; without ruff, return it unchanged."""
     ruff = shutil.which("ruff") or shutil.which("ruff", path=str(Path(sys.executable).parent))
-    for arguments in RUFF if ruff else ():
+    # Next to a hole, a variable that is not used yet stays.
+    commands = RUFF if ruff and HOLE not in text else RUFF[1:] if ruff else ()
+    for arguments in commands:
         done = _ruff(str(ruff), arguments, text, path)
         if done.returncode:
             return text

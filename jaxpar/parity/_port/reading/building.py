@@ -95,6 +95,8 @@ def maker_of(module: nn.Module) -> Callable[[], nn.Module]:
 class Expressions:
     """Values as Python writes them; `roots` are the user's classes and functions in the expressions.
 
+    `objects` are the arguments that cannot be written, by their names in the expressions.
+
     `takes_rngs` returns whether a user's class or function takes `rngs` in the ported file.
     """
 
@@ -102,6 +104,8 @@ class Expressions:
         self.calls, self.takes_rngs = calls, takes_rngs
         self.roots: list[Any] = []
         self.imports: dict[str, str] = {}
+        self.objects: dict[str, Any] = {}
+        self._names_objects = False
 
     def construction(self, instance: Any) -> str:
         """Write the call that made an object: its constructor's, or the innermost writable function's."""
@@ -118,7 +122,11 @@ class Expressions:
                 del self.roots[before:]
                 with contextlib.suppress(Inexpressible):
                     return self._call(other)
-            raise error
+            if not isinstance(instance, nn.Module) or self._names_objects:
+                raise error
+            del self.roots[before:]
+            self._names_objects = True
+            return self._call(first)
 
     def _call(self, construction: Construction) -> str:
         maker, info = construction.maker, construction.arguments
@@ -143,7 +151,14 @@ class Expressions:
                 return ""
         except Exception:  # `==` of any class may raise, or return an array without a truth value
             pass
-        return f"{name}={self.text(value)}"
+        try:
+            return f"{name}={self.text(value)}"
+        except Inexpressible:
+            if isinstance(value, nn.Module | torch.Tensor) or not self._names_objects:
+                raise
+            if self.objects.setdefault(name, value) is not value:
+                raise
+            return f"{name}={name}"
 
     def text(self, value: Any) -> str:
         if value is None or isinstance(value, bool | int | float | str | bytes):

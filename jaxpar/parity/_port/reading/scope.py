@@ -48,6 +48,7 @@ class Scope:
         return UNKNOWN
 
 
+@functools.cache
 def bound_in(function: ast.AST) -> frozenset[str]:
     # Python scopes by function, not by line: a name that is assigned once is local in all lines.
     names = {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}
@@ -132,10 +133,12 @@ def definition(value: Any) -> tuple[Source, ast.stmt]:
         if node is None:
             raise LookupError(f"{value.__qualname__} has no source")
         return source, node
-    source = source_of(inspect.getfile(value))
-    for child in ast.walk(source.tree):
-        if isinstance(child, ast.ClassDef) and child.name == value.__name__:
-            return source, child
+    try:
+        source = source_of(inspect.getfile(value))
+    except TypeError as error:  # a class or function of C
+        raise LookupError(f"{value} has no source") from error
+    if value.__name__ in source.classes:
+        return source, source.classes[value.__name__]
     raise LookupError(f"{value.__qualname__} has no source")
 
 
@@ -171,6 +174,20 @@ def assignment(module: ModuleType, name: str) -> tuple[Source, ast.stmt, ModuleT
     return None
 
 
+@functools.cache
+def is_set_by_functions(source: Source, name: str) -> bool:
+    """Return whether the file assigns a name more than once, or in a function by `global`."""
+    by_global = any(name in node.names for node in ast.walk(source.tree) if isinstance(node, ast.Global))
+    assignments = [
+        node
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store)
+        if source.around(node) is None
+    ]
+    return by_global or len(assignments) > 1
+
+
+@functools.cache
 def import_of(source: Source, name: str) -> str | None:
     for statement in ast.walk(source.tree):
         if isinstance(statement, ast.Import | ast.ImportFrom):

@@ -74,6 +74,12 @@ class Source:
         return (written + self.between(at, end_of(node)).lstrip("\n" if cut else "")).rstrip()
 
     @functools.cached_property
+    def classes(self) -> dict[str, ast.ClassDef]:
+        """The first definition of each name."""
+        nodes = [node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef)]
+        return {node.name: node for node in reversed(nodes)}
+
+    @functools.cached_property
     def _functions(self) -> dict[tuple[str, int], Function]:
         functions = {}
         for node in ast.walk(self.tree):

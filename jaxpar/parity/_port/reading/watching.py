@@ -11,10 +11,12 @@ import builtins
 import copy
 import functools
 import gc
+import importlib.metadata
 import itertools
+import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType
@@ -22,10 +24,13 @@ from typing import Any
 
 import torch
 
+from ..rules.transformers_names import LIBRARY
 from .aliases import Aliases
-from .source import Key, Source, source_of
+from .initial import MEASURED, Initial
+from .source import Key, Source, source_of, start_of
 
 PROBE, PASSED = "__jaxpar_probe__", "__jaxpar_passed__"
+BEGIN, END = "__jaxpar_begin__", "__jaxpar_end__"
 PROBED_NODES = (
     *(ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.BinOp, ast.UnaryOp),
     *(ast.Compare, ast.BoolOp, ast.IfExp, ast.List, ast.ListComp),
@@ -41,11 +46,12 @@ NUMERIC = {"numpy", "torch", "torchgen", "jax", "flax"}  # Packages that have th
 class Site:
     """The values of one expression: their types, and callables, None and booleans by id in `objects`.
 
-    `types` and `axes` are the dtypes and numbers of axes of its tensors.
+    `types` and `axes` are the dtypes and numbers of axes of its tensors, `keys` the names in its dicts.
     """
 
     def __init__(self) -> None:
         self.kinds: set[type] = set()
+        self.keys: set[Any] = set()
         self.objects: dict[int, Any] = {}
         self.types: set[torch.dtype] = set()
         self.axes: set[int] = set()
@@ -55,6 +61,8 @@ class Site:
         if isinstance(value, torch.Tensor):
             self.types.add(value.dtype)
             self.axes.add(value.ndim)
+        if type(value) is dict:
+            self.keys.update(value)
         if callable(value) or value is None or isinstance(value, bool):
             function = value.__func__ if isinstance(value, MethodType) else value
             self.objects[id(function)] = function
@@ -62,6 +70,7 @@ class Site:
     def merge(self, other: Site) -> None:
         self.kinds |= other.kinds
         self.objects |= other.objects
+        self.keys |= other.keys
 
     @property
     def is_tensor(self) -> bool:
@@ -82,16 +91,28 @@ class Watched:
         self.in_call = False
         self.functions: dict[CodeType, FunctionType] = {}
         self.aliases = Aliases()
+        self.initial = Initial()
 
     def probe(self, key: Key, value: Any) -> Any:
         self.sites.setdefault(key, Site()).add(value)
         return value
 
     def record_line(self, path: str, line: int) -> None:
-        self.lines.add((path, line))
+        around = self.initial.lines()
+        (self.lines if around is None else around).add((path, line))
         if self.in_call:
             self.called.add((path, line))
         self.aliases.record_changes(sys._getframe(1), path, line)
+
+    def begin(self, *place: Any) -> None:
+        if not self.in_call:
+            self.initial.begin(place)
+
+    def end(self, *place: Any) -> None:
+        if not self.in_call:
+            lines = self.initial.end(place)
+            around = self.initial.lines()
+            (self.lines if around is None else around).update(lines)
 
     @functools.cache  # noqa: B019 - as long as what was seen
     def variables(self, source: Source) -> dict[tuple[ast.AST | None, str], Site]:
@@ -101,6 +122,11 @@ class Watched:
             if site is not None and isinstance(node, ast.Name):
                 variables.setdefault((source.around(node), node.id), Site()).merge(site)
         return variables
+
+    @functools.cached_property
+    def callables(self) -> set[int]:
+        """The ids of all functions and classes that were values of expressions; read after all calls."""
+        return {number for site in self.sites.values() for number in site.objects}
 
     def listening(self) -> AbstractContextManager[None]:
         """A context in which subclasses record more than the probes do."""
@@ -116,7 +142,9 @@ def watch(make: Callable[[], Any], call: Callable[[Any], Any], watched: Watched 
 
     def run() -> None:
         watched.in_call = False
-        module = make()
+        with watched.initial.counting():
+            module = make()
+        watched.lines.update(watched.initial.close())
         watched.in_call = True
         call(module)
 
@@ -161,7 +189,21 @@ def is_users(path: str) -> bool:
     packages = {package for folder, package in itertools.pairwise(real.parts) if folder in INSTALLED}
     if not packages and any(map(real.is_relative_to, STANDARD)):
         return False
-    return real.is_file() and not any(map(real.is_relative_to, FOREIGN)) and not packages & NUMERIC
+    return real.is_file() and not any(map(real.is_relative_to, FOREIGN)) and all(map(_uses_torch, packages))
+
+
+@functools.cache
+def _uses_torch(package: str) -> bool:
+    """Return whether an installed package requires torch; a file imports from others as torch's code does."""
+    distributions = _distributions().get(package, [])
+    required = [line for name in distributions for line in importlib.metadata.requires(name) or []]
+    by_torch = any(re.match(r"torch\b(?!.*\bextra\b)", line) for line in required)
+    return package not in NUMERIC and (by_torch or package == LIBRARY or not distributions)
+
+
+@functools.cache
+def _distributions() -> Mapping[str, list[str]]:
+    return importlib.metadata.packages_distributions()
 
 
 def functions_of(codes: Iterable[CodeType]) -> list[FunctionType]:
@@ -180,8 +222,8 @@ def probes(watched: Watched, functions: Iterable[FunctionType]) -> Iterator[None
     probeable = (function for function in functions if function.__name__ != "__getattribute__")
     originals = {function: function.__code__ for function in probeable}
     # In builtins: the probed functions keep their globals, which must not get new names.
-    setattr(builtins, PROBE, watched.probe)
-    setattr(builtins, PASSED, watched.record_line)
+    probes = {PROBE: watched.probe, PASSED: watched.record_line, BEGIN: watched.begin, END: watched.end}
+    vars(builtins).update(probes)
     try:
         for function in originals:
             probed = _probed(function)
@@ -192,8 +234,8 @@ def probes(watched: Watched, functions: Iterable[FunctionType]) -> Iterator[None
     finally:
         for function, code in originals.items():
             function.__code__ = code
-        delattr(builtins, PROBE)
-        delattr(builtins, PASSED)
+        for name in probes:
+            delattr(builtins, name)
 
 
 def _probed(function: FunctionType) -> CodeType | None:
@@ -276,6 +318,13 @@ class _Probes(ast.NodeTransformer):
         return node
 
     def _statement(self, node: ast.stmt) -> list[ast.stmt]:
-        location: list[ast.expr] = [ast.Constant(self.source.path), ast.Constant(node.lineno)]
-        call = ast.Expr(ast.Call(ast.Name(PASSED, ast.Load()), location, []))
-        return [ast.copy_location(call, node), self.visit(node)]
+        place = (self.source.path, *start_of(node))
+        statements = [_reported(PASSED, place[:2]), self.visit(node)]
+        if isinstance(node, MEASURED):
+            statements = [statements[0], _reported(BEGIN, place), statements[1], _reported(END, place)]
+        return [ast.copy_location(statement, node) for statement in statements]
+
+
+def _reported(name: str, place: Iterable[Any]) -> ast.stmt:
+    """Return a statement that passes a place on."""
+    return ast.Expr(ast.Call(ast.Name(name, ast.Load()), [ast.Constant(part) for part in place], []))

@@ -118,6 +118,9 @@ FUNCTIONS = table("""
     torch.nn.functional.instance_norm(input, running_mean==None?, running_var==None?, weight=, bias=, \
         use_input_stats==True?, momentum?, eps=) -> \
         F.instance_norm({input}<, scale={weight}><, bias={bias}><, eps={eps}>)
+    torch.nn.functional.batch_norm(input, running_mean==None, running_var==None, weight==None?, bias==None?, \
+        training==True, momentum?, eps=) -> \
+        jax.nn.standardize({input}, (0, *range(2, {input:a}.ndim))<, epsilon={eps}>)
     torch.nn.utils.parametrizations.spectral_norm(module) -> nn.SpectralNorm({module}, rngs=rngs)
     torch.nn.Transformer.generate_square_subsequent_mask(sz) -> jnp.triu(jnp.full(({sz}, {sz}), -jnp.inf), 1)
     torch.nn.functional.leaky_relu(x, negative_slope=, inplace?) -> F.leaky_relu({x}<, {negative_slope}>)

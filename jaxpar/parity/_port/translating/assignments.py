@@ -9,11 +9,12 @@ from torch import nn
 from ..reading.runtime import Beyond
 from ..reading.source import end_of, start_of
 from .blocks import statement
+from .caches import cached_in, is_kept
 from .context import Context, variables_of
-from .expressions import is_none, list_as_tuple, spliced, text, translated
+from .expressions import expression, is_none, list_as_tuple, spliced, text, translated
 from .fragment import Fragment, Hole
 from .gradients import value_of
-from .indexing import PART, set_part
+from .indexing import PART, set_part, subscript
 from .pairs import assigned_field
 
 VERBS = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide", ast.Pow: "power"}
@@ -35,6 +36,8 @@ def assign(ctx: Context, node: ast.Assign) -> str | None:
     ):
         raise Hole(PART)
     if single and isinstance(target, ast.Attribute):
+        if ctx.in_call(node) and text(ctx, node.value) == ctx.source.segment(target):
+            return None  # self.table = self.table.to(x.device)
         stored, value = _set_attribute(ctx, node, target)
         return f"{stored.text} = {value}"
     if single and isinstance(target, ast.Name) and text(ctx, node.value) == target.id:
@@ -42,11 +45,14 @@ def assign(ctx: Context, node: ast.Assign) -> str | None:
     return spliced(ctx, node, lambda part: (value_of if part is node.value else translated)(ctx, part)).text
 
 
-def is_kept(ctx: Context, target: ast.expr) -> bool:
-    """Return whether a list or dict is a module's attribute, which outlives the call."""
-    while isinstance(target, ast.Subscript):
-        target = target.value
-    return isinstance(target, ast.Attribute) and ctx.is_module(target.value)
+@expression(ast.Subscript)
+def item(ctx: Context, node: ast.Subscript) -> Fragment:
+    """Write an entry of a cache as the value that it would have; any other as an index."""
+    if isinstance(node.ctx, ast.Load) and is_kept(ctx, node) and (function := ctx.source.around(node)):
+        for check in ast.walk(function):
+            if (cached := cached_in(ctx, check)) and ast.unparse(cached.targets[0]) == ast.unparse(node):
+                return translated(ctx, cached.value)
+    return subscript(ctx, node)
 
 
 @statement(ast.AnnAssign)
@@ -101,12 +107,12 @@ def _set_attribute(
 
 def _grows(ctx: Context, target: ast.Attribute) -> bool:
     """Return whether the file changes a list attribute of this name."""
+    parents = ctx.source.parents
+    uses = (child for child in ast.walk(ctx.source.tree) if isinstance(child, ast.Attribute))
     return any(
-        isinstance(child, ast.Attribute)
-        and child.attr in GROWING
-        and isinstance(child.value, ast.Attribute)
-        and child.value.attr == target.attr
-        for child in ast.walk(ctx.source.tree)
+        isinstance(parents[use], ast.AugAssign) or getattr(parents[use], "attr", "") in GROWING
+        for use in uses
+        if use.attr == target.attr
     )
 
 

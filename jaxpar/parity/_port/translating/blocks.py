@@ -8,6 +8,7 @@ copied), contexts without a meaning in JAX.
 from __future__ import annotations
 
 import ast
+import textwrap
 from collections.abc import Sequence
 
 from ..reading.aliases import alias_read_later, read_later
@@ -43,9 +44,24 @@ def written_statement(ctx: Context, node: ast.stmt) -> str | None:
             return None
         if type(node) in REFUSED:
             raise Hole(REFUSED[type(node)])
-        return statement.get(type(node), with_blocks)(ctx, node)
+        written = statement.get(type(node), with_blocks)(ctx, node)
+        if written is not None and not _is_python(written, begin_of(node)[1]):
+            raise Hole("what would be written is no statement")
+        return written
     except Hole as reason:
         return hole(ctx, node, str(reason)).text
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        return hole(ctx, node, f"port fails on it: {type(error).__name__}: {error}").text
+
+
+def _is_python(written: str, column: int) -> bool:
+    """Return whether a statement, which starts at a column of its first line, can be parsed."""
+    written = written.removeprefix("el") if written.startswith("elif") else written
+    try:
+        ast.parse(f"if 1:\n{' ' * max(column, 1)}{written}" if column else written)
+    except SyntaxError:
+        return False
+    return True
 
 
 def with_blocks(ctx: Context, node: ast.AST) -> str:
@@ -56,12 +72,25 @@ def with_blocks(ctx: Context, node: ast.AST) -> str:
     for part in sorted((part for part in positioned(node) if id(part) not in later), key=begin_of):
         body = bodies.get(id(part))
         if body:
-            written += ctx.source.between(at, begin_of(part)) + block(ctx, body)
+            before, inner = ctx.source.between(at, begin_of(part)), block(ctx, body)
+            if is_elif(ctx, body[0]) and not inner.startswith("elif"):
+                # Its condition is constant, or has no counterpart.
+                inner = f"else:\n{indented(inner, begin_of(part)[1])}"
+            written += before + inner
             at = end_of(body[-1])
         else:
             written += ctx.source.between(at, start_of(part)) + _part(ctx, node, part)
             at = end_of(part)
     return written + ctx.source.between(at, end_of(node))
+
+
+def is_elif(ctx: Context, node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and ctx.source.segment(node).startswith("elif")
+
+
+def indented(written: str, column: int) -> str:
+    """Move a statement that starts at a column four columns to the right."""
+    return textwrap.indent(" " * column + written, "    ")
 
 
 def _part(ctx: Context, node: ast.AST, part: ast.AST) -> str:
@@ -147,7 +176,8 @@ def dedented(ctx: Context, body: list[ast.stmt], column: int) -> str:
     inner = begin_of(body[0])[1]
     cut = inner - column
     lines = (" " * inner + block(ctx, body)).splitlines(keepends=True)
-    return "".join(line[cut:] if line[:cut].isspace() else line for line in lines).lstrip()
+    written = "".join(line[cut:] if line[:cut].isspace() else line for line in lines).lstrip()
+    return written.removeprefix("el") if written.startswith("elif") else written
 
 
 def begin_of(node: ast.AST) -> tuple[int, int]:

@@ -15,16 +15,19 @@ from typing import Any
 from torch import nn
 
 from .. import rules
-from ..reading.scope import UNKNOWN, dotted, is_layer, is_torchs, jaxpar_layer, rule_name
-from .conditions import require_no_numbers, resolved
+from ..reading.runtime import home_of
+from ..reading.scope import UNKNOWN, defined_by_user, dotted, is_layer, is_torchs, jaxpar_layer, rule_name
+from .conditions import require_no_numbers
 from .context import Context
-from .drawing import DRAWN, draws, needs_rngs, stream, targets_of
-from .expressions import argument, arguments_of, by_rule, expression, extended, text
+from .drawing import DRAWN, builds, draws, needs_rngs, stream, targets_of
+from .expressions import argument, arguments_of, by_rule, expression, extended, is_placement, resolved, text
 from .fragment import Fragment, Hole
 from .methods import COLLECTIONS, method
-from .names import left_out
+from .names import left_out, reference
+from .omitted import is_of_batch_norm
 from .pairs import pair
 
+PARTIAL = "from functools import partial"
 RANDOM_FUNCTIONS = ("rand_like", "randint", "randint_like", "multinomial", "normal")
 
 
@@ -33,6 +36,8 @@ def call(ctx: Context, node: ast.Call) -> Fragment:
     if isinstance(node.func, ast.Attribute) and (fragment := method(ctx, node, node.func)):
         return fragment
     target = ctx.scope.value(node.func)
+    if home_of(target).startswith("einops.layers.torch."):
+        return _of_einops(ctx, node, target)
     # No value can be an instance of a class that is not written.
     if target is isinstance and left_out(ctx, ctx.scope.value(node.args[1])):
         return Fragment("False", value=False)
@@ -42,20 +47,58 @@ def call(ctx: Context, node: ast.Call) -> Fragment:
         return Fragment(f"nn.deepcopy({text(ctx, node.args[0])})")
     if target is not UNKNOWN and (is_torchs(target) or rule_name(target)):
         return _of_torch(ctx, node, target)
+    if target is not UNKNOWN and (chosen := _choice(ctx, node, target)):
+        return chosen
     require_no_numbers(ctx, node)
     targets = [target for target in targets_of(ctx, node) if not _sees_rngs(ctx, target, node)]
-    # A function that builds layers and draws takes one argument for both.
-    if any(needs_rngs(ctx, target) for target in targets):
+    # A function that builds layers and draws takes one argument for both; layers that only accept `rngs` do
+    # not make a function take it.
+    constructs = getattr(ctx.source.around(node), "name", "") == "__init__"
+    if any((needs_rngs if constructs else builds)(ctx, target) for target in targets):
         return extended(ctx, node, "rngs=rngs")
     drawing = any(draws(ctx, target) for target in targets)
     return extended(ctx, node, f"rngs={stream(ctx)}" if drawing else "")
 
 
+def _of_einops(ctx: Context, node: ast.Call, target: Any) -> Fragment:
+    """Write a layer of einops as its function with the layer's arguments, which takes JAX's arrays."""
+    function = {"Rearrange": "rearrange", "Reduce": "reduce"}.get(target.__name__)
+    if function is None:
+        raise Hole(f"there is no rule for einops' {target.__name__}")
+    ctx.needs.imports |= {"partial": PARTIAL, function: f"from einops import {function}"}
+    names = ("pattern", "reduction")
+    parts = [f"{name}={text(ctx, part)}" for name, part in zip(names, node.args, strict=False)]
+    parts += [text(ctx, part) for part in node.keywords]
+    return Fragment(f"partial({function}, {', '.join(parts)})")
+
+
+def _choice(ctx: Context, node: ast.Call, target: Any) -> Fragment | None:
+    """Write what a library's function chose in the constructor, a class or a function, by its name."""
+    site = ctx.site(node)
+    if not (isinstance(target, FunctionType) and defined_by_user(target) and site and len(site.objects) == 1):
+        return None
+    (value,) = site.objects.values()
+    if target.__code__.co_filename == ctx.source.path or site.kinds - {type(value)} or ctx.in_call(node):
+        return None
+    if isinstance(value, bool | None):
+        return resolved(ctx, node, value)
+    if not (inspect.isclass(value) or isinstance(value, FunctionType)) or "<" in value.__qualname__:
+        return None
+    return Fragment(reference(ctx, node, value, value.__name__).text)
+
+
 def _of_torch(ctx: Context, node: ast.Call, target: Any) -> Fragment:
     if is_layer(target):
         return layer(ctx, node, target)
+    if target is nn.functional.batch_norm and is_of_batch_norm(ctx, node):
+        return Fragment(f"super().__call__({text(ctx, node.args[0])})")
     if target is nn.Parameter:
         return parameter(ctx, node)
+    keywords = [keyword for keyword in node.keywords if not is_placement(ctx, keyword)]
+    if len(keywords) < len(node.keywords):
+        parent = ctx.source.parents[node]
+        node = ast.copy_location(ast.Call(node.func, node.args, keywords), node)
+        ctx.source.parents[node] = parent
     name = rule_name(target)
     if getattr(target, "__name__", "") in RANDOM_FUNCTIONS and ctx.in_call(node):
         raise Hole(DRAWN)
@@ -88,7 +131,9 @@ def layer(ctx: Context, node: ast.Call, target: type) -> Fragment:
     starred = any(isinstance(argument, ast.Starred) for argument in node.args)
     positional = {} if starred else dict(zip(inspect.signature(target).parameters, node.args, strict=False))
     dropped: list[ast.AST] = [value for name, value in positional.items() if name in rules.DROPPED]
-    dropped += [keyword for keyword in node.keywords if keyword.arg in rules.DROPPED]
+    dropped += [
+        keyword for keyword in node.keywords if keyword.arg in rules.DROPPED or is_placement(ctx, keyword)
+    ]
     remaining = [argument for argument in (*node.args, *node.keywords) if argument not in dropped]
     _check_arguments(target, jaxpars, remaining)
     extra = "rngs=rngs" if target.__name__ in rules.RANDOM else ""

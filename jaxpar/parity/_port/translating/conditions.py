@@ -60,10 +60,6 @@ def unary(ctx: Context, node: ast.UnaryOp) -> Fragment:
 @expression(ast.Compare)
 def comparison(ctx: Context, node: ast.Compare) -> Fragment:
     operands = [node.left, *node.comparators]
-    site, sites = ctx.site(node), map(ctx.site, operands)
-    devices = any(operand is not None and operand.kinds == {torch.device} for operand in sites)
-    if devices and site and len(site.objects) == 1:
-        return resolved(ctx, node, *site.objects.values())
     if len(node.ops) > 1 or isinstance(node.ops[0], ast.In | ast.NotIn):
         return _without_tensors(ctx, node, operands)
     if isinstance(node.ops[0], ast.Is | ast.IsNot) and any(_is_type(ctx, operand) for operand in operands):
@@ -76,12 +72,6 @@ def comparison(ctx: Context, node: ast.Compare) -> Fragment:
 def _is_type(ctx: Context, node: ast.expr) -> bool:
     site = ctx.site(node)
     return isinstance(ctx.scope.value(node), torch.dtype) or bool(site and torch.dtype in site.kinds)
-
-
-def resolved(ctx: Context, node: ast.AST, value: object) -> Fragment:
-    """Write an expression's value in torch, as a constant."""
-    ctx.needs.note(f"resolved: {ctx.source.place(node)}: {ctx.source.segment(node)} is {value}")
-    return Fragment(str(value), value=value)
 
 
 def _without_tensors(ctx: Context, node: ast.expr, operands: Iterable[ast.expr]) -> Fragment:

@@ -18,14 +18,14 @@ from ..reading.scope import Scope, definition
 from ..reading.source import Function, Source, defined, end_of, start_of
 from ..reading.watching import Watched
 from .blocks import begin_of, blocks_of, written_statement
+from .caches import only_empties_caches
 from .constructors import MODE, reads_training_first
 from .context import Context
 from .drawing import STREAM, draws, draws_first, needs_rngs
 from .expressions import pieces, text
-from .functions import decorator, function, head_parts
-from .names import left_out
+from .functions import decorator, function, head_parts, registers
+from .names import left_out, reference
 from .needs import Needs
-from .omitted import gives_initial_values
 
 RNGS = "nnx.Rngs"
 EMPTY = '"""Not ported, for the example does not run it."""'
@@ -50,8 +50,22 @@ def definition_text(value: Any, watched: Watched, needs: Needs) -> tuple[Source,
 
 
 def constant_text(source: Source, node: ast.stmt, module: ModuleType, watched: Watched, needs: Needs) -> str:
-    """Write the assignment of a module's constant."""
-    return written_statement(Context(source, watched, Scope(dict(vars(module))), needs), node) or ""
+    """Write the assignment of a module's constant; of a dict of functions and classes, the used entries."""
+    ctx = Context(source, watched, Scope(dict(vars(module))), needs)
+    (name, *_) = defined(node)
+    if entries := _used_entries(ctx, vars(module).get(name)):
+        items = (f"{key!r}: {reference(ctx, node, value, value.__name__).text}" for key, value in entries)
+        return f"{name} = {{{', '.join(items)}}}"
+    return written_statement(ctx, node) or ""
+
+
+def _used_entries(ctx: Context, value: Any) -> list[tuple[Any, Any]]:
+    """Return the entries of a dict of functions and classes that the example used, if not all of them."""
+    if type(value) is not dict or not all(isinstance(each, FunctionType | type) for each in value.values()):
+        return []
+    used = [(key, each) for key, each in value.items() if id(each) in ctx.watched.callables]
+    written = all(isinstance(key, str | int) and "<" not in each.__qualname__ for key, each in used)
+    return used if written and len(used) < len(value) else []
 
 
 def _context(value: Any, watched: Watched, needs: Needs) -> Context:
@@ -126,7 +140,7 @@ def _decorator(ctx: Context, node: ast.ClassDef, expression: ast.expr) -> str | 
     is_dataclass = ctx.scope.value(expression) is dataclasses.dataclass
     if is_dataclass and any(of_runtime(ctx.scope.value(base)) for base in node.bases):
         return "struct.dataclass"
-    return decorator(ctx, expression)
+    return None if registers(ctx, expression) else decorator(ctx, expression)
 
 
 def _method(ctx: Context, value: type, node: Function) -> str | None:
@@ -144,10 +158,11 @@ def _method(ctx: Context, value: type, node: Function) -> str | None:
                 return written
         ctx.needs.note(f"{name} is not ported: it has no counterpart")
         return None
-    if gives_initial_values(ctx, method):
-        return None
     if not any((ctx.source.path, statement.lineno) in ctx.watched.lines for statement in node.body):
-        ctx.needs.note(f"{name} is not ported: the example does not run it")
+        if method.__code__ not in ctx.watched.functions:
+            ctx.needs.note(f"{name} is not ported: the example does not run it")
+        return None
+    if only_empties_caches(ctx, node):
         return None
     return function(ctx, node, RNGS if node.name == "__init__" or needs_rngs(ctx, method) else "")
 

@@ -144,9 +144,12 @@ def takes_rngs_as_base(base: type) -> bool:
     return defined_by_user(base) and issubclass(base, nn.Module)
 
 
+def builds(ctx: Context, target: Any) -> bool:
+    """Return whether a callable makes layers with random initial values, or draws them itself."""
+    if target in (torch.randn, torch.rand):
+        return True
+    return needs_rngs(ctx, target) and (not is_layer(target) or target.__name__ in rules.RANDOM)
+
+
 def _builds_layer(ctx: Context, node: ast.Call) -> bool:
-    return any(
-        target in (torch.randn, torch.rand)
-        or (needs_rngs(ctx, target) and (not is_layer(target) or target.__name__ in rules.RANDOM))
-        for target in targets_of(ctx, node)
-    )
+    return any(builds(ctx, target) for target in targets_of(ctx, node))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -77,6 +78,10 @@ def translated(ctx: Context, node: ast.AST) -> Fragment:
 
 
 def _in_torchs_order(ctx: Context, node: ast.AST) -> Fragment:
+    if depends_on_machine(ctx, node):
+        site = ctx.site(node)
+        assert site is not None
+        return resolved(ctx, node, *site.objects.values())
     try:
         return expression.get(type(node), spliced)(ctx, node)
     except Hole as reason:
@@ -86,6 +91,35 @@ def _in_torchs_order(ctx: Context, node: ast.AST) -> Fragment:
         if ctx.in_annotation(node):
             raise Beyond(str(reason)) from reason
         return hole(ctx, node, str(reason))
+
+
+MACHINE = ("torch.cuda", "torch.backends", "torch.distributed", "torch.mps", "torch.xpu", "torch.version")
+"""Modules of torch whose functions and flags tell what a process runs on."""
+
+
+def depends_on_machine(ctx: Context, node: ast.AST) -> bool:
+    """Return whether an expression was one truth value, and only depends on devices and modes of torch."""
+    site = ctx.site(node) if isinstance(node, ast.Compare | ast.Call | ast.Attribute) else None
+    if site is None or site.kinds != {bool} or len(site.objects) != 1:
+        return False
+    return any(_is_of_machine(ctx, part) for part in ast.walk(node) if isinstance(part, ast.expr))
+
+
+def _is_of_machine(ctx: Context, node: ast.expr) -> bool:
+    site = ctx.site(node)
+    if site and site.kinds == {torch.device}:
+        return True
+    if isinstance(node, ast.Attribute) and node.attr in ("is_cuda", "is_mps", "is_xpu"):
+        return ctx.is_tensor(node.value)
+    value = ctx.scope.value(node)
+    home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None) or ""
+    return home.startswith(MACHINE) or getattr(value, "__name__", "") == "is_autocast_enabled"
+
+
+def resolved(ctx: Context, node: ast.AST, value: object) -> Fragment:
+    """Write an expression's value in torch, as a constant."""
+    ctx.needs.note(f"resolved: {ctx.source.place(node)}: {ctx.source.segment(node)} is {value}")
+    return Fragment(str(value), value=value)
 
 
 def hole(ctx: Context, node: ast.AST, reason: str) -> Fragment:
@@ -174,17 +208,30 @@ def is_none(node: ast.AST) -> bool:
 
 def arguments_of(ctx: Context, node: ast.Call) -> str:
     """Write the arguments of a call, without its parentheses."""
-    parts = [*node.args, *node.keywords]
+    parts = [part for part in (*node.args, *node.keywords) if not is_placement(ctx, part)]
     if len(parts) == 1 and isinstance(parts[0], ast.GeneratorExp):
         return text(ctx, parts[0])[1:-1]  # the parentheses of a call are the generator's
+    if len(parts) < len(node.args) + len(node.keywords):
+        return ", ".join(text(ctx, part) for part in parts)
     return pieces(ctx, parts, min(map(start_of, parts), default=(0, 0)))
+
+
+def is_placement(ctx: Context, part: ast.AST) -> bool:
+    """Return whether an argument of a constructor's call is `**kwargs` that only has a device and a type."""
+    if not isinstance(part, ast.keyword) or part.arg is not None or ctx.in_call(part):
+        return False
+    site = ctx.site(part.value)
+    return bool(site and site.keys and site.keys <= {"device", "dtype"})
 
 
 def extended(ctx: Context, node: ast.Call, extra: str) -> Fragment:
     """Write a call with one more keyword argument, if there is any."""
+    arguments = [*node.args, *node.keywords]
+    if any(is_placement(ctx, part) for part in arguments):
+        parts = ", ".join(filter(None, [arguments_of(ctx, node), extra]))
+        return Fragment(f"{text(ctx, node.func)}({parts})")
     if not extra:
         return spliced(ctx, node)
-    arguments = [*node.args, *node.keywords]
     if not arguments:
         return Fragment(f"{text(ctx, node.func)}({extra})")
     last = max(arguments, key=end_of)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
+from types import FunctionType
 
 from ..reading.runtime import Beyond, of_runtime
-from ..reading.scope import UNKNOWN, is_torchs
+from ..reading.scope import UNKNOWN, defined_by_user, is_torchs
 from ..reading.source import Function, end_of, start_of
 from .blocks import begin_of, block, statement
 from .context import Context
@@ -22,7 +23,13 @@ def function(ctx: Context, node: Function, rngs: str = "") -> str:
     inner = ctx.inside(node)
     if any(stops_gradients(ctx, expression) for expression in node.decorator_list):
         inner = inner.stopping()
-    decorators = [decorator(ctx, expression) for expression in node.decorator_list]
+    value = ctx.scope.value(ast.Name(node.name, ast.Load()))
+    unchanged = isinstance(value, FunctionType) and ctx.source.function(value.__code__) is node
+    decorators = [
+        decorator(ctx, expression)
+        for expression in node.decorator_list
+        if not (unchanged and registers(ctx, expression))
+    ]
     indent = " " * node.col_offset
     head = "".join(f"@{written}\n{indent}" for written in decorators if written) + _head(ctx, node, rngs)
     body = _body(inner, node)
@@ -82,6 +89,12 @@ def _body(ctx: Context, node: Function) -> str:
     before = [block(ctx, docstring)] if docstring else []
     statements = block(ctx, node.body[len(docstring) :], last=True)
     return f"\n{' ' * node.body[0].col_offset}".join([*before, *lines, statements])
+
+
+def registers(ctx: Context, node: ast.expr) -> bool:
+    """Return whether a decorator that returns what it decorates is a function of the user's."""
+    value = ctx.scope.value(node.func if isinstance(node, ast.Call) else node)
+    return isinstance(value, FunctionType) and defined_by_user(value)
 
 
 def decorator(ctx: Context, node: ast.expr) -> str | None:

@@ -16,7 +16,7 @@ from ..reading.scope import definition, has_definition
 from ..reading.source import Function
 from .context import Context
 from .drawing import targets_of
-from .expressions import expression, spliced, text, translated
+from .expressions import spliced, text, translated
 from .fragment import Fragment, Hole
 from .gradients import is_in_place, stopped, value_of
 from .pairs import FIELDS, literal, pair
@@ -28,7 +28,6 @@ PARTS = {"zero_": "set", "fill_": "set", "copy_": "set", "add_": "add", "mul_": 
 """In-place methods, and the method of `.at[...]` that applies them to a part of an array."""
 
 
-@expression(ast.Subscript)
 def subscript(ctx: Context, node: ast.Subscript) -> Fragment:
     chosen_index = literal(node.slice)
     field = FIELDS.get(chosen_index) if isinstance(chosen_index, int) else None
@@ -104,6 +103,8 @@ def _changed_variable(ctx: Context, target: ast.expr) -> str:
         return target.id
     fragment = translated(ctx, target)
     if isinstance(target, ast.Attribute) and fragment.is_whole_variable:
+        return fragment.text
+    if isinstance(target, ast.Attribute) and ctx.is_module(target.value) and ctx.only_making(target):
         return fragment.text
     raise Hole(PART)
 

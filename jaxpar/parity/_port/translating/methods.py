@@ -36,7 +36,7 @@ def method(ctx: Context, node: ast.Call, func: ast.Attribute) -> Fragment | None
         # Attributes that are lists become tuples, which have no `copy`.
         return Fragment(f"list({text(ctx, func.value)})")
     # In a line that did not run, a method with a rule is assumed to be a tensor's.
-    unrecorded = owner is None and ctx.scope.value(func) is UNKNOWN and is_method(name)
+    unrecorded = owner is None and ctx.scope.value(func.value) is UNKNOWN and is_method(name)
     if not (owner and owner.is_tensor) and not unrecorded:
         return None
     if owner and not all(issubclass(kind, torch.Tensor) for kind in owner.kinds):

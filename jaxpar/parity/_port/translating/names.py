@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import inspect
 import re
 import sys
-from types import ModuleType
+from types import ModuleType, NoneType
 from typing import Any
 
 import torch
@@ -23,14 +24,19 @@ from ..reading.scope import (
     import_of,
     import_of_config,
     is_layer,
+    is_set_by_functions,
     is_torchs,
     jaxpar_layer,
     rule_name,
 )
+from ..reading.source import Source, defined
+from ..reading.watching import is_users
 from .context import Context, variables_of
 from .expressions import expression, hole, is_none, root_of, text, translated
-from .fragment import NOT, Fragment, Hole
+from .fragment import NOT, Fragment, Hole, parsed
 from .pairs import FIELDS, pair
+
+LITERALS = (bool, int, float, str, NoneType)
 
 
 @expression(ast.Name)
@@ -58,6 +64,8 @@ def attribute(ctx: Context, node: ast.Attribute) -> Fragment:
     owner = ctx.site(node.value)
     if owner and owner.kinds == {torch.device}:
         raise Hole("JAX's devices are others")
+    if owner and owner.kinds == {torch.dtype} and node.attr == "is_floating_point":
+        return Fragment(f"jnp.issubdtype({text(ctx, node.value)}, jnp.floating)")
     if owner and owner.is_tensor and not _arrays_have(node.attr):
         raise Hole(f"JAX's arrays have no {node.attr}")
     if variable := _variable(ctx, node):
@@ -91,9 +99,14 @@ def _variable(ctx: Context, node: ast.Attribute) -> Fragment | None:
         raise Hole("Flax has this tensor in another form")
     leaf, _, transposed = counterpart.partition("[...]")
     variable = f"{text(ctx, node.value, 'a')}.{leaf}"
+    site = ctx.site(node)
+    if site and NoneType in site.kinds:  # a layer without bias
+        both = len(site.kinds) > 1
+        return parsed(f"({variable}[...] if {variable} is not None else None)" if both else variable)
     return Fragment(f"{variable}[...]{transposed}", variable=variable, transposed=transposed)
 
 
+@functools.cache
 def _layer_with(kind: type, name: str) -> str | None:
     """Return the torch layer that a class is or derives from; None if the user's class adds the tensor."""
     layers = [base for base in kind.__mro__ if is_layer(base) and base is not nn.Module]
@@ -126,7 +139,17 @@ def reference(ctx: Context, node: ast.AST, value: Any, name: str | None) -> Frag
         return Fragment(rules.MODULES[value.__name__])
     if is_torchs(value):
         raise Hole("there is no rule for it")
-    return Fragment(_of_module(ctx, node) if name is None else _of_file(ctx, name))
+    if name is not None and is_set_by_functions(ctx.source, name) and isinstance(value, LITERALS):
+        ctx.needs.note(f"resolved: {ctx.source.place(node)}: {name} is {value!r}")
+        return Fragment(repr(value), value=value)
+    return Fragment(_of_module(ctx, node) if name is None else _of_file(ctx, name, value))
+
+
+def _is_at(module: str, value: Any) -> bool:
+    """Return whether a class or function can be imported from a module that needs no torch."""
+    home, name = sys.modules.get(module), getattr(value, "__name__", "")
+    file = getattr(home, "__file__", None)
+    return getattr(home, name, None) is value and not (file and is_users(file))
 
 
 def _of_library(ctx: Context, node: ast.AST, value: Any) -> str | None:
@@ -159,7 +182,7 @@ def _users(ctx: Context, node: ast.AST, value: Any) -> str:
         if not any(id(member) in functions for member in vars(value).values()):
             return "nnx.Module"
     ctx.needs.definitions.setdefault(id(value), value)
-    return value.__name__
+    return ctx.needs.name_for(id(value), value.__name__)
 
 
 def _of_module(ctx: Context, node: ast.AST) -> str:
@@ -167,18 +190,28 @@ def _of_module(ctx: Context, node: ast.AST) -> str:
     assert isinstance(node, ast.Attribute)
     owner = ctx.scope.value(node.value)
     if isinstance(owner, ModuleType) and (constant := assignment(owner, node.attr)):
-        ctx.needs.constants[f"{constant[0].path}:{node.attr}"] = constant
-        return node.attr
+        return _constant(ctx, constant, node.attr)
     return f"{text(ctx, node.value)}.{node.attr}"
 
 
-def _of_file(ctx: Context, name: str) -> str:
+def _constant(ctx: Context, constant: tuple[Source, ast.stmt, ModuleType], name: str) -> str:
+    (own, *_) = [each for each in defined(constant[1]) if each == name] or defined(constant[1])
+    key = f"{constant[0].path}:{own}"
+    ctx.needs.constants[key] = constant
+    return ctx.needs.name_for(key, own)
+
+
+def _of_file(ctx: Context, name: str, value: Any) -> str:
     """Write a constant of the file, or a name that it imports."""
     module = sys.modules.get(ctx.scope.globals.get("__name__", ""))
     if module and (constant := assignment(module, name)):
-        ctx.needs.constants[f"{constant[0].path}:{name}"] = constant
-    elif line := import_of(ctx.source, name):
+        return _constant(ctx, constant, name)
+    if line := import_of(ctx.source, name):
         ctx.needs.imports[name] = line
+    elif isinstance(home := getattr(value, "__module__", None), str) and _is_at(home, value):
+        ctx.needs.imports[name] = f"from {home} import {value.__name__}" + f" as {name}" * (
+            name != value.__name__
+        )
     elif not hasattr(builtins, name) and not name.startswith("__"):
         raise Hole("it is not clear where this name comes from")
     return name

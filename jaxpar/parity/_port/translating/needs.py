@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -23,6 +24,7 @@ class Needs:
       definitions: the user's classes and functions, in the order of their first use.
       constants: module-level assignments, by file and name.
       imports: import lines, by the name that they bind.
+      names: the key of the definition or constant that has a name in the written file.
       holes: source without a counterpart, with its location.
       notes: what was left out.
       written_holes: the number of calls of `hole` in the text, including lines that did not run.
@@ -36,6 +38,7 @@ class Needs:
         self.definitions: dict[int, Any] = {}
         self.constants: dict[str, tuple[Source, ast.stmt, ModuleType]] = {}
         self.imports: dict[str, str] = {}
+        self.names: dict[str, int | str] = {}
         self.holes: list[str] = []
         self.notes: list[str] = []
         self.written_holes = 0
@@ -48,6 +51,13 @@ class Needs:
     def layers(self) -> str:
         """The module of `jaxpar.nn` that defines the layers."""
         return "channels_last" if self.images else "channels_first"
+
+    def name_for(self, key: int | str, name: str) -> str:
+        """Return a definition's name in the file: its own, with a number if another file's has it."""
+        numbered = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
+        free = next(each for each in numbered if self.names.get(each, key) == key)
+        self.names[free] = key
+        return free
 
     def rewritten(self, source: Source, node: ast.expr) -> bool:
         """Return whether an expression is written for images that have their channels last."""

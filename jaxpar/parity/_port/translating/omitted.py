@@ -1,130 +1,141 @@
 """Omitted statements: initial values, because torch's weights are copied, and what JAX has no use for.
 
-These are a library's log messages, variables that hold a device, registrations with torch, and the numbers
-that only decide branches that are taken at random.
+What runs in a constructor and only changes the values of parameters sets initial values. The others are a
+library's log messages, variables that hold a device, registrations with torch, and the numbers that only
+decide branches that are taken at random.
 """
 
 from __future__ import annotations
 
 import ast
-import re
-from collections.abc import Sequence
-from types import FunctionType
-from typing import Any
+import functools
+import inspect
 
 import torch
-from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from .. import rules
 from ..reading.runtime import is_logger, library_name
 from ..reading.scope import UNKNOWN, dotted
 from .context import Context
-from .expressions import name_of
 
-INITIAL = re.compile(r"(uniform|normal|zero|fill|copy|constant|trunc_normal|kaiming\w*|xavier\w*)_$")
-"""Methods that set a parameter's initial value."""
-_EXAMINED: set[FunctionType] = set()
-"""Functions under examination, to end recursion."""
+_EXAMINED: set[ast.stmt] = set()
+"""Assignments under examination, to end recursion."""
 
 
 def is_omitted(ctx: Context, node: ast.stmt) -> bool:
     """Return whether a statement is left out; a note reports initial values."""
     if isinstance(node, ast.Pass):
         return False
-    if not is_silent(ctx, node):
-        return _is_logging(ctx, node) or is_drawn_for_chance(ctx, node) or _is_device(ctx, node)
-    for func in (child.func for child in ast.walk(node) if isinstance(child, ast.Call)):
-        if INITIAL.search(name_of(func)) or "init" in dotted(ctx.scope.value(func)):
-            ctx.needs.note_initial_values()
-    return True
+    if is_initial(ctx, node):
+        ctx.needs.note_initial_values()
+        return True
+    return (
+        _is_silent(ctx, node)
+        or _is_logging(ctx, node)
+        or is_drawn_for_chance(ctx, node)
+        or _is_device(ctx, node)
+        or _is_for_initial_values(ctx, node)
+        or (not isinstance(node, ast.Return) and is_of_batch_norm(ctx, node))
+    )
 
 
-def is_silent(ctx: Context, node: ast.stmt) -> bool:
+@functools.cache
+def _batch_norm() -> frozenset[str]:
+    """The statements of BatchNorm's `forward` in torch, and its call of F.batch_norm."""
+    # Inside of a class, as its text has the indent that a subclass repeats.
+    forward = ast.parse(f"class BatchNorm:\n{inspect.getsource(_BatchNorm.forward)}").body[0].body[0]  # type: ignore[attr-defined]
+    calls = [child for child in ast.walk(forward) if isinstance(child, ast.Call)]
+    return frozenset(_dump(node) for node in (*forward.body, *calls))
+
+
+def _dump(node: ast.AST) -> str:
+    # Whatever is normalized, and however it is annotated.
+    changed = ast.parse(ast.unparse(node)).body[0]
+    call = changed.value if isinstance(changed, ast.Expr) else None
+    if isinstance(call, ast.Call) and call.args:
+        call.args[0] = ast.Constant(None)
+    return ast.dump(changed)
+
+
+def is_of_batch_norm(ctx: Context, node: ast.AST) -> bool:
+    """Return whether a subclass of BatchNorm repeats this part of torch's `forward`, for `super()`."""
+    return ctx.kind is not None and issubclass(ctx.kind, _BatchNorm) and _dump(node) in _batch_norm()
+
+
+def is_initial(ctx: Context, node: ast.stmt) -> bool:
+    """Return whether a statement only changed the values of parameters, in the constructor."""
+    if not ctx.watched.initial.is_initial(ctx.source, node) or ctx.in_call(node):
+        return False
+    if isinstance(node, ast.Expr):
+        return True
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    if isinstance(node, ast.Assign | ast.AugAssign) and not isinstance(targets[0], ast.Name):
+        return True
+    names = {name.id for name in _names(node) if isinstance(name.ctx, ast.Store)}
+    function = ctx.source.around(node)
+    inside = set(_names(node))
+    uses = [name for name in _names(function) if name not in inside] if function else []
+    used = {name.id for name in uses if isinstance(name.ctx, ast.Load)}
+    statements = [child for child in ast.walk(node) if isinstance(child, ast.Expr) and ctx.ran(child)]
+    return not names & used and all(ctx.watched.initial.is_initial(ctx.source, each) for each in statements)
+
+
+def _names(node: ast.AST) -> list[ast.Name]:
+    return [child for child in ast.walk(node) if isinstance(child, ast.Name)]
+
+
+def _is_for_initial_values(ctx: Context, node: ast.stmt) -> bool:
+    """Return whether a statement binds variables that only such statements read as set initial values."""
+    function = ctx.source.around(node)
+    if function is None or node in _EXAMINED or ctx.in_call(node):
+        return False
+    if isinstance(node, ast.Assign):
+        elements = [each for target in node.targets for each in getattr(target, "elts", [target])]
+        names = {each.id if isinstance(each, ast.Name) else "" for each in elements}
+    else:
+        names = {node.name} if isinstance(node, ast.FunctionDef) else {""}
+    _EXAMINED.add(node)
+    try:
+        reads = [n for n in _names(function) if n.id in names and isinstance(n.ctx, ast.Load)]
+        return "" not in names and bool(reads) and all(_is_read_for_initial(ctx, read) for read in reads)
+    finally:
+        _EXAMINED.discard(node)
+
+
+def _is_read_for_initial(ctx: Context, node: ast.AST) -> bool:
+    while not isinstance(node, ast.FunctionDef | ast.Lambda | ast.Module):
+        node = ctx.source.parents[node]
+        if isinstance(node, ast.stmt) and (
+            node in _EXAMINED or is_initial(ctx, node) or _is_for_initial_values(ctx, node)
+        ):
+            return True
+    return False
+
+
+def _is_silent(ctx: Context, node: ast.stmt) -> bool:
     """Return whether a statement only sets initial values, or registers something with torch."""
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Call) and _is_silent_call(ctx, node.value)
-    if isinstance(node, ast.If):
-        return _all_silent(ctx, [*node.body, *node.orelse])
-    if isinstance(node, ast.For | ast.With):
-        return _all_silent(ctx, node.body)
-    if isinstance(node, ast.Assign):
-        return all(map(_is_data, node.targets))
-    return isinstance(node, ast.Pass)
-
-
-def _all_silent(ctx: Context, body: Sequence[ast.stmt]) -> bool:
-    """Return whether all statements are silent or set local variables for those that are."""
-    silent = [is_silent(ctx, statement) for statement in body]
-    return any(silent) and all(one or _is_local(node) for one, node in zip(silent, body, strict=True))
-
-
-def _is_local(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Assign) and all(isinstance(target, ast.Name) for target in node.targets)
-
-
-def _is_data(target: ast.expr) -> bool:
-    """Return whether a target is `m.weight.data` or `m.weight.data[i]`."""
-    while isinstance(target, ast.Subscript):
-        target = target.value
-    return isinstance(target, ast.Attribute) and target.attr == "data"
+    blocks = [getattr(node, name, []) for name in ("body", "orelse")]
+    inner = (
+        [child for block in blocks for child in block]
+        if isinstance(node, ast.If | ast.For | ast.With)
+        else []
+    )
+    return bool(inner) and all(_is_silent(ctx, child) for child in inner)
 
 
 def _is_silent_call(ctx: Context, node: ast.Call) -> bool:
     value = ctx.scope.value(node.func)
     if value is not UNKNOWN and dotted(value).startswith(rules.SILENT):
         return True
-    if not isinstance(node.func, ast.Attribute):
-        return False
-    if node.func.attr == "apply" and ctx.is_module(node.func.value):
-        return True
-    if INITIAL.search(node.func.attr):
-        return _is_of_parameter(ctx, node.func.value)
-    return _is_silent_method(ctx, node.func)
-
-
-def _is_of_parameter(ctx: Context, node: ast.expr) -> bool:
-    """Return whether a tensor is a parameter, a part of one, or the `data` of either."""
-    data = False
-    while isinstance(node, ast.Subscript) or (isinstance(node, ast.Attribute) and node.attr == "data"):
-        data |= isinstance(node, ast.Attribute)
-        node = node.value
-    # `.data` outside of a call has no other use than to set values without recording a gradient.
-    if data and isinstance(node, ast.Attribute) and not ctx.in_call(node):
-        return True
-    site = ctx.site(node)
-    if site is None:
-        return isinstance(node, ast.Attribute) and node.attr in ("weight", "bias")
-    return bool(site.kinds) and all(issubclass(kind, nn.Parameter) for kind in site.kinds)
-
-
-def _is_silent_method(ctx: Context, func: ast.Attribute) -> bool:
-    """Return whether a user's method only sets initial values."""
-    site = ctx.site(func)
+    site = ctx.site(node.func) if isinstance(node.func, ast.Attribute) else None
     functions = list(site.objects.values()) if site else []
-    if not functions:
-        return False
-    return (
+    return bool(functions) and (
         all(library_name(function) in rules.LIBRARY_SILENT for function in functions)
         or all(dotted(function).startswith(rules.SILENT) for function in functions)
-        or all(gives_initial_values(ctx, function) for function in functions)
     )
-
-
-def gives_initial_values(ctx: Context, function: Any) -> bool:
-    if not isinstance(function, FunctionType) or function.__name__ in ("forward", "__init__"):
-        return False
-    node = ctx.source.function(function.__code__)
-    if node is None or function.__code__.co_filename != ctx.source.path:
-        return False
-    if function in _EXAMINED:
-        return True  # it calls itself
-    _EXAMINED.add(function)
-    try:
-        inner = ctx.inside(node)
-        body = [statement for statement in node.body if not is_docstring(statement)]
-        return bool(body) and all(is_silent(inner, statement) for statement in body)
-    finally:
-        _EXAMINED.discard(function)
 
 
 def is_docstring(node: ast.stmt) -> bool:
@@ -161,6 +172,10 @@ def is_below(ctx: Context, node: ast.AST) -> bool:
     parent = ctx.source.parents.get(check)
     less = isinstance(check, ast.Compare) and check.left is node and isinstance(check.ops[0], ast.Lt)
     return less and isinstance(parent, ast.If) and parent.test is check and not ctx.ran(parent.body[0])
+
+
+def _is_local(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Assign) and all(isinstance(target, ast.Name) for target in node.targets)
 
 
 def _is_device(ctx: Context, node: ast.stmt) -> bool:

@@ -11,8 +11,9 @@ import torch
 
 from .. import rules
 from ..reading.scope import UNKNOWN, dotted
-from .assignments import KEEPS, is_kept
+from .assignments import KEEPS
 from .blocks import begin_of, dedented, statement, with_blocks
+from .caches import cached_in, is_kept
 from .conditions import test
 from .constructors import registered_buffer, registered_parameter, super_init
 from .context import Context
@@ -28,6 +29,8 @@ KEEPING = ("append", "appendleft", "extend", "insert", "add", "update", "setdefa
 
 @statement(ast.If)
 def branch(ctx: Context, node: ast.If) -> str | None:
+    if cached_in(ctx, node):
+        return None
     if written := _by_chance(ctx, node):
         return written
     # torch raises there on certain values; without them both compute the same.
@@ -39,7 +42,8 @@ def branch(ctx: Context, node: ast.If) -> str | None:
     if condition is UNKNOWN:
         return with_blocks(ctx, node)
     chosen = node.body if condition else node.orelse
-    return dedented(ctx, chosen, begin_of(node)[1]) if chosen else None
+    written = dedented(ctx, chosen, begin_of(node)[1]) if chosen else "pass"
+    return None if written == "pass" else written
 
 
 @statement(ast.Assert)

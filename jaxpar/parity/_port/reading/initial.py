@@ -1,0 +1,108 @@
+"""Initial values: which statements of constructors only change the values of parameters, by what they did.
+
+While a statement runs, the writes to parameters are counted, and the attributes of modules that were set.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from .source import Source, start_of
+
+Place = tuple[str, int, int]
+"""A statement's file, line and column."""
+MEASURED = (ast.Expr, ast.Assign, ast.AugAssign, ast.If, ast.For, ast.While, ast.With)
+BUILDING = ("__setattr__", "register_buffer", "register_parameter", "add_module")
+
+
+class Initial(TorchFunctionMode):
+    """Counts the writes to parameters, and marks the statements that did nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes = self.attributes = 0
+        self._open: list[tuple[Place, int, int, set[tuple[str, int]]]] = []
+        self._initial: set[Place] = set()
+        self._other: set[Place] = set()
+        self._storages: dict[int, torch.Tensor] = {}  # by address; a reference keeps the address taken
+
+    def is_initial(self, source: Source, node: ast.stmt) -> bool:
+        place = (source.path, *start_of(node))
+        return place in self._initial and place not in self._other
+
+    def begin(self, place: Place) -> None:
+        self._open.append((place, self.writes, self.attributes, set()))
+
+    def end(self, place: Place) -> set[tuple[str, int]]:
+        """Return the lines inside of the statement that did more than set initial values."""
+        lines: set[tuple[str, int]] = set()
+        while self._open:
+            begun, writes, attributes, inner = self._open.pop()
+            lines |= inner
+            if begun == place:
+                if self.attributes > attributes:
+                    self._other.add(place)
+                elif self.writes > writes:
+                    self._initial.add(place)
+                    return set()
+                break
+        return lines
+
+    def lines(self) -> set[tuple[str, int]] | None:
+        """Return the lines of the innermost open statement; None without one."""
+        return self._open[-1][3] if self._open else None
+
+    def close(self) -> Iterator[tuple[str, int]]:
+        """Yield the lines of statements that an exception or a `return` ended."""
+        while self._open:
+            yield from self._open.pop()[3]
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count while modules are made."""
+        methods = {name: getattr(nn.Module, name) for name in BUILDING}
+        for name, method in methods.items():
+            setattr(nn.Module, name, self._counted(method))
+        try:
+            with self:
+                yield
+        finally:
+            for name, method in methods.items():
+                setattr(nn.Module, name, method)
+            self._storages.clear()
+
+    def _counted(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.attributes += 1
+            return method(*args, **kwargs)
+
+        return counted
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensors = [
+            x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor) and not x.is_inference()
+        ]
+        for tensor in tensors:
+            if isinstance(tensor, nn.Parameter):
+                self._storages.setdefault(_address(tensor), tensor)
+        before = [tensor._version for tensor in tensors]
+        result = func(*args, **kwargs)
+        changed = [
+            tensor for tensor, version in zip(tensors, before, strict=True) if tensor._version != version
+        ]
+        if getattr(func, "__self__", None) is torch.Tensor.data and func.__name__ == "__set__":  # p.data = x
+            changed += tensors[:1]
+        self.writes += any(_address(tensor) in self._storages for tensor in changed)
+        return result
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else 0

@@ -1,0 +1,58 @@
+"""port: what libraries do and single files do not. The reference is torch, through parity.compare."""
+
+import functools
+import importlib
+
+import pytest
+import torch
+from porting import reasons
+
+from jaxpar import parity
+
+NAMES = ("Initialized", "Images", "Biased")
+
+
+@functools.cache
+def ported(kind):
+    generator = torch.Generator().manual_seed(0)
+    return parity.port(kind, *(torch.randn(shape, generator=generator) for shape in kind.inputs))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_reason_is_none(name):
+    port = ported(getattr(reasons, name))
+    assert port.status == 0, f"{port.source}\n{port.holes}\n{port.failure}\n{port.comparison}"
+    assert port.largest < 1e-10
+
+
+LEFT_OUT = {
+    "Initialized": ("start", "rescale", "erfinv", "initialize", "dd", "hole", "use_fused"),
+    "Images": ("Unused", "register", "get_norm", "is_cuda", "num_batches_tracked", "hole("),
+    "Biased": ("cache", "train"),
+}
+"""Initial values, registrations, choices that the constructor made, and what depends on the machine."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_has_what_the_model_reaches(name):
+    source = ported(getattr(reasons, name)).source
+    body = source.split('"""', 2)[2]
+    assert [word for word in LEFT_OUT[name] if word in body] == []
+
+
+@pytest.mark.slow
+def test_two_files_may_define_one_name():
+    source = ported(reasons.Initialized).source
+    assert "class Block(nnx.Module)" in source
+    assert "class Block_2(nnx.Module)" in source
+
+
+@pytest.mark.slow
+def test_einops_stays():
+    pytest.importorskip("einops")
+    port = ported(importlib.import_module("porting.reasons_einops").Patches)
+    assert port.same
+    assert "from einops import rearrange, reduce" in port.source
+    assert "partial(rearrange, pattern=" in port.source
