@@ -112,6 +112,7 @@ class Biased(nn.Module):
         super().train(mode)
         if mode and self.cache:
             self.cache = {}
+        return self
 
     def bias(self, device):
         if self.training:

@@ -112,7 +112,7 @@ class Writer:
         body = "".join(self._separator(piece, i) + piece.text for i, piece in enumerate(ordered))
         if hashed := [HASHED.format(name) for name in self._configs()]:
             body = "\n".join([*hashed, "\n", body])
-        if self.needs.written_holes:
+        if "hole(" in body:
             body = f"{HOLE}\n\n\n{body}"
         text = f'"""{title}{self._unproven(ordered)}"""\n\n{self._imports(body)}\n\n\n{body}\n'
         pieces = [(piece.source, piece.node) for piece in ordered if piece.source is not stand_in_source()]
