@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import functools
 import operator
+import os
 import signal
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from processes import ROOT, environment, free_port, outputs, ranks
 import jaxpar
 import jaxpar.distributed as dist
 from jaxpar import errors
+from jaxpar.distributed import connecting
 
 COLLECTIVES = f"""
 import sys
@@ -235,6 +237,43 @@ def test_a_forked_child_ends_alone():
         assert "ZeroDivisionError" in one.err
         assert "it is a child of os.fork" in one.err
         assert "stack trace" not in one.err  # of C++
+
+
+PRINTS = """
+import sys, tempfile
+import numpy as np, optax
+from flax import nnx
+import jaxpar, jaxpar.distributed as dist
+dist.init_process_group(timeout=60)
+print("begins", flush=True)
+net = jaxpar.DistributedDataParallel(nnx.Linear(4, 2, rngs=nnx.Rngs(0)))
+step = jaxpar.train_step(net, optax.sgd(0.1), lambda net, x: net(x).sum())
+step(np.ones((4, 4)))
+print("first step")
+dist.all_reduce(np.ones(2))
+dist.all_reduce(np.ones(2), group=dist.new_group([1, 0], sort_ranks=False))
+folder = dist.broadcast_object_list([tempfile.mkdtemp()])[0]
+with jaxpar.Checkpointer(folder) as checkpoints:
+    checkpoints.save(1, step=step)
+    checkpoints.save(2, step=step)
+print("saved")
+"""
+
+
+@pytest.mark.slow
+def test_a_training_that_saves_prints_what_its_user_prints():
+    for one in ranks(2, PRINTS, devices=2):
+        assert (one.code, one.out) == (0, "begins\nfirst step\nsaved\n"), one.err
+        assert [line for line in one.err.splitlines() if not line.startswith("jaxpar: compil")] == []
+
+
+def test_only_gloos_lines_are_left_out(capfd):
+    gloo = b"[Gloo] Rank %d is connected to 1 peer ranks. Expected number of connected peer ranks is : 1\n"
+    with connecting.without_gloo():
+        for text in (b"a\n", gloo % 0, b"half of a line", gloo % 1, b", [Gloo] Rank 0 and more\n"):
+            os.write(1, text)
+    os.write(1, b"b\n")
+    assert capfd.readouterr().out == "a\nhalf of a line, [Gloo] Rank 0 and more\nb\n"
 
 
 OTHERS = """

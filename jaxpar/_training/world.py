@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding
 
 from .._parallel.placement import Placement, place
 from .._typing import DeviceLike, PyTree
+from ..distributed.connecting import connect
 from ..distributed.exchange import exchange
 from ..distributed.group import Group, current
 from ..errors import DeviceError
@@ -117,4 +118,5 @@ def make_world(
     by_id = {d.id: d for d in jax.devices(local.devices[0].platform)}
     positions = np.array([by_id[i] for rank_ids in ids for i in rank_ids])
     everywhere = local.extended(positions.reshape(-1, *local.positions.shape[1:]))
+    connect(list(positions.flat), group)
     return World(local, everywhere, group.rank, group.size, group)

@@ -19,6 +19,7 @@ from .._typing import PyTree
 from ..errors import LeafError
 from . import call_log
 from ._bodies import RANK, Body
+from .connecting import connect
 from .group import Group
 from .step_agreement import ledger
 
@@ -104,7 +105,9 @@ def _agree(
 
 @functools.lru_cache(maxsize=256)
 def _program(body: Body, option: str, group: Group, numbers: tuple) -> tuple[Callable, NamedSharding]:
-    mesh = Mesh(np.array(_one_device_each(group)), (RANK,))
+    devices = _one_device_each(group)
+    connect(devices, group)
+    mesh = Mesh(np.array(devices), (RANK,))
 
     def program(xs: list[jax.Array]) -> PyTree:
         local_arrays = [x.reshape(()) if number else x for x, number in zip(xs, numbers, strict=True)]

@@ -4,6 +4,14 @@
 from ..plant import plants
 
 PLANTS = [
+    *plants("jaxpar/distributed/connecting.py",
+        ('    with without_gloo():\n        jax', '    if True:\n        jax', "tests/test_distributed.py -k prints_what"),
+        ('rb"\\[Gloo\\] Rank \\d+ is', 'rb".*\\[Gloo\\] Rank \\d+ is', "tests/test_distributed.py -k only_gloos"),
+        ('            os.dup2(output, STDOUT)\n', '', "tests/test_distributed.py -k only_gloos"),
+    ),
+    *plants("jaxpar/_training/world.py",
+        ('    connect(list(positions.flat), group)\n', '', "tests/test_distributed.py -k prints_what"),
+    ),
     *plants("jaxpar/distributed/_preemption.py",
         ('if callable(_signal.before)', 'if not callable(_signal.before)', "tests/test_distributed.py -k preempted_alone"),
         ('(*range(last + 1, step), step)', '(step,)', "tests/test_distributed.py -k sigterm_by"),
