@@ -118,6 +118,7 @@ def test_a_rank_with_other_code_is_stopped_before_its_first_update(other):
     for out in outputs(ranks(2, SCRIPT.replace("CASE", repr(other)), timeout=60)):
         assert "STOPPED unchanged step 0 of the program of DistributedDataParallel" in out
         assert SAID[other] in out
+        assert "as nnx.cond or jax.lax.cond" in out
         assert "TRAINED" not in out
 
 

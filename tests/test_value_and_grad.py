@@ -564,6 +564,34 @@ def test_unused_parameters_have_gradient_zero():
     assert (nnx.to_pure_dict(gradients)["module"]["unused"] == 0).all()
 
 
+class Branches(nnx.Module):
+    """The module of torch's test_ddp_control_flow_different_across_ranks."""
+
+    def __init__(self):
+        self.first, self.second = (nnx.Linear(4, 4, rngs=nnx.Rngs(i)) for i in range(2))
+
+    def __call__(self, x):
+        return nnx.cond((x == 0).all(), lambda net, x: net.both(x), lambda net, x: net.first(x), self, x)
+
+    def both(self, x):
+        return jax.nn.relu(self.second(jax.nn.relu(self.first(x) + 1)) + 1)
+
+
+def test_another_branch_on_each_replica():
+    """docs/semantics.md row D14: a parameter that only some replicas use counts as zero on the others."""
+    x = np.concatenate([np.zeros((3, 4)), np.ones((3, 4))])
+    net = jaxpar.DistributedDataParallel(Branches(), [0, 1])
+    _, gradients = net.value_and_grad(lambda net, x: net(x).sum())(x)
+    module = Branches()
+    by_hand = [
+        nnx.grad(lambda net: net.both(x[:3]).sum())(module),
+        nnx.grad(lambda net: net.first(x[3:]).sum())(module),
+    ]
+    mean = jax.tree.map(lambda a, b: (a + b) / 2, *map(nnx.to_pure_dict, by_hand))
+    assert_close(nnx.to_pure_dict(gradients)["module"], mean, NEAR)
+    assert (mean["second"]["kernel"] != 0).any()
+
+
 def test_copies_have_no_gradients_waiting():
     """docs/semantics.md row D24."""
     net = ddp(Net(norm=None))

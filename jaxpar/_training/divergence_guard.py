@@ -21,6 +21,7 @@ from .._tree import is_key, is_real
 from .._upstream import Jaxpr, Literal, opened
 from ..distributed.group import Group
 from ..distributed.step_agreement import ledger
+from ..errors import DivergenceError
 from .local_batch import LocalRows
 from .update import Update
 
@@ -85,6 +86,11 @@ def compare(rows: LocalRows, metadata: StepMetadata) -> None:
     book.check(metadata.step, key, parts)
 
 
+ONE_PROGRAM = (
+    "All ranks compile one program. Where a branch depends on the data or the rank (torch's "
+    "find_unused_parameters=True), write it as nnx.cond or jax.lax.cond, and not as Python's if."
+)
+
 # Weak keys: the ledger must not keep programs alive.
 _programs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
@@ -96,7 +102,10 @@ def compare_programs(metadata: StepMetadata, program: Any, arguments: tuple) -> 
         return
     number = _programs.get(program) or _programs.setdefault(program, next(_numbers))
     # Tracing happens once: the first run reuses the trace.
-    book.check(metadata.step, number, lambda: program_parts(program.trace(*arguments)))
+    try:
+        book.check(metadata.step, number, lambda: program_parts(program.trace(*arguments)))
+    except DivergenceError as error:
+        raise DivergenceError(f"{error} {ONE_PROGRAM}") from None
 
 
 def fingerprint(update: Update, values: list, optimizer: list, names: Sequence[str]) -> Fingerprint:
