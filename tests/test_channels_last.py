@@ -133,6 +133,25 @@ def test_a_function_gives_torchs_outputs_and_gradients(name, args, options, shap
     assert_equal_numbers("dx", found, turned(there.grad.numpy()))
 
 
+def test_dropout2d_drops_whole_channels():
+    y = np.asarray(ours.Dropout2d(0.5, rngs=nnx.Rngs(0))(jnp.ones((4, 5, 6, 8))))
+    assert (y == y[:, :1, :1]).all()
+    assert {*y[:, 0, 0].ravel()} == {0.0, 2.0}
+
+
+@pytest.mark.parametrize("padding", [(4, -3, 0, 0), (-1, 3, 2, -2)])
+def test_a_reflection_is_made_before_it_is_cut(padding):
+    x = data((2, 3, 6, 7))
+    expected = torch.nn.functional.pad(torch.tensor(x), padding, mode="reflect").numpy()
+    assert_equal_numbers("y", F.pad(jnp.asarray(turned(x)), padding, mode="reflect"), turned(expected))
+
+
+def test_a_pixel_that_is_not_read_has_gradient_zero():
+    _, pull = jax.vjp(lambda x: F.interpolate(x, size=(1, 2)), jnp.ones((1, 1, 4, 1)))
+    (gradient,) = pull(jnp.array([jnp.inf, 1.0]).reshape(1, 1, 2, 1))
+    assert gradient.ravel().tolist() == [float("inf"), 0.0, 1.0, 0.0]
+
+
 def test_an_output_size_is_of_the_space_or_a_whole_shape_of_torch():
     layer = ours.ConvTranspose2d(4, 2, 3, stride=2, rngs=nnx.Rngs(0))
     x = jnp.ones((2, 5, 6, 4))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxpar import comm_hooks
+from jaxpar.comm_hooks import _powersgd
 from jaxpar.comm_hooks.hook import Bucket
 
 W = 3
@@ -70,6 +72,20 @@ def test_powersgd_says_a_matrix_of_low_rank_exactly(shape, warm_start):
     np.testing.assert_allclose(got, kernel, rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(state.errors[0], 0, atol=1e-12)
     assert int(state.calls) == 3
+
+
+def test_powersgd_draws_torchs_numbers_in_each_compressed_call(monkeypatch):
+    """torch's RandomState draws a seed for each of them, and torch.randn what Q begins from."""
+    torch = pytest.importorskip("torch")
+    drawn, draw = [], _powersgd._draw
+    monkeypatch.setattr(_powersgd, "_draw", lambda *args: drawn.append(draw(*args)) or drawn[-1])
+    hook = comm_hooks.powersgd(1, start_powersgd_iter=2, warm_start=False, random_seed=5)
+    seeds = np.random.RandomState(5)
+    for calls in (2, 3):
+        jax.block_until_ready(reduced(hook, [RANDOM.randn(30, 20)], calls))
+        torch.manual_seed(seeds.randint(1_000_000_000))
+        (query,) = drawn[-1]
+        np.testing.assert_array_equal(query, torch.randn(1, *query.shape, dtype=torch.float64)[0].numpy())
 
 
 def test_powersgd_keeps_what_it_could_not_say():

@@ -17,7 +17,7 @@ from processes import ROOT, environment, free_port, outputs, ranks
 import jaxpar
 import jaxpar.distributed as dist
 from jaxpar import errors
-from jaxpar.distributed import connecting
+from jaxpar.distributed import _new_group, connecting, group
 
 COLLECTIVES = f"""
 import sys
@@ -247,7 +247,8 @@ import jaxpar, jaxpar.distributed as dist
 dist.init_process_group(timeout=60)
 print("begins", flush=True)
 net = jaxpar.DistributedDataParallel(nnx.Linear(4, 2, rngs=nnx.Rngs(0)))
-step = jaxpar.train_step(net, optax.sgd(0.1), lambda net, x: net(x).sum())
+optimizer = nnx.Optimizer(net, optax.sgd(0.1), wrt=nnx.Param)
+step = jaxpar.train_step(net, optimizer, lambda net, x: net(x).sum())
 step(np.ones((4, 4)))
 print("first step")
 dist.all_reduce(np.ones(2))
@@ -327,6 +328,17 @@ def test_alone_every_word_is_the_identity(alone):
         dist.init_process_group()
     dist.destroy_process_group()
     assert not dist.is_initialized()
+
+
+def test_a_group_that_the_ranks_do_not_agree_on_is_none(alone, monkeypatch):
+    def disagree(*args):
+        raise errors.DivergenceError("as planned")
+
+    monkeypatch.setattr(_new_group, "_agree", disagree)
+    before = dict(group._process.subgroups)
+    with pytest.raises(errors.DivergenceError, match="as planned"):
+        dist.new_group([0])
+    assert group._process.subgroups == before
 
 
 def test_without_a_group_torchs_error():

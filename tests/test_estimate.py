@@ -253,6 +253,36 @@ def test_what_a_kernel_does(name, flops, moved, kind, turns):
     assert kernel.turns == turns
 
 
+OTHER_KERNELS = """
+HloModule others
+
+ENTRY %main (a: c64[4,8], b: c64[8,2], t: f32[10,4], i: s32[3,1], u: f32[3,4]) -> f32[10,4] {
+  %a = c64[4,8]{1,0} parameter(0)
+  %b = c64[8,2]{1,0} parameter(1)
+  %t = f32[10,4]{1,0} parameter(2)
+  %i = s32[3,1]{1,0} parameter(3)
+  %u = f32[3,4]{1,0} parameter(4)
+  %q = bf16[1,2,16,8]{3,2,1,0} parameter(5)
+  %complex = c64[4,2]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  %whole = bf16[1,2,16,8]{3,2,1,0} custom-call(%q, %q, %q), ATTENTION
+  ROOT %rows = f32[10,4]{1,0} scatter(%t, %i, %u), to_apply=%add
+}
+""".replace(
+    "ATTENTION",
+    'custom_call_target="__cudnn$fmhaSoftmax", backend_config={"mask_type":"NO_MASK",'
+    '"intermediate_tensor_shape":{"dimensions":["1","2","16","16"]}}',
+)
+
+
+def test_what_rarer_kernels_do():
+    found = counted(OTHER_KERNELS)
+    assert (found["complex"].work.flops, found["complex"].work.kind) == (4 * 2 * 4 * 2 * 8, "float32")
+    assert found["rows"].work.bytes == 2 * (3 * 4 * 4) + 3 * 4  # in place: old rows, new rows, indices
+    assert found["whole"].work.flops == 2 * 2 * (2 * 16 * 16) * 8
+    half = counted(OTHER_KERNELS.replace("NO_MASK", "CAUSAL"))["whole"].work.flops
+    assert 2 * half == found["whole"].work.flops
+
+
 def test_the_order_of_events():
     found = [event.name for event in events(read(TEXT), flat)]
     assert found == [

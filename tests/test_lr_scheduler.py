@@ -249,6 +249,7 @@ PLATEAUS = [
     {"patience": 0, "cooldown": 3, "factor": 0.5},
     {"mode": "max", "patience": 2, "threshold": 0.1, "min_lr": 1e-3},
     {"threshold_mode": "abs", "threshold": 0.05, "patience": 3, "eps": 1e-3},
+    {"mode": "max", "patience": 1, "threshold": 0.5},
     {"mode": "max", "threshold_mode": "abs", "patience": 1, "factor": 0.9, "cooldown": 1},
 ]
 

@@ -79,6 +79,8 @@ def test_in_torchs_layout():
     tx = optim.muon(lr=0.1, dims=lambda path, leaf: (0, 1))
     want, _ = torch_run({"lr": 0.1}, torch.float64)
     assert_torchs(run(tx, float, flax=False)[0], want)
+    from_the_end = optim.muon(lr=0.1, dims=lambda path, leaf: (-1, -2))
+    assert_torchs(run(from_the_end, float)[0], want)
     with pytest.raises(AssertionError, match="relative difference"):
         assert_torchs(run(optim.muon(lr=0.1), float, flax=False)[0], want)  # the other layout's rate
 

@@ -16,6 +16,7 @@ from comparing import assert_equal_numbers
 
 from jaxpar import optim
 from jaxpar.optim import lr_scheduler
+from jaxpar.optim._leafwise import leafwise
 
 torch = pytest.importorskip("torch")
 
@@ -75,6 +76,7 @@ CASES = [
     ("ASGD", {}),
     ("ASGD", {"lr": 0.1, "lambd": 0.01, "alpha": 0.5, "t0": 10, "weight_decay": 0.1, "maximize": True}),
     ("Adafactor", {"eps": (1e-7, 1e-3)}),
+    ("Adafactor", {"eps": (0.1, 1e-3)}),
     ("Adafactor", {"lr": 0.1, "weight_decay": 0.1, "d": 2.0, "beta2_decay": -0.5, "maximize": True}),
 ]
 SCHEDULED = [
@@ -218,6 +220,12 @@ def test_float32_is_as_quiet_as_torchs(name, options):
     if name == "Adafactor":  # its eps is the type's unless given, which would be another algorithm in float64
         options = {"eps": (1e-7, 1e-3), **options}
     assert noise_ratio(WORDS[name](**options), name, options) <= NOISE
+
+
+def test_a_rule_computes_half_precision_in_float32():
+    (update,) = leafwise(lambda scalars, g: (g + 2.0**-10,), (), {"w": jnp.ones(2, jnp.bfloat16)})
+    assert update["w"].dtype == jnp.float32
+    np.testing.assert_array_equal(update["w"], 1 + 2.0**-10)
 
 
 @pytest.mark.parametrize("scale", [1e-8, 1e-4])

@@ -69,6 +69,9 @@ SUMMED = {
     "mean of everything": lambda w, x: softened(x @ w).mean().reshape(1),
     "variance": lambda w, x: (x @ w).var(0, keepdims=True),
     "largest and smallest": lambda w, x: ((-1 - softened(x @ w)).max(0) + (1 + softened(x)).min(0))[None],
+    "smallest whole numbers": lambda w, x: (
+        softened(x @ w) * jnp.rint(8 + 8 * softened(x)).astype(int).min(0)[None]
+    ),
     "product of rows": lambda w, x: (1 + x / 8).prod(0)[None] @ w,
     "any and all": lambda w, x: (
         jnp.where((x * x < 1e-9).any(0) | ~(x * x > 1e-9).all(0), w[0], w[1])[None] * x
@@ -96,6 +99,9 @@ MIXED = {
     "which row": lambda w, x: x @ w + jnp.argmax(x, axis=0),
     "every other row": lambda w, x: x.at[::2].mul(2.0) @ w,
     "another program": lambda w, x: x @ w if x.shape[0] > 3 else x + w[0],
+    "random numbers along the rows": lambda w, x: (
+        (x.T * jax.random.bernoulli(jax.random.key(3), 0.5, x.T.shape)).T @ w
+    ),
     "a transform": lambda w, x: jnp.fft.fft(x, axis=0).real @ w,
     "a mean in a loop": lambda w, x: jax.lax.scan(lambda c, _: (c - c.mean(0), None), x @ w, None, 2)[0],
     "neighbours": lambda w, x: jax.lax.conv(x.T[:, None], jnp.ones((1, 1, 3)), (1,), "SAME")[:, 0].T,

@@ -14,6 +14,7 @@ import sys
 import textwrap
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from meetings import in_background, introduced, joined, knock, meeting, start
@@ -25,7 +26,7 @@ from jaxpar._tools.devices_and_environment import environment as reported
 from jaxpar._tools.launch import environment as launch
 from jaxpar._tools.launch.settings import LaunchSettings
 from jaxpar.distributed import _door, _port, _rendezvous, secret
-from jaxpar.distributed._handshake import RANK, RANK_0, REFUSED, OtherSecret, Session
+from jaxpar.distributed._handshake import RANK, RANK_0, REFUSED, LineReader, OtherSecret, Session
 from jaxpar.distributed._rendezvous import hello, read
 
 OURS, THEIRS = secret.derived(secret.VARIABLE, "ours"), secret.derived(secret.VARIABLE, "theirs")
@@ -426,6 +427,21 @@ def test_strangers_have_a_limited_time(monkeypatch):
 
 
 @pytest.mark.parametrize("greeted", [False, True])
+def test_a_line_without_an_end_is_no_line(monkeypatch):
+    pieces = iter([b"x" * 4096] * 20)
+    connection = SimpleNamespace(settimeout=lambda seconds: None, recv=lambda size: next(pieces))
+    assert LineReader(connection).line(time.monotonic() + 60) is None
+
+
+def test_a_rank_of_another_world_ends_the_waiting(monkeypatch):
+    """Rank 2 never comes; the others are told at once and not when the time is up."""
+    monkeypatch.setattr(_rendezvous, "LATE", 0.3)
+    port, begun = free_port(), time.monotonic()
+    found = meeting(start(0, 3, port), start(1, 4, port), secrets=OURS, timeout=60)
+    assert all("world_size 4" in str(one) for one in found)
+    assert time.monotonic() - begun < 20
+
+
 def test_strangers_have_a_limited_size(greeted):
     opened, port = door()
     with contextlib.closing(opened), knock(port) as one:

@@ -13,6 +13,8 @@ PLANTS = [
         ('r.astype(g.dtype) for r, g', 'r for r, g', "tests/test_comm_hooks.py"),
     ),
     *plants("jaxpar/comm_hooks/_powersgd.py",
+        ('size=int(number) + 1', 'size=int(number) + 2', "tests/test_comm_hooks.py -k draws_torchs"),
+        ('shapes, state.calls - settings.start', 'shapes, state.calls', "tests/test_comm_hooks.py -k draws_torchs"),
         ('state.calls < settings.start, early', 'state.calls <= settings.start, early', "tests/test_comm_hooks.py"),
         ('errors = [g - r for g, r', 'errors = [r - g for g, r', "tests/test_comm_hooks.py"),
         ('if (n + m) * r * settings.rate < n * m', 'if (n + m) * r < n * m', "tests/test_comm_hooks.py"),

@@ -4,6 +4,15 @@
 from ..plant import plants
 
 PLANTS = [
+    *plants("jaxpar/nn/channels_last/_layers.py",
+        ('_name in LAYERS and has_images(_name)', '_name in LAYERS and has_images(_name) and _name != "Dropout2d"', "tests/test_channels_last.py -k whole_channels"),
+    ),
+    *plants("jaxpar/nn/functional/_pad.py",
+        ('return jax.lax.pad(jnp.pad(x, longer, MODES[mode]), zero, cut)', 'return jnp.pad(jax.lax.pad(x, zero, cut), longer, MODES[mode])', "tests/test_channels_last.py -k before_it_is_cut"),
+    ),
+    *plants("jaxpar/nn/functional/_interpolate.py",
+        ('if np.any(weights == 0) else copied', 'if False else copied', "tests/test_channels_last.py -k not_read"),
+    ),
     *plants("jaxpar/nn/functional/_batch_norm.py",
         ('alone = axis_name is None or _fewest(axis_name) == 1', 'alone = True', "tests/test_lift.py -m \"not long\" -k one_row"),
         ('unbiased = var * (count / (count - 1))', 'unbiased = var', "tests/test_nn_norms.py -m \"not long\" -k BatchNorm"),

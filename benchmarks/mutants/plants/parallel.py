@@ -97,6 +97,8 @@ PLANTS = [
         ('return jax.lax.select(keep, x, jnp.tile(first, copies))', 'return jax.lax.select(keep, x, jnp.zeros_like(x))', "tests/test_padding.py -m \"not long\" -k logarithm"),
     ),
     *plants("jaxpar/_parallel/padding/rules.py",
+        ('jnp.floating) else jnp.iinfo(dtype).max', 'jnp.floating) else jnp.iinfo(dtype).min', "tests/test_padding.py -k \"smallest and whole\" -m \"not long\""),
+        ('        or result_rows.axis\n', '', "tests/test_padding.py -k \"along and rows\" -m \"not long\""),
         ('if rows is None or rows.axis in along:', 'if rows is None:', "tests/test_padding.py -k \"provably and summed\""),
         ('if "fry" not in str(key) or _shape(eqn):', 'if _shape(eqn):', "tests/test_padding.py -k generator"),
         ('"reduce_max": _reduction(_lowest)', '"reduce_max": _reduction(_highest)', "tests/test_padding.py -k \"largest and alone\" -m \"not long\""),

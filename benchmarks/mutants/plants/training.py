@@ -4,6 +4,9 @@
 from ..plant import plants
 
 PLANTS = [
+    *plants("jaxpar/_training/divergence_guard.py",
+        ('{error} {ONE_PROGRAM}', '{error}', "tests/test_program_parts.py -k \"stopped_before and activation\""),
+    ),
     *plants("jaxpar/_training/linen_net.py",
         ('if name in self.mutable}', '}', "tests/test_linen_intermediates.py -k in_a_step"),
         ('if in_filter(returned, name)}', '}', "tests/test_linen_intermediates.py -k in_a_step"),
