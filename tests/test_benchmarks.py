@@ -43,6 +43,7 @@ SMALL = {
     "parity_measure.py": (["--elements", "1000"], ""),
     "parity_weights.py": (["--gigabytes", "0.001", "--repeats", "1"], ""),
     "torch_random.py": (["--n", "1000", "--rounds", "1", "--repeat", "1"], ""),
+    "uneven.py": (["--rounds", "1", "--models", "MLP", "--no-steps"], ""),
 }
 """The arguments, and a text that only a finished run prints."""
 
@@ -70,7 +71,6 @@ ELSEWHERE = {
     "torch_form.py": "minutes; tests/against_torch has the same tables",
     "train_step/ahead.py": "minutes",
     "train_step/run.py": "minutes",
-    "uneven.py": "minutes",
     "virtual_devices.py": "minutes; tests/test_virtual.py",
 }
 """What is not run here, and why; where `--help` is an option, that is."""

@@ -426,7 +426,6 @@ def test_strangers_have_a_limited_time(monkeypatch):
             assert one.recv(1) == b""
 
 
-@pytest.mark.parametrize("greeted", [False, True])
 def test_a_line_without_an_end_is_no_line(monkeypatch):
     pieces = iter([b"x" * 4096] * 20)
     connection = SimpleNamespace(settimeout=lambda seconds: None, recv=lambda size: next(pieces))
@@ -442,6 +441,7 @@ def test_a_rank_of_another_world_ends_the_waiting(monkeypatch):
     assert time.monotonic() - begun < 20
 
 
+@pytest.mark.parametrize("greeted", [False, True])
 def test_strangers_have_a_limited_size(greeted):
     opened, port = door()
     with contextlib.closing(opened), knock(port) as one:
