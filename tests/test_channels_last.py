@@ -143,7 +143,8 @@ def test_dropout2d_drops_whole_channels():
 def test_a_reflection_is_made_before_it_is_cut(padding):
     x = data((2, 3, 6, 7))
     expected = torch.nn.functional.pad(torch.tensor(x), padding, mode="reflect").numpy()
-    assert_equal_numbers("y", F.pad(jnp.asarray(turned(x)), padding, mode="reflect"), turned(expected))
+    y = jaxpar.nn.functional.pad(jnp.asarray(turned(x)), padding, mode="reflect")
+    assert_equal_numbers("y", y, turned(expected))
 
 
 def test_a_pixel_that_is_not_read_has_gradient_zero():
