@@ -33,16 +33,15 @@ COMMAND = re.compile(
 SMALL = {
     "beside_torch.py": (["06_regression", "--devices", "2", "--steps", "2"], ""),
     "data.py": (["loader", "--rounds", "1"], ""),
-    "data_parallel.py": (["--devices", "2", "--rounds", "1"], ""),
     "distributed_data_parallel.py": (["--rounds", "1", "--small"], "jaxpar sends 1 message"),
     "first_call.py": (["--rounds", "1", "--small"], "DistributedDataParallel / shard_map by hand"),
     "from_jax.py": (["--small", "--only", "linear_regression"], "drawn from Flax's examples"),
     "memory.py": (["--devices", "2", "--rows", "2"], ""),
     "nn.py": (["Conv", "--rounds", "1", "--small"], ""),
-    "optim.py": (["--millions", "0.01", "--rounds", "1", "--only", "adam"], ""),
     "parity_measure.py": (["--elements", "1000"], ""),
     "parity_weights.py": (["--gigabytes", "0.001", "--repeats", "1"], ""),
     "torch_random.py": (["--n", "1000", "--rounds", "1", "--repeat", "1"], ""),
+    "virtual_devices.py": (["matmul", "--n", "2", "--size", "16", "--rounds", "1"], ""),
     "uneven.py": (["--rounds", "1", "--models", "MLP", "--no-steps"], ""),
 }
 """The arguments, and a text that only a finished run prints."""
@@ -51,6 +50,7 @@ ELSEWHERE = {
     "abroad/ask.py": "a process of abroad/run.py",
     "abroad/run.py": "hours, and an environment of its own; tests/test_abroad.py",
     "checkpoints.py": "kills processes for minutes; tests/test_checkpointer.py",
+    "data_parallel.py": "minutes",
     "digests.py": "three minutes, for two commits",
     "distributed.py": "minutes",
     "examples.py": "minutes; tests/test_examples.py",
@@ -60,6 +60,7 @@ ELSEWHERE = {
     "line_by_line.py": "tests/test_line_by_line.py prints the page",
     "mutants/nursery.py": "reads lines from mutants/run.py",
     "mutants/run.py": "hours; tests/test_mutants.py",
+    "optim.py": "minutes",
     "parity/run.py": "an hour; tests/test_parity_proof.py",
     "ports/ask.py": "a process of ports/run.py",
     "ports/run.py": "hours, and an environment of its own; tests/test_ported.py",
@@ -71,7 +72,6 @@ ELSEWHERE = {
     "torch_form.py": "minutes; tests/against_torch has the same tables",
     "train_step/ahead.py": "minutes",
     "train_step/run.py": "minutes",
-    "virtual_devices.py": "minutes; tests/test_virtual.py",
 }
 """What is not run here, and why; where `--help` is an option, that is."""
 
@@ -142,7 +142,7 @@ def run(name: str, *arguments: str) -> str:
     return process.stdout
 
 
-OFTEN = ("distributed_data_parallel.py", "first_call.py", "from_jax.py", "optim.py", "parity_measure.py")
+OFTEN = ("distributed_data_parallel.py", "first_call.py", "from_jax.py", "virtual_devices.py")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ PLANTS = [
         ('limit = min(limit, OUTPUTS)', 'pass', "tests/test_parity_conditioned.py -k keep_their_bound"),
     ),
     *plants("jaxpar/parity/_port/port.py",
-        ('out.resolve() == Path(file).resolve()', 'out == file', "tests/test_port.py -k source_is_not_written_over"),
+        ('os.path.realpath(out) == os.path.realpath(file)', 'out == file', "tests/test_port.py -k source_is_not_written_over"),
         ('if record and result.same and path:', 'if False:', "tests/test_port.py -m \"not long\" -k a_record_and_a_test"),
         ('return 0 if all(proof.same for proof in self.comparisons) and not self.differences else 1', 'return 0', "tests/test_port.py -k wrong_rule"),
     ),
