@@ -27,8 +27,8 @@ GROUPS = ("METHODS", "PAIRS", "FUNCTIONS", "NN_FUNCTIONS")
 INPUTS = ("x", "y", "p", "v", "m", "b", "c", "s", "im", "vol", "n", "i", "t", "k")
 FLOATS = INPUTS[:10]
 KINDS = ("normal", "ties", "zeros")
-UNDEFINED = ("topk", "kthvalue", "median(1", "hinge")
-"""Which of equal values they take is not defined in torch; the hinge is that of torch 2.14."""
+UNDEFINED = ("topk", "kthvalue", "median(1", "hinge", "hypot")
+"""torch does not define which of equal values they take; the hinge is 2.14's, and hypot's gradient NaN."""
 CHUNK = 70
 """Calls in one program: XLA's time to compile grows faster than their number."""
 

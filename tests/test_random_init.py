@@ -154,11 +154,14 @@ def test_refused_as_torch_refuses(case):
     assert str(got.value) == str(want.value)
 
 
-def test_refused_here():
-    with pytest.raises(NotImplementedError, match="orthogonal_: torch makes it with the QR decomposition"):
-        init.orthogonal_(np.empty((3, 3)), generator=Generator(0))
-    with pytest.raises(NotImplementedError, match=r"\[-0.1, 0.1\] holds less than 30 %.*float16"):
-        init.trunc_normal_(np.empty(3, "f2"), a=-0.1, b=0.1, generator=Generator(0))
+@pytest.mark.parametrize("shape", [(5, 3), (3, 5), (4, 4), (4, 2, 3, 3)], ids=str)
+@pytest.mark.parametrize("gain", [1, 0.01])
+def test_orthogonal(shape, gain):
+    ours, theirs = Generator(2), torch.Generator().manual_seed(2)
+    x = init.orthogonal_(np.empty(shape, np.float32), gain, generator=ours)
+    tensor = torch.nn.init.orthogonal_(torch.empty(shape), gain, generator=theirs)
+    np.testing.assert_allclose(x, tensor.numpy(), rtol=0, atol=2e-6 * gain)
+    assert_same_bits("state", ours.get_state(), theirs.get_state())
 
 
 def test_a_number_that_hangs_on_a_logarithm(monkeypatch):
@@ -166,3 +169,8 @@ def test_a_number_that_hangs_on_a_logarithm(monkeypatch):
     with pytest.raises(NotImplementedError, match="hangs on the last bit of a logarithm"):
         init.trunc_normal_(np.empty(10_000), a=-0.1, b=0.1, generator=Generator(0))
     init.trunc_normal_(np.empty(10_000), generator=Generator(0))
+
+
+def test_refused_here():
+    with pytest.raises(NotImplementedError, match=r"\[-0.1, 0.1\] holds less than 30 %.*float16"):
+        init.trunc_normal_(np.empty(3, "f2"), a=-0.1, b=0.1, generator=Generator(0))

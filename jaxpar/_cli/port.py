@@ -63,6 +63,13 @@ def phases() -> Iterator[None]:
 @click.option("--record/--no-record", default=False, help="Keep torch's numbers, and a test of the file.")
 @click.option("--channels-last/--channels-first", default=False, help="Images are [N, H, W, C] in the file.")
 @click.option(
+    "--init",
+    type=click.Choice(["torch", "flax", "none"]),
+    default="torch",
+    show_default=True,
+    help="Initial values: torch's numbers, others of the same distributions, or the layers' own.",
+)
+@click.option(
     "--optimizer",
     metavar="MODELS.py:MAKE",
     help="Makes a torch optimizer, a scheduler, or both, of the module: their lines, and five steps.",

@@ -4,6 +4,7 @@ from ._check import Check as Check
 from ._check import Draw as Draw
 from ._check import check as check
 from ._generator import Generator as Generator
+from ._initial_values import initialise as initialise
 from ._multinomial import multinomial as multinomial
 from ._order import distributed_order as distributed_order
 from ._order import loader_order as loader_order

@@ -222,22 +222,30 @@ def sparse_(x: A, sparsity: float, std: float = 0.01, *, generator: Generator) -
 
 
 def orthogonal_(x: A, gain: float = 1, *, generator: Generator) -> A:
-    """Refused: the numbers cannot be torch's.
+    """Orthonormal rows or columns, of the QR decomposition of normal numbers.
 
-    Raises: NotImplementedError: always, except for an array without elements. ValueError: an array with fewer
-    than two axes.
+    The numbers are torch's up to rounding, which differs between libraries of linear algebra.
 
-    torch counterpart: `torch.nn.init.orthogonal_`.
+    Raises: ValueError: an array with fewer than two axes.
+
+    >>> import numpy as np
+    >>> from jaxpar.random import Generator, init
+    >>> x = init.orthogonal_(np.empty((2, 3)), generator=Generator(0))
+    >>> bool(np.allclose(x @ x.T, np.eye(2)))
+    True
+
+    torch counterpart: `torch.nn.init.orthogonal_`. Source: A. Saxe et al., 2013.
     """
     if x.ndim < 2:
         raise ValueError("Only tensors with 2 or more dimensions are supported")
     if x.size == 0:
         return x
-    raise NotImplementedError(
-        "orthogonal_: torch makes it with the QR decomposition of its LAPACK, whose last bits differ "
-        "between libraries, processors and numbers of threads. Convert the weights from torch, or use "
-        "nnx.initializers.orthogonal() where they need not be torch's."
-    )
+    normal = generator.normal_(np.empty((len(x), x.size // len(x)), x.dtype)).astype(np.float64)
+    wide = normal.shape[0] < normal.shape[1]
+    q, r = np.linalg.qr(normal.T if wide else normal)
+    q = q * np.sign(np.diag(r))  # so that the distribution is uniform
+    x[...] = (gain * (q.T if wide else q)).reshape(x.shape)
+    return x
 
 
 def fans(x: np.ndarray) -> tuple[int, int]:

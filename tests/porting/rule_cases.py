@@ -63,7 +63,7 @@ x.sort(descending=True)[1], x.topk(2), x.topk(2, 1), x.topk(2, -1), x.topk(2, di
 x.topk(1, largest=True), x.topk(2).values, x.topk(2)[1], x.topk(k=3), x.cummax(1), x.cummin(0),
 x.cummax(1).values, x.median(1), x.median(1, keepdim=True).values, x.kthvalue(2), x.kthvalue(2, 0),
 x.kthvalue(1, 1, keepdim=True)[0], x.aminmax(), x.aminmax(dim=1), x.aminmax(dim=0, keepdim=True),
-torch.aminmax(x).max, torch.linalg.qr(m), torch.linalg.slogdet(m + 5 * torch.eye(4)),
+torch.aminmax(x).max, torch.linalg.qr(m + 5 * torch.eye(4)), torch.linalg.slogdet(m + 5 * torch.eye(4)),
 (m + 5 * torch.eye(4)).slogdet(),
 """
 FUNCTIONS = """
@@ -102,8 +102,8 @@ torch.std_mean(x, dim=1, correction=0), torch.linalg.norm(x), torch.linalg.norm(
 torch.linalg.norm(x, dim=-1, keepdim=True), torch.linalg.norm(x, 1, dim=1), torch.linalg.norm(v),
 torch.linalg.vector_norm(x), torch.linalg.vector_norm(x, 1), torch.linalg.vector_norm(x, dim=1),
 torch.linalg.vector_norm(x, ord=2, dim=(0, 1), keepdim=True), torch.linalg.vector_norm(b, dim=(1, 2)),
-torch.linalg.vector_norm(x, float('inf'), 1), torch.linalg.inv(m + 5 * torch.eye(4)), torch.linalg.det(m),
-torch.det(m), torch.inverse(m + 5 * torch.eye(4)), torch.linalg.solve(m + 5 * torch.eye(4), v),
+torch.linalg.vector_norm(x, float('inf'), 1), torch.linalg.inv(m + 5 * torch.eye(4)), torch.linalg.det(m + 5 * torch.eye(4)),
+torch.det(m + 5 * torch.eye(4)), torch.inverse(m + 5 * torch.eye(4)), torch.linalg.solve(m + 5 * torch.eye(4), v),
 torch.linalg.cholesky(m @ m.T + torch.eye(4)), torch.linalg.matmul(x, m), torch.linalg.eigvalsh(m @ m.T),
 torch.linalg.matrix_power(m, 3), torch.linalg.multi_dot([x, m, m]), torch.linalg.cross(x[:, :3], y[:, :3]),
 torch.cross(x[:, :3], y[:, :3], dim=1), torch.bucketize(x, v.sort().values),

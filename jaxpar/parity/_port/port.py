@@ -24,6 +24,7 @@ from .._sides.step_data import Layout
 from .as_used import differences
 from .changes import require_no_other_state
 from .images.flow import Flow
+from .initial_values import Start
 from .layout import SAME, images_last
 from .proof import imported, largest, prove, too_small
 from .reading.building import (
@@ -41,10 +42,13 @@ from .record_files import write_record
 from .training.lines import Lines, Origin, TorchObject, optimizer_lines, scheduler_lines
 from .translating.definitions import takes_rngs
 from .translating.fragment import Hole
+from .translating.needs import NOT_PORTED
 from .writing import Writer, Written, formatted, with_docstring
 
 _log = logging.getLogger("jaxpar.port")
 
+SOURCES = {"torch": "0", "flax": "rngs", "none": ""}
+"""What `initial_values` draws from, by `init`."""
 Make = Callable[[], nn.Module]
 Build = Callable[[Any], nnx.Module]
 """A function that makes the Flax module from the names of the imported file."""
@@ -141,6 +145,7 @@ def port(
     out: str | os.PathLike[str] | None = None,
     record: bool = False,
     channels_last: bool = False,
+    init: str = "torch",
     **kwargs: Any,
 ) -> Port:
     """Write a torch module as Flax source code, and prove that both compute the same.
@@ -161,6 +166,9 @@ def port(
       channels_last: whether images [N, C, H, W] are [N, H, W, C] in the file, including inputs and outputs.
         Lines that need torch's axes transpose images back, and `notes` names those lines. If a line cannot
         be written, only the inputs are transposed, once, and a note gives the reason.
+      init: where the module starts if torch's code sets initial values: "torch", with the numbers of
+        torch.manual_seed(0); "flax", with others of the same distributions, drawn by `rngs`; or "none", with
+        those of the layers' constructors.
 
     Returns:
       A Port. `port.same` is True if the proof succeeded.
@@ -171,8 +179,10 @@ def port(
     if record and out is None:
         raise PortError("jaxpar.parity.port: record=True keeps its files beside `out`; give out=.")
     path = Path(out) if out is not None else None
+    if init not in SOURCES:
+        raise PortError(f"jaxpar.parity.port: init={init!r}; choose one of {', '.join(SOURCES)}.")
     _log.info("running torch's module, to see which lines run")
-    make, written, build, builder, layout = _read(module, inputs, kwargs, channels_last, path)
+    make, written, build, builder, layout, start = _read(module, inputs, kwargs, channels_last, path, init)
     # Formatted before the proof, which then imports the file that users get.
     text = formatted(written.text, str(path or "port.py"))
     flax, file, proof = None, None, Proof()
@@ -191,7 +201,10 @@ def port(
         text = with_docstring(text, header)
         if path:
             path.write_text(text, encoding="utf-8")
-    results = written.holes, (*written.notes, *proof.notes), proof.failure, written.torch_lines
+    notes = [*written.notes, *proof.notes]
+    if start is not None and flax is not None:
+        notes = [*(note for note in notes if note != NOT_PORTED), *start.notes(flax)]
+    results = written.holes, tuple(notes), proof.failure, written.torch_lines
     instance = module if isinstance(module, nn.Module) else None
     origin = Origin(make, functools.partial(builder, file) if flax is not None else None, instance)
     result = Port(text, build, flax, proof.comparisons, *results, path, proof.differences, origin=origin)
@@ -230,8 +243,13 @@ def _unproven(proof: Proof) -> str:
 
 
 def _read(
-    module: nn.Module | Make, inputs: Sequence[Any], kwargs: Any, channels_last: bool, out: Path | None
-) -> tuple[Make, Written, str, Build, Layout]:
+    module: nn.Module | Make,
+    inputs: Sequence[Any],
+    kwargs: Any,
+    channels_last: bool,
+    out: Path | None,
+    init: str,
+) -> tuple[Make, Written, str, Build, Layout, Start | None]:
     flow = Flow() if channels_last else None
     make, net, nets, calls, watched = _ran(module, inputs, kwargs, flow, out)
     try:
@@ -246,14 +264,12 @@ def _read(
         writer.needs.imports.update(expressions.imports)
         for name, value in expressions.objects.items():
             writer.needs.note(f"{name} in the constructor's call is the {type(value).__name__} of torch's")
-        written = writer.write(roots, _title(net))
-        return (
-            make,
-            written,
-            build,
-            functools.partial(_built, build, written.layers, expressions.objects),
-            layout,
-        )
+        start = Start.of(lambda: _seeded(make)) if init != "none" else None
+        written = writer.write(roots, _title(net), start.table() if start else "")
+        builder = functools.partial(_built, build, written.layers, expressions.objects)
+        if start and start.rows:
+            build = f"initial_values({build}, {SOURCES[init]})"
+        return make, written, build, builder, layout, start
     except (Inexpressible, LookupError, OSError, Hole, SyntaxError) as error:
         raise PortError(f"jaxpar.parity.port: {error}") from error
 

@@ -34,6 +34,7 @@ PROJECT_IMPORTS = {
     "jnp": "import jax.numpy as jnp",
     "nnx": "from flax import nnx",
     "struct": "from flax import struct",
+    "initialise": "from jaxpar.random import initialise",
     "nn": "from jaxpar.nn import {layers} as nn",
     "F": "from jaxpar.nn.{layers} import functional as F",
 }
@@ -94,7 +95,8 @@ class Writer:
         self.watched, self.needs = watched, Needs()
         self.pieces: dict[Any, Piece] = {}
 
-    def write(self, roots: list[Any], title: str) -> Written:
+    def write(self, roots: list[Any], title: str, end: str = "") -> Written:
+        """Write the definitions that the roots need, and a text after them."""
         self.needs.definitions.update({id(root): root for root in roots})
         for root in roots:
             self.needs.name_for(id(root), root.__name__)
@@ -112,6 +114,7 @@ class Writer:
         body = "".join(self._separator(piece, i) + piece.text for i, piece in enumerate(ordered))
         if hashed := [HASHED.format(name) for name in self._configs()]:
             body = "\n".join([*hashed, "\n", body])
+        body = f"{body}\n\n\n{end}" if end else body
         if "hole(" in body:
             body = f"{HOLE}\n\n\n{body}"
         text = f'"""{title}{self._unproven(ordered)}"""\n\n{self._imports(body)}\n\n\n{body}\n'

@@ -12,7 +12,7 @@ from types import FunctionType
 import torch
 
 from ..reading.effects import changed
-from ..reading.scope import definition, has_definition
+from ..reading.scope import definition, has_definition, is_torchs
 from ..reading.source import Function
 from .context import Context
 from .drawing import targets_of
@@ -147,7 +147,7 @@ def rebound(ctx: Context, node: ast.stmt) -> str | None:
     if not isinstance(call, ast.Call):
         return None
     for target in targets_of(ctx, call):
-        if not isinstance(target, FunctionType) or not has_definition(target):
+        if not isinstance(target, FunctionType) or not has_definition(target) or is_torchs(target):
             continue
         function = definition(target)[1]
         assert isinstance(function, Function)

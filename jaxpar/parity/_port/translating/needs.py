@@ -16,6 +16,8 @@ from ..reading.source import Source
 
 Text = TypeVar("Text")
 
+NOT_PORTED = "initial values are not ported: they come with torch's weights"
+
 
 class Needs:
     """The definitions and imports that the written text refers to, and its holes and notes.
@@ -72,7 +74,7 @@ class Needs:
             self.notes.append(text)
 
     def note_initial_values(self) -> None:
-        self.note("initial values are not ported: they come with torch's weights")
+        self.note(NOT_PORTED)
 
     def without_holes(self, write: Callable[[], Text]) -> Text | None:
         """Return what `write` returns; None if it wrote holes, which are forgotten along with its notes."""
