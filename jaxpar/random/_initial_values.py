@@ -73,7 +73,7 @@ def initialise(module: M, rows: Iterable[Row], source: nnx.Rngs | Generator | in
         if path not in tensors:
             values = {leaf: np.array(x.get_raw_value()) for leaf, x in part.variables.items()}
             tensors[path] = {
-                key: np.array(x)
+                key: np.array(x, order="C")  # the order in which torch draws
                 for key, x in (
                     part.rule.to_torch(values) if isinstance(part, _DrawnLayer) else values
                 ).items()

@@ -54,7 +54,10 @@ x.sinc(), p.mul(0.9).add(0.05).logit(), m.rot90(), x.rot90(1, (0, 1)), v.diag_em
 v.diag(), x.dist(y), x.dist(y, 1), x.count_nonzero(), x.count_nonzero(1), x.diff(), x.diff(dim=0),
 x.std().square(), x.swapdims(0, 1), x.moveaxis(0, 1), b.adjoint(), b.mT, x.T, x.ravel(), x.nansum(),
 x.nanmean(), x.nansum(1), x.nanmean(1), x.logcumsumexp(1), v.vdot(v), v.outer(v), x.kron(y), x.addmm(x, m),
-torch.baddbmm(b, b, m.expand(2, 4, 4)), v.addmv(m, v),
+torch.baddbmm(b, b, m.expand(2, 4, 4)), v.addmv(m, v), p.arccos(), (p + 1).arccosh(), p.arcsin(),
+x.arcsinh(), x.arctan(), (p / 2).arctanh(), x.index_fill(0, t // 2, 0.5), x.scatter(1, i, value=2.0),
+x.select(-1, 1), x.select(0, 1), x.tensor_split(indices=(1, 2)), x.var(unbiased=False),
+x.clone().requires_grad_(),
 """
 PAIRS = """
 x.max(1), x.max(1, keepdim=True), x.min(0), x.max(1).values, x.min(1).indices, x.max(dim=1)[0], x.min(1)[1],
@@ -64,7 +67,7 @@ x.topk(1, largest=True), x.topk(2).values, x.topk(2)[1], x.topk(k=3), x.cummax(1
 x.cummax(1).values, x.median(1), x.median(1, keepdim=True).values, x.kthvalue(2), x.kthvalue(2, 0),
 x.kthvalue(1, 1, keepdim=True)[0], x.aminmax(), x.aminmax(dim=1), x.aminmax(dim=0, keepdim=True),
 torch.aminmax(x).max, torch.linalg.qr(m + 5 * torch.eye(4)), torch.linalg.slogdet(m + 5 * torch.eye(4)),
-(m + 5 * torch.eye(4)).slogdet(),
+(m + 5 * torch.eye(4)).slogdet(), x.max(1).indices,
 """
 FUNCTIONS = """
 torch.cat([x, y]), torch.cat((x, y), dim=1), torch.concat([x, y], -1), torch.stack([x, y]),
@@ -102,8 +105,9 @@ torch.std_mean(x, dim=1, correction=0), torch.linalg.norm(x), torch.linalg.norm(
 torch.linalg.norm(x, dim=-1, keepdim=True), torch.linalg.norm(x, 1, dim=1), torch.linalg.norm(v),
 torch.linalg.vector_norm(x), torch.linalg.vector_norm(x, 1), torch.linalg.vector_norm(x, dim=1),
 torch.linalg.vector_norm(x, ord=2, dim=(0, 1), keepdim=True), torch.linalg.vector_norm(b, dim=(1, 2)),
-torch.linalg.vector_norm(x, float('inf'), 1), torch.linalg.inv(m + 5 * torch.eye(4)), torch.linalg.det(m + 5 * torch.eye(4)),
-torch.det(m + 5 * torch.eye(4)), torch.inverse(m + 5 * torch.eye(4)), torch.linalg.solve(m + 5 * torch.eye(4), v),
+torch.linalg.vector_norm(x, float('inf'), 1), torch.linalg.inv(m + 5 * torch.eye(4)),
+torch.linalg.det(m + 5 * torch.eye(4)), torch.det(m + 5 * torch.eye(4)),
+torch.inverse(m + 5 * torch.eye(4)), torch.linalg.solve(m + 5 * torch.eye(4), v),
 torch.linalg.cholesky(m @ m.T + torch.eye(4)), torch.linalg.matmul(x, m), torch.linalg.eigvalsh(m @ m.T),
 torch.linalg.matrix_power(m, 3), torch.linalg.multi_dot([x, m, m]), torch.linalg.cross(x[:, :3], y[:, :3]),
 torch.cross(x[:, :3], y[:, :3], dim=1), torch.bucketize(x, v.sort().values),
@@ -123,7 +127,8 @@ torch.is_floating_point(x), torch.result_type(x, y) == torch.float64,
 torch.nn.functional.scaled_dot_product_attention(b, b, b, is_causal=True), torch.relu(x),
 torch.threshold(x, 0.5, 2.0), torch.celu(x, 0.7), torch.selu(x), torch.prelu(x, v[:1]),
 torch.softmax(x, dim=1), torch.pairwise_distance(x, y), torch.cosine_similarity(x, y),
-torch.pixel_shuffle(im, 2),
+torch.pixel_shuffle(im, 2), torch.atleast_3d(x), torch.nn.Transformer.generate_square_subsequent_mask(3),
+torch.jit.annotate(torch.Tensor, x), torch.utils.checkpoint.checkpoint(torch.tanh, x, use_reentrant=False),
 """
 NN_FUNCTIONS = """
 F.relu(x), F.relu(x, inplace=False), F.relu6(x), F.relu6(4 * x), F.silu(x), F.selu(x), F.elu(x),
@@ -184,5 +189,19 @@ F.multilabel_margin_loss(x, n.clamp(-1, 3).sort(1, descending=True).values),
 F.multilabel_soft_margin_loss(x, k.double()), F.cosine_embedding_loss(x, y, torch.ones(3), margin=0.2),
 F.triplet_margin_loss(x, y, p), F.triplet_margin_loss(x, y, p, margin=0.5, swap=True),
 """
-ELSEWHERE: set[str] = set()
-"""Rules that another test exercises."""
+# Random numbers, parametrizations and runtimes of libraries are in other tests of ports; no GPU is here.
+ELSEWHERE = {
+    *("torch.bernoulli(input)", "torch.bernoulli_(self, p)", "x.bernoulli_(p)", "torch.randn_like(input)"),
+    *("torch.rand(*size, device?, requires_grad?)", "torch.randn(*size, device?, requires_grad?)"),
+    *("torch.cuda(self, device?)", "x.cuda(device?)", "torch.zero(self)", "x.zero()"),
+    *(
+        f"torch.nn.utils.{name}(module, name=='weight'?, dim=={dim})"
+        for name in ("weight_norm", "parametrizations.weight_norm")
+        for dim in ("0?", "None")
+    ),
+    "torch.nn.utils.parametrizations.spectral_norm(module)",
+    "transformers.integrations.fsdp.is_fsdp_managed_module(module)",
+    "transformers.utils.generic.torch_int(x)",
+    "transformers.utils.import_utils.is_torch_fx_proxy(x)",
+}
+"""Rules without a call here."""
