@@ -14,7 +14,7 @@ from flax import nnx
 from . import init
 from ._construction import construction
 from ._generator import Generator
-from ._torch_init import _convert, _DrawnLayer, _visits
+from ._torch_init import _convert, _DrawnLayer, _Parameter, _visits
 
 M = TypeVar("M", bound=nnx.Module)
 Row = tuple[Any, ...]
@@ -71,13 +71,7 @@ def initialise(module: M, rows: Iterable[Row], source: nnx.Rngs | Generator | in
                 tensors[path] = part.draw(generator, None)
             continue
         if path not in tensors:
-            values = {leaf: np.array(x.get_raw_value()) for leaf, x in part.variables.items()}
-            tensors[path] = {
-                key: np.array(x, order="C")  # the order in which torch draws
-                for key, x in (
-                    part.rule.to_torch(values) if isinstance(part, _DrawnLayer) else values
-                ).items()
-            }
+            tensors[path] = _values(part)
         key, _, piece = name[len(path) + bool(path) :].partition("[")
         x = tensors[path][key]
         if piece:
@@ -90,6 +84,15 @@ def initialise(module: M, rows: Iterable[Row], source: nnx.Rngs | Generator | in
     for variable, value in placed.values():
         variable.set_raw_value(value)
     return module
+
+
+def _values(part: _DrawnLayer | _Parameter) -> dict[str, np.ndarray]:
+    values = {leaf: np.array(x.get_raw_value()) for leaf, x in part.variables.items()}
+    torchs = part.rule.to_torch(values) if isinstance(part, _DrawnLayer) else values
+    # Contiguous in torch's layout, because arrays are filled in memory order; in torch's default type, because
+    # with JAX's 64 bits `jnp.zeros(3)` is float64, in which torch draws other numbers.
+    single = (np.array(x, np.float32 if x.dtype == np.float64 else None, order="C") for x in torchs.values())
+    return dict(zip(torchs, single, strict=True))
 
 
 def _is_drawn(part: _DrawnLayer) -> bool:
