@@ -1,7 +1,7 @@
 """Random modules of the rules' calls, aliases, containers, options and changes in place: none passes wrongly.
 
-The independent check calls both modules on other inputs, with other weights, in float32. Twenty take a minute;
-`JAXPAR_RANDOM_MODULES=200` in the environment draws as many.
+The independent check calls both modules on other inputs, with other weights, in float32. Twenty of them take
+a minute; `JAXPAR_RANDOM_MODULES=200` in the environment draws as many.
 """
 
 from __future__ import annotations

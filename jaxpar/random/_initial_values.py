@@ -89,7 +89,7 @@ def initialise(module: M, rows: Iterable[Row], source: nnx.Rngs | Generator | in
 def _values(part: _DrawnLayer | _Parameter) -> dict[str, np.ndarray]:
     values = {leaf: np.array(x.get_raw_value()) for leaf, x in part.variables.items()}
     torchs = part.rule.to_torch(values) if isinstance(part, _DrawnLayer) else values
-    # Contiguous in torch's layout, because arrays are filled in memory order; in torch's default type, because
+    # Contiguous in torch's layout, because arrays are filled in memory order. In torch's default type, since
     # with JAX's 64 bits `jnp.zeros(3)` is float64, in which torch draws other numbers.
     single = (np.array(x, np.float32 if x.dtype == np.float64 else None, order="C") for x in torchs.values())
     return dict(zip(torchs, single, strict=True))
