@@ -46,8 +46,8 @@ MODELS = [
         "resnet_torch.py",
         "parity.port(resnet_torch.resnet18, torch.randn(4, 3, 64, 64))",
         "The loop that makes the layers, the branch that is there or not, and `mean((2, 3))`, which means "
-        "the same because axes are torch's. Initial values are left out: they come with torch's weights, by "
-        "[load_torch](weights.md).",
+        "the same because axes are torch's. Initial values are in a table behind the "
+        "classes, which is not shown: [port](port.md#initial-values).",
     ),
     Model(
         "A vision transformer",

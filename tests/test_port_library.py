@@ -85,7 +85,8 @@ def test_what_did_not_run_and_needs_the_runtime_raises():
 def test_settings_are_imported_and_can_be_hashed():
     port = ported("a causal mask")
     assert "from porting.library.models.tiny import TinyConfig" in port.source
-    assert port.build == "TinyModel(config=TinyConfig(width=4, attn_implementation='eager'), rngs=rngs)"
+    build = "TinyModel(config=TinyConfig(width=4, attn_implementation='eager'), rngs=rngs)"
+    assert port.build == f"initial_values({build}, 0)"
     assert isinstance(hash(port.module.config), int)
 
 

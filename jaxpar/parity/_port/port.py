@@ -135,8 +135,8 @@ class Port:
 
     @property
     def lines(self) -> int:
-        """The number of lines of the file, without empty ones and its docstring."""
-        return lines_of(self.source)
+        """The number of lines of the file, without empty ones, docstring and the table of initial values."""
+        return lines_of(self.source.partition("\nINITIAL_VALUES = ")[0])
 
 
 def port(
@@ -229,7 +229,7 @@ def _proven(
     # Before the comparisons, which would succeed although the port lacks such an effect.
     require_no_other_state(lambda: _seeded(make), inputs, kwargs)
     comparisons = tuple(prove(make, flax, inputs, kwargs, layout))
-    if not all(comparison.same for comparison in comparisons):
+    if not comparisons or not all(comparison.same for comparison in comparisons):
         return Proof(comparisons, notes=too_small(make, inputs, kwargs))
     return Proof(comparisons, differences(make, build, inputs, kwargs, layout))
 
