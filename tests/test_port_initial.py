@@ -82,7 +82,7 @@ def test_training_from_the_seed_goes_as_torchs(gpt):
         theirs.append(loss.item())
         ours.append(float(step(module)))
     np.testing.assert_allclose(ours, theirs, rtol=1e-5)
-    assert theirs[-1] < 0.9 * theirs[0]
+    assert theirs[-1] < theirs[0] - 0.01
 
 
 def test_rngs_draw_the_same_distributions(gpt):
