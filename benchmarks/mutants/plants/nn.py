@@ -4,6 +4,13 @@
 from ..plant import plants
 
 PLANTS = [
+    *plants("jaxpar/nn/channels_first/functional/_exact.py",
+        ('x = jnp.where(x < min, min, x)', 'x = jnp.maximum(x, min)', 'tests/test_port_rules.py -k "torchs and 2"'),
+        ('return x * jax.lax.stop_gradient(jnp.sign(x))', 'return jnp.abs(x)', 'tests/test_port_traps.py -k Kinks'),
+    ),
+    *plants("jaxpar/nn/channels_first/functional/_ranks.py",
+        ('jnp.argmax(x, dim, keepdims=True)', 'jnp.argmin(x, dim, keepdims=True)', 'tests/test_port_traps.py -k Kinks'),
+    ),
     *plants("jaxpar/nn/channels_last/_layers.py",
         ('_name in LAYERS and has_images(_name)', '_name in LAYERS and has_images(_name) and _name != "Dropout2d"', "tests/test_channels_last.py -k whole_channels"),
     ),
