@@ -23,13 +23,12 @@ import jaxpar
 from jaxpar._cli.main import cli
 from jaxpar._tools.estimate import Estimate, Hardware, estimate, report, schedule
 from jaxpar._tools.estimate.hardware import CARDS
-from jaxpar._tools.estimate.hlo import arrays, read
+from jaxpar._tools.estimate.hlo import KernelWork, arrays, read
 from jaxpar._tools.estimate.largest import largest
 from jaxpar._tools.estimate.program import PARTS, Program, size
 from jaxpar._tools.estimate.scaling import exchange, scale
 from jaxpar._tools.estimate.schedule import CollectiveStart, CollectiveWait, Kernel, events, lanes
 from jaxpar._tools.estimate.table import COLOURS, number
-from jaxpar._tools.estimate.work import KernelWork
 
 F32 = 4
 ROWS = 16

@@ -797,8 +797,7 @@ outputs = {"": "y"}
 
 
 def test_the_command_takes_any_call(tmp_path, capsys):
-    from jaxpar._cli.parity import run
-    from jaxpar._cli.parity_spec import read_spec
+    from jaxpar._cli.parity import read_spec, run
 
     spec = tmp_path / "spec.py"
     spec.write_text(SPEC)

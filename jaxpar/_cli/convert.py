@@ -10,7 +10,7 @@ import click
 
 from ..parity import Layout, read_weights, write_weights
 from ..parity.conversion import Conversion, call_of
-from .parity_spec import read_spec
+from .parity import read_spec
 
 MATCHING = ("variables", "mapping", "ignore_torch", "ignore_flax")
 OPTIONAL = ("inputs", "flax_inputs", "layout", "flax_kwargs", *MATCHING)

@@ -1,8 +1,10 @@
-"""`jaxpar parity`: compare the models of a spec, and return an exit code."""
+"""`jaxpar parity`: read a spec, compare its models, and return an exit code."""
 
 from __future__ import annotations
 
+import inspect
 import json
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -10,8 +12,8 @@ from rich.console import Console
 
 from .. import parity
 from .._metrics.progress import progress
-from .parity_spec import NEEDED, read_optimizer, read_spec
-from .spec import failed
+from ..errors import SpecError
+from .spec import failed, read_names
 
 
 def run(
@@ -70,3 +72,66 @@ def _checked(path: str, arguments: dict[str, Any]) -> parity.Comparison:
         variables=arguments.get("variables"),
         flax_kwargs=arguments.get("flax_kwargs"),
     )
+
+
+NEEDED = ("torch_module", "flax_module", "inputs")
+
+
+def read_spec(
+    path: str, needed: tuple[str, ...] = NEEDED, names: tuple[str, ...] | None = None
+) -> dict[str, Any]:
+    """Return the file's definitions of `names`, by default the arguments of `compare`."""
+    from ..parity import compare
+
+    defined, arguments = read_names(path), inspect.signature(compare).parameters
+    # Two separate inputs replace the common one.
+    both = {"torch_inputs", "flax_inputs"} <= defined.keys()
+    undefined = [name for name in needed if name not in defined and not (both and name == "inputs")]
+    if undefined:
+        raise SpecError(f"{path}: it does not define {', '.join(undefined)}.")
+    allowed = names or [name for name in arguments if name != "progress"]
+    selected = {name: defined[name] for name in allowed if name in defined}
+    for name in ("torch_module", "flax_module"):
+        if name in selected:
+            selected[name] = _built(path, name, selected[name])
+    return selected
+
+
+def _built(path: str, name: str, module: Any) -> Any:
+    if not (inspect.isfunction(module) or inspect.isclass(module)):
+        return module
+    try:
+        return module()
+    except (Exception, SystemExit) as error:
+        raise failed(path, f"{name}(): ", error) from error
+
+
+def read_optimizer(text: str) -> tuple[Callable[..., Any], Any]:
+    """Parse `adamw:lr=1e-3,weight_decay=0.1` into torch's optimizer and jaxpar.optim's of that name."""
+    import ast
+
+    import torch
+
+    from jaxpar import optim
+
+    name, _, settings = text.partition(":")
+    try:
+        # Parsed as the arguments of a call, and evaluated as literals only: nothing in the text is executed.
+        call = ast.parse(f"f({settings})", mode="eval").body
+        assert isinstance(call, ast.Call)
+        keywords = {keyword.arg or "": ast.literal_eval(keyword.value) for keyword in call.keywords}
+        if call.args or "" in keywords:
+            raise ValueError("settings are name=value")
+    except (SyntaxError, ValueError) as error:
+        raise SpecError(f"--optimizer {text}: write name:setting=value,setting=value ({error}).") from None
+    kinds = {kind.lower(): getattr(torch.optim, kind) for kind in dir(torch.optim) if kind[0].isupper()}
+    if name.lower() not in kinds or not hasattr(optim, name.lower()):
+        both = sorted(kind for kind in kinds if hasattr(optim, kind))
+        raise SpecError(f"--optimizer {name}: it is none of {', '.join(both)}.")
+    try:
+        jax_optimizer = getattr(optim, name.lower())(**keywords)
+        # Both constructors validate the settings, before any model is built.
+        kinds[name.lower()]([torch.nn.Parameter(torch.zeros(1))], **keywords)
+    except (TypeError, ValueError) as error:
+        raise SpecError(f"--optimizer {text}: {error}") from None
+    return lambda parameters: kinds[name.lower()](parameters, **keywords), jax_optimizer

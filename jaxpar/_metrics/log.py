@@ -20,8 +20,7 @@ import numpy as np
 from .._arguments import folder
 from ..errors import MetricError
 from .progress import is_first
-from .rows import Csv, File, Json, Row
-from .scalar import Number, check_scalar, is_device_array, is_ready, read
+from .rows import Csv, File, Json, Number, Row, check_scalar, is_device_array, is_ready, read
 
 if TYPE_CHECKING:
     import jax

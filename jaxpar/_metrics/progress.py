@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar, overload
 
 from .._interrupt import between_steps
 from ..distributed.group import current
-from .scalar import check_scalar, is_device_array, is_ready, read
+from .rows import check_scalar, is_device_array, is_ready, read
 
 if TYPE_CHECKING:
     from rich.console import Console

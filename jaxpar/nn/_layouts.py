@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from . import _conv, _pad, _pool, _resize, functional
+from . import _conv, _pool, _resize, functional
 from ._batch_norm import BatchNorm, GroupNorm, InstanceNorm
 from ._dropout import FeatureDropout
 from ._layer_norm import LocalResponseNorm
@@ -86,11 +86,11 @@ LAYERS: dict[str, tuple[type, int | None]] = {
             "LPPool": _pool.LPPool,
             "AdaptiveAvgPool": _pool.AdaptiveAvgPool,
             "AdaptiveMaxPool": _pool.AdaptiveMaxPool,
-            "ConstantPad": _pad.ConstantPad,
-            "ZeroPad": _pad.ZeroPad,
-            "ReflectionPad": _pad.ReflectionPad,
-            "ReplicationPad": _pad.ReplicationPad,
-            "CircularPad": _pad.CircularPad,
+            "ConstantPad": _resize.ConstantPad,
+            "ZeroPad": _resize.ZeroPad,
+            "ReflectionPad": _resize.ReflectionPad,
+            "ReplicationPad": _resize.ReplicationPad,
+            "CircularPad": _resize.CircularPad,
         }
     ),
     # torch reads [A, B, C] as a batch for Dropout2d, so an input without N is not recognised by its axes.

@@ -25,8 +25,7 @@ from ._divergence import find
 from ._exactness import environment, exact
 from ._float32_constants import explain_by_constants
 from ._levels import Findings, LevelStep, Sides
-from ._model_inputs import Inputs, Outputs
-from ._model_pair import ModelPair
+from ._model_pair import Inputs, ModelPair, Outputs
 from ._request import Arrays, Request
 from ._sides.flax_side import FlaxSide
 from ._sides.outputs import Outputs as ModelOutputs

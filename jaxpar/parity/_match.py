@@ -17,7 +17,7 @@ from flax import nnx
 from ..errors import MatchError
 from ._divergence.search import relative_error
 from ._exactness import exact
-from ._model_inputs import (
+from ._model_pair import (
     Inputs,
     ModelInputs,
     Outputs,
@@ -42,7 +42,7 @@ from ._weights.tree import FlaxModule, Variables, tree_of
 from ._weights.unmatched import ignored
 
 if TYPE_CHECKING:
-    from ._model_inputs import Inputs, Outputs
+    from ._model_pair import Inputs, Outputs
     from ._sides.step_data import Layout
 
 

@@ -1,16 +1,24 @@
-"""ModelPair: the two modules under comparison, the links between their leaves, and a factory of sides."""
+"""ModelPair: the two modules under comparison, their links, their arguments, and a factory of sides."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import torch
+from flax import linen
 
 from ._levels import Sides
+from ._sides.call_arguments import AsArray, Call, to_array
 from ._sides.constants import Constants
+from ._sides.flax_mode import flags, in_mode, of_init
 from ._sides.flax_side import FlaxSide
-from ._sides.step_data import OWN, Task
+from ._sides.step_data import OWN, Batch, Move, Task, same, to_channels_last
 from ._sides.torch_side import TorchSide
 from ._weights import Links
 from ._weights.tree import FlaxModule, Variables
@@ -61,3 +69,130 @@ class ModelPair:
         # The oracle starts from the rounded weights, so that rounding them counts as neither side's error.
         oracle.continue_from(reference)
         return Sides(reference, self.candidate(reference), oracle)
+
+
+Inputs = Any  # as `compare` documents them
+Outputs = str | int | Sequence[str | int] | Mapping[str | int, str | int]
+Kwargs = Mapping[str, Any] | None
+
+
+class ModelInputs:
+    """Builds both sides' calls for every step, from the common inputs, torch's and Flax's."""
+
+    def __init__(
+        self,
+        module: FlaxModule,
+        task: Task,
+        inputs: tuple[Inputs, Inputs, Inputs],
+        kwargs: tuple[Kwargs, Kwargs],
+        as_array: AsArray = to_array,
+        function: str = "compare",
+    ):
+        has_common, has_torch, has_flax = (x is not None for x in inputs)
+        if has_common == (has_torch and has_flax):
+            which = "all three" if has_common else "none"
+            raise TypeError(
+                f"parity.{function}: {which} of inputs, torch_inputs and flax_inputs are given. Give inputs "
+                "where both sides take the same, else torch_inputs and flax_inputs."
+            )
+        self.module, self.task, self.inputs, self.kwargs = module, task, inputs, kwargs
+        self.as_array = as_array
+
+    def batch(self, step: int) -> Batch:
+        """Return the calls of a step, without targets."""
+        both, torchs, flaxs = (x(step) if callable(x) else x for x in self.inputs)
+        torch_call = self._call(both if torchs is None else torchs, self.kwargs[0])
+        layout = self.task.layout.inputs
+        if flaxs is None:
+            common_call, moved = self._call(both, None), self._call(both, None).map(layout)
+            # After the change of layout: `flax_kwargs` are in Flax's layout already.
+            flax_call = moved.with_kwargs(self._call((), self.kwargs[1]))
+        else:
+            common_call, flax_call = None, self._call(flaxs, self.kwargs[1])
+        common = _common(
+            torch_call,
+            flax_call,
+            layout,
+            set(common_call.arrays) if common_call and torchs is None else set(),
+        )
+        return Batch(torch_call, in_mode(self.module, flax_call, self.task), common=common)
+
+    def notes(self) -> list[str]:
+        """Describe the choices made on the user's behalf, for the report."""
+        batch = self.batch(1)
+        calls = [self._call(x(1) if callable(x) else x, self.kwargs[1]) for x in self.inputs if x is not None]
+        mode_flags = flags(self.module, calls[-1], self.task.training)
+        notes = [f"Flax is called with {name}={value}, as the mode is" for name, value in mode_flags.items()]
+        floating = [
+            name for name, x in batch.torch_call.arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)
+        ]
+        alone = [name for name in floating if name not in batch.common]
+        if alone:
+            notes.append(
+                f"the gradient of torch's {', '.join(alone)} is not compared: Flax is given no such numbers"
+            )
+        return notes
+
+    def _call(self, inputs: Any, kwargs: Kwargs) -> Call:
+        return Call.of(inputs, kwargs, self.as_array)
+
+
+def _common(torch_call: Call, flax_call: Call, layout: Move, shared: set[str]) -> dict[str, tuple[str, Move]]:
+    """Map each floating input of torch to its name in Flax and the layout change between the two."""
+    counterparts: dict[str, tuple[str, Move]] = {}
+    unpaired = {name: x for name, x in flax_call.arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)}
+    for name, x in torch_call.arrays.items():
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            continue
+        # Inputs passed separately have no declared layout, so their values decide which change relates them.
+        moves = [layout] if name in shared else [layout, same, to_channels_last]
+        # The same name first: two arrays may hold the same numbers, as zeros do.
+        for other in sorted(unpaired, key=lambda candidate: candidate != name):
+            move = next((move for move in moves if _equal(move(x), unpaired[other])), None)
+            if move is not None:
+                counterparts[name] = other, move
+                del unpaired[other]
+                break
+    return counterparts
+
+
+def _equal(x: np.ndarray, y: np.ndarray) -> bool:
+    return x.shape == y.shape and np.array_equal(x.astype(np.float64), y.astype(np.float64), equal_nan=True)
+
+
+def output_pairs(outputs: Outputs | None) -> dict[str, str] | None:
+    """Return Flax's name for each of torch's output names, or None to compare all outputs."""
+    if outputs is None:
+        return None
+    if isinstance(outputs, Mapping):
+        pairs = {str(torch_name): str(flax_name) for torch_name, flax_name in outputs.items()}
+    else:
+        names = [outputs] if isinstance(outputs, (str, int)) else outputs
+        pairs = {str(name): str(name) for name in names}
+    if not pairs or len(set(pairs.values())) < len(pairs):
+        raise ValueError(
+            f"parity.compare: outputs={outputs!r} names nothing, or one output twice. Give names, such as "
+            "['logits'], or torch's with Flax's, such as {'logits': '[0]'}."
+        )
+    return pairs
+
+
+def zero_variables(module: linen.Module, call: Call) -> Variables:
+    """Return a Linen module's variables filled with zeros, without running its initializers."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), variable_shapes(module, call))
+
+
+def variable_shapes(module: linen.Module, call: Call) -> Any:
+    def init(call: Call) -> Variables:  # inside eval_shape, for models that test isinstance(x, jax.Array)
+        streams = call.kwargs.get("rngs", {})
+        streams = streams if isinstance(streams, dict) else {}
+        rngs = {"params": jax.random.key(0), "dropout": jax.random.key(0), **streams}
+        return module.init(rngs, *call.args, **of_init(module, call.kwargs))
+
+    return jax.eval_shape(init, in_float32(call))
+
+
+def in_float32(call: Call) -> Call:
+    # For tracing shapes. float64 is NumPy's default rather than the user's choice, and it would break the
+    # initialization of a model that starts a scan from float32 zeros.
+    return call.map(lambda x: x.astype(np.float32) if x.dtype == np.float64 else x)

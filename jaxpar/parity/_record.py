@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     import optax
     import torch
 
-    from ._model_inputs import Inputs
-    from ._model_pair import ModelPair
+    from ._model_pair import Inputs, ModelPair
     from ._request import Request
 
 Calls = tuple[Arguments, Call]

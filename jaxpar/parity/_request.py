@@ -14,8 +14,7 @@ import torch
 from flax import linen
 
 from ._exactness import as_it_runs
-from ._model_inputs import Inputs, ModelInputs, Outputs, in_float32, output_pairs, zero_variables
-from ._model_pair import ModelPair
+from ._model_pair import Inputs, ModelInputs, ModelPair, Outputs, in_float32, output_pairs, zero_variables
 from ._sides.call_arguments import to_array
 from ._sides.flax_mode import of_init
 from ._sides.step_data import OWN, Batch, Layout, Loss, Optimizer, Task, noting_layout

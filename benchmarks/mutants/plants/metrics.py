@@ -15,7 +15,7 @@ PLANTS = [
         ('os.ftruncate(file.fileno(), size)', 'pass', "tests/test_metrics.py -k full_disk"),
         ('error.filename = error.filename or os.fspath(path)', 'pass', "tests/test_metrics.py -k full_disk"),
     ),
-    *plants("jaxpar/_metrics/scalar.py",
+    *plants("jaxpar/_metrics/rows.py",
         ('array.dtype.kind in "biu"', 'array.dtype.kind in "iu"', "tests/test_metrics.py"),
         ('if value.shape != ()', 'if len(value.shape) > 1', "tests/test_metrics.py -k bad_values"),
     ),

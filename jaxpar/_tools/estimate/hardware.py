@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from .work import KernelWork
+from .hlo import KernelWork
 
 NVLINK, PCIE, NETWORK = 3.4e-6, 5.7e-6, 9.6e-6
 """Seconds for one step of a ring with large messages: hwLat in NCCL's src/graph/tuning.cc, ring, Simple."""

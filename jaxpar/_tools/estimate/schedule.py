@@ -9,8 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
-from .hlo import Computation, Instruction, Module
-from .work import KernelWork, work
+from .hlo import Computation, Instruction, KernelWork, Module, work
 
 COLLECTIVES = (
     "all-reduce",

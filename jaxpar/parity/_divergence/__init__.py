@@ -6,8 +6,8 @@
     search ───────► torch with one change, until it computes Flax's arrays ───┘
 
 `forward` traces and replays both passes; `gradients`, `weights` and `optimizers` cover the rest of a
-training step. `catalogue`, `layer_exchanges` and `array_changes` list possible mistakes, and `search` tries
-them. All of this is in float64, where a layer is either the same or clearly different.
+training step. `catalogue` and `layer_exchanges` list possible mistakes, and `search` tries them. All of this
+is in float64, where a layer is either the same or clearly different.
 """
 
 from __future__ import annotations

@@ -11,10 +11,9 @@ import torch
 from .._sides.step_data import Named, Observation
 from .._sides.torch_side import to_numpy
 from .._tensors import tensor_of
-from .dataflow import Dataflow, quick
 from .flax_replay import Both, together, unfit
 from .forward import AlignedForward, mark, restore
-from .search import relative_error
+from .search import Dataflow, quick, relative_error
 from .torch_trace import Departure, Enough, LayerCall, Nth, Trace, watched
 
 

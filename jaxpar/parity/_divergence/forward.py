@@ -27,9 +27,8 @@ from .._sides.torch_float64 import in_float64
 from .._sides.torch_side import TorchSide, to_numpy
 from .._tensors import tensor_of
 from .._weights import Link
-from .dataflow import with_tensors
 from .flax_replay import Both, Key, Replay, replay
-from .search import EQUAL, relative_error
+from .search import EQUAL, relative_error, with_tensors
 from .torch_trace import LayerCall, Op, Trace, tensors, watched
 
 STATE = "its state differs"

@@ -17,8 +17,6 @@ import numpy as np
 from .._comparison_data import Divergence
 from .._sides.step_data import Named
 from .._sides.torch_side import to_numpy
-from .array_changes import array_changes
-from .dataflow import Dataflow, quick
 from .departures import (
     in_flax_layout,
     input_of,
@@ -32,9 +30,10 @@ from .departures import (
     with_flax_output,
 )
 from .forward import STATE, AlignedForward
-from .layer_exchanges import exchanges, norm_position
+from .layer_exchanges import array_changes, exchanges, norm_position
 from .search import (
     EQUAL,
+    Dataflow,
     Explanation,
     Hypothesis,
     Quick,
@@ -43,6 +42,7 @@ from .search import (
     any_mistakes,
     causes_of,
     known_mistakes,
+    quick,
     relative_error,
 )
 from .torch_trace import Departure, LayerCall, Trace

@@ -1,6 +1,6 @@
 """Weights: pairing a torch model with a Flax model, and moving arrays between them.
 
-`tree` (Flax) and `source` (torch) describe the two models. `names` and `mapping` map torch's names to Flax
+`tree` (Flax) and `source` (torch) describe the two models. `source` and `mapping` map torch's names to Flax
 paths. `fusion` presents fused layers to `pairing` as separate ones, `unmatched` raises for leftovers, and
 `guesses` proposes a mapping. `reversible` holds the moves of arrays that all of them use.
 """

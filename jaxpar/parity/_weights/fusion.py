@@ -16,12 +16,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ..._rulebook import Part
 from ..._typing import Shape
 from .mapping import Concatenated, Entries, Split, Stacked, Target, path_of
-from .names import unwrapped
 from .pairing import Link, Links, leaf_part
-from .paths import inside, join, last, owner
 from .reversible import Inverted, Move, Moves, SplitAxis, empty, joined
-from .source import WeightSource
-from .tree import Outline, Tree
+from .source import WeightSource, unwrapped
+from .tree import Outline, Tree, inside, join, last, owner
 from .unstacked import Key, expanded, unstacked
 
 

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from ...errors import MatchError
 from .fusion import piece_names, whole_name
 from .mapping import Concatenated, Entries, Plain, Split, Stacked, Target, path_of
-from .paths import inside, join
 from .reversible import Arrays, Inverted, Move, Moves, SplitAxis
-from .tree import Outline, Tree
+from .tree import Outline, Tree, inside, join
 from .unstacked import Key, expanded, unstacked
 
 

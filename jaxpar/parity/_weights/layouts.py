@@ -8,9 +8,8 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from ..._rulebook import Part, Rule
-from .paths import join, last, owner
 from .reversible import TransposeAxes, preceded
-from .tree import Outline
+from .tree import Outline, join, last, owner
 
 DIRECTIONS = {
     "parametrizations.weight.original1": "parametrizations.weight.original0",

@@ -18,11 +18,9 @@ import numpy as np
 from ..._rulebook import Part, Rule, same
 from . import layouts, stacks
 from .mapping import Flattened, Plain, Target, Transposed
-from .names import Names
-from .paths import inside, join, last, owner
 from .reversible import Arrays, empty, preceded
-from .source import WeightSource
-from .tree import LeafSpec, Outline
+from .source import Names, WeightSource
+from .tree import LeafSpec, Outline, inside, join, last, owner
 
 
 @dataclasses.dataclass(frozen=True)

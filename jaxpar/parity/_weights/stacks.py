@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from ..._rulebook import Rule
-from .paths import join, last, owner, torch_like
-from .tree import Outline
+from .tree import Outline, join, last, owner, torch_like
 
 DEEP = re.compile(r"_l\d+(_reverse)?$")
 

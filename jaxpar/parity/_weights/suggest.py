@@ -10,8 +10,8 @@ from ..._rulebook import Rule
 from ..._typing import Shape
 from .mapping import Target, Transposed
 from .pairing import Pairing
-from .paths import inside, last, owner
 from .stacks import alone
+from .tree import inside, last, owner
 
 PACKED = re.compile(r"(^|\.)(in_proj_weight|[qkv]_proj_weight)$")  # Names of torch's MultiheadAttention
 Signature = frozenset[tuple[str, Shape]]

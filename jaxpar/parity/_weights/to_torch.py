@@ -16,10 +16,9 @@ from . import implied, layouts, stacks
 from .copying import aligned_copy, on_all_cores
 from .mapping import Entries, Plain, Transposed, path_of
 from .pairing import Links, leaf_part
-from .paths import inside, join, prefixes
 from .reversible import Arrays, Move, Moves, OnlyRename, empty
 from .source import TorchWeights, WeightSource, source_of
-from .tree import FlaxModule, Outline, Tree, Variables, tree_of
+from .tree import FlaxModule, Outline, Tree, Variables, inside, join, prefixes, tree_of
 from .unmatched import complete_links
 
 

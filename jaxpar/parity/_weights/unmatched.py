@@ -13,10 +13,9 @@ from ...errors import MatchError
 from .fusion import PairingView
 from .mapping import Entries, Plain, path_of
 from .pairing import Links, Pairing, pair
-from .paths import inside, prefixes
 from .source import WeightSource
 from .suggest import suggest
-from .tree import Tree
+from .tree import Tree, inside, prefixes
 
 SHOWN = 12  # Maximum number of lines of each list in an error
 

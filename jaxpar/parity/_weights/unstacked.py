@@ -9,9 +9,8 @@ from typing import Any
 
 from ..._typing import Shape
 from .mapping import Concatenated, Entries, Split, Target
-from .paths import inside, join
 from .reversible import Inverted, Move, UnstackAxis
-from .tree import LeafSpec, Outline
+from .tree import LeafSpec, Outline, inside, join
 
 
 def unstacked(tree: Outline, path: str, axis: int) -> tuple[Outline, list[Move], dict[str, str]]:

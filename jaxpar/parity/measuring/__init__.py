@@ -14,10 +14,10 @@ from ._judge import Level as Level
 from ._judge import Outcome as Outcome
 from ._judge import Policy as Policy
 from ._judge import judge as judge
+from ._judge import kinks as kinks
+from ._judge import noise as noise
+from ._judge import noise_elements as noise_elements
 from ._measure import Difference as Difference
 from ._measure import Kind as Kind
 from ._measure import Number as Number
 from ._measure import measure as measure
-from ._noise import kinks as kinks
-from ._noise import noise as noise
-from ._noise import noise_elements as noise_elements
