@@ -140,6 +140,7 @@ def _holds(directory: Path) -> str:
     return f" (it holds {', '.join(others)})" if others else ", which is empty"
 
 
+# Only the manifest is compared, so a gigantic shape is refused before any such array is allocated.
 MAX_LISTED = 5
 """Leaves that an error lists."""
 

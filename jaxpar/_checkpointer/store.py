@@ -162,6 +162,7 @@ def _needed(arrays: Arrays) -> int:
     return sum(x.nbytes for x in arrays.values()) + MARGIN
 
 
+# The lock's file is never removed: otherwise two processes could lock two files with one name.
 UNSUPPORTED = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
 """Error codes of file systems without locks, such as Lustre mounted without `flock`."""
 

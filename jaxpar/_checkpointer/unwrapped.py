@@ -231,6 +231,7 @@ def _on_one_device(tree: PyTree) -> PyTree:
 TREE, JSON_ITEM, STEP_METADATA = "_METADATA", "metadata", "_CHECKPOINT_METADATA"
 """The files by which a folder is recognised as orbax's tree, as an item of `JsonSave`, and as a step."""
 
+# What others wrote comes as NumPy's arrays, wherever the devices were on which they lay when they were saved.
 STEP = re.compile(r"(?:.*_)?(\d+)")
 """The name of a step of `CheckpointManager`, perhaps with its prefix, or of `flax.training.checkpoints`."""
 

@@ -98,6 +98,8 @@ def _allowed(value: str) -> int:
     return [*invalid, True].index(True)
 
 
+# The figures of NVIDIA cards that XLA's compiler needs. They decide how work is split into blocks and
+# ordered, and do not change results. docs/topology.md names the sources.
 @dataclasses.dataclass(frozen=True)
 class Card:
     """One kind of GPU, in the data sheet's units.

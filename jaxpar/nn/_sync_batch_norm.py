@@ -214,6 +214,8 @@ def _count(layer: BatchNorm | nnx.BatchNorm) -> nnx.BatchStat | None:
     return nnx.BatchStat(jnp.zeros(stacked, jnp.int32)) if channels == layer.num_features else None
 
 
+# The layers that a compact method makes do not exist before that method runs, so there is nothing to replace.
+# Like `linen.remat` this makes a subclass of the module's class; its methods run in a context.
 def synchronised(module: linen.Module, process_group: object, axis_name: AxisName) -> linen.Module:
     """Return a module of a subclass whose BatchNorm layers have the statistics of all replicas."""
     if process_group is not None:

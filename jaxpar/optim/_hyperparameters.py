@@ -114,6 +114,9 @@ def expm1(x: jax.Array) -> jax.Array:
     return jnp.where(x > -0.5, x * series, jnp.exp(x) - 1)
 
 
+# A compiled step reads arrays, so a number becomes an array of the state, and setting it needs no new
+# program. `optax.inject_hyperparams` makes a whole number an integer array, and cannot reach into an
+# existing chain.
 P = ParamSpec("P")
 Tx: TypeAlias = optax.GradientTransformationExtraArgs
 

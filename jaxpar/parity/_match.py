@@ -113,7 +113,9 @@ def match(
     return tried_mapping(trial, mapping, **ignoring)
 
 
-# Groups, and the index of the axis order for each array with several possible ones.
+# torch's weights are randomized first: freshly initialized layers hold equal ones and zeros, so that any
+# order would fit. Each pair of guesses is also exchanged, and reported as ambiguous if the outputs stay the
+# same. Groups, and the index of the axis order for each array with several possible ones.
 Attempt = tuple[Sequence[LayerGroup], tuple[int, ...]]
 FITS = 1e-6  # the error up to which outputs agree; a wrong order of random weights moves them much farther
 MOST_ORDERS, MOST_EXCHANGES = 64, 64

@@ -71,6 +71,9 @@ class ModelPair:
         return Sides(reference, self.candidate(reference), oracle)
 
 
+# inputs ───────► torch's call ──────────────────────────────► Batch.torch_call
+#        └layout► Flax's call ──mode, dropout's stream───────► Batch.flax_call
+# torch_inputs and flax_inputs replace inputs where the two sides take different arguments.
 Inputs = Any  # as `compare` documents them
 Outputs = str | int | Sequence[str | int] | Mapping[str | int, str | int]
 Kwargs = Mapping[str, Any] | None

@@ -95,6 +95,8 @@ def contents(value: object) -> list[Any]:
     return cells
 
 
+# JAX would refuse to mix an array that an eager derivative watches, on one device, with rows on several. So
+# such arrays of a function, `lambda x: x @ w` under `jax.grad`, are data, like parameters.
 Cells = dict[int, PyTree]
 
 

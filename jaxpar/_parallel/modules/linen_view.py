@@ -131,6 +131,8 @@ def _put(tree: dict, path: list[str], value: PyTree) -> dict:
     return {**tree, name: _put(tree.get(name, {}), deeper, value) if deeper else value}
 
 
+# Flax turns the names of `nn.with_partitioning` into a sharding constraint wherever there is a mesh, so a
+# name that the replicas' mesh does not have would be an error. There is nothing to partition over it.
 PARAMS = "params"
 
 

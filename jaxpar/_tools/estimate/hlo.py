@@ -161,6 +161,7 @@ def _bits(kind: str) -> int:
     return int(digits.group()) if digits else 0
 
 
+# A slice of an array costs only the slice: an iteration of `lax.scan` reads one layer of the stacked weights.
 FREE = {
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "opt-barrier", "domain"),
     *("partition-id", "replica-id", "after-all", "add-dependency"),

@@ -121,6 +121,7 @@ def _counts(n: int, window: Window, count_include_pad: bool) -> np.ndarray:
     return ends - begins
 
 
+# Window i of o over n elements is [floor(i n / o), ceil((i + 1) n / o)), so sizes differ by one at most.
 def adaptive_avg_pool(x: jax.Array, output_size: Sizes) -> jax.Array:
     """The mean of each of `output_size` windows that cover x, [..., *output_size, C].
 

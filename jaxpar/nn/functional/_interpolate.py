@@ -167,6 +167,7 @@ def _backward(axis: int, table: GatherTable, _: None, dy: jax.Array) -> tuple[ja
 _resample.defvjp(_forward, _backward)
 
 
+# Source: ATen/native/UpSample.h and ATen/native/cpu/UpSampleKernel.cpp (the helpers of antialias).
 Kernel = Callable[[np.ndarray], np.ndarray]
 
 

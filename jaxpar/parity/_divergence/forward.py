@@ -203,6 +203,8 @@ def _result(forward: AlignedForward, call: LayerCall) -> LayerResult:
     return result(relative, relative <= EQUAL, f"call {call.nth + 1}" if call.nth else "")
 
 
+# A torch layer with a `forward` of its own may compute its inputs, such as positions from a mask. The Flax
+# counterpart is the plain layer, which correctly returns something different for the same inputs.
 def plain_results(layer: torch.nn.Module, rule: Rule, call: LayerCall) -> list[np.ndarray] | None:
     """Return the results of the rule's torch class, one for each way to call it; None without an override."""
     plain = _plain_forward(layer, rule)

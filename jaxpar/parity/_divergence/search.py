@@ -193,6 +193,8 @@ def relative_error(c: np.ndarray, r: np.ndarray) -> float:
     return error / size if size else (math.inf if error else 0.0)
 
 
+# Recomputing only what a departure affects rejects most hypotheses at the cost of a few calls; for those that
+# pass, a run of the model decides.
 class NotRecomputable(Exception):
     """The result needs a run: a function works in place or draws random numbers, or is outside the trace."""
 

@@ -267,6 +267,9 @@ def _limits(d: Difference, policy: Policy) -> dict[str, float]:
     return {"RMS": min(rms * luck, policy.k_most), "maximum": min(most * luck, policy.k_most)}
 
 
+# The bias before a BatchNorm and the key bias of attention have gradient 0; the computed value is the
+# rounding of a sum. Adam divides it by its own size, so these parameters take random steps of the learning
+# rate.
 NOISE = 0.1  # the relative error of float32 above which a gradient is noise: no digit is correct
 ROUNDING = 2.0**-44  # a float64 gradient this small, relative to the largest, is a sum's rounding (512 units)
 
