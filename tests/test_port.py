@@ -459,9 +459,11 @@ def test_every_option_reaches_the_port(monkeypatch, tmp_path):
 
     monkeypatch.setattr(parity, "port", taken)
     out = tmp_path / "port.py"
-    ended = command(f"{MODULES}:MLP", "--input", "3,6", "--out", out, "--record", "--channels-last")
+    ended = command(
+        f"{MODULES}:MLP", "--input", "3,6", "--out", out, "--record", "--channels-last", *("--init", "flax")
+    )
     assert ended.exit_code == 3
-    options = {"out": str(out), "record": True, "channels_last": True}
+    options = {"out": str(out), "record": True, "channels_last": True, "init": "flax"}
     assert f"2 {options}" in ended.output
 
 
