@@ -208,6 +208,8 @@ def _of_file(ctx: Context, name: str, value: Any) -> str:
         return _constant(ctx, constant, name)
     if line := import_of(ctx.source, name):
         ctx.needs.imports[name] = line
+    elif hasattr(builtins, name) and value is getattr(builtins, name):
+        return name
     elif isinstance(home := getattr(value, "__module__", None), str) and _is_at(home, value):
         ctx.needs.imports[name] = f"from {home} import {value.__name__}" + f" as {name}" * (
             name != value.__name__

@@ -65,6 +65,11 @@ def is_of_batch_norm(ctx: Context, node: ast.AST) -> bool:
 
 def is_initial(ctx: Context, node: ast.stmt) -> bool:
     """Return whether a statement only changed the values of parameters, in the constructor."""
+    func = node.value.func if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
+    owner = func.value if isinstance(func, ast.Attribute) and func.attr.endswith("_") else None
+    # `.data` of a weight that is computed anew, as weight_norm's is, changes nothing at all.
+    if isinstance(owner, ast.Attribute) and owner.attr == "data" and ctx.only_making(node):
+        return True
     if not ctx.watched.initial.is_initial(ctx.source, node) or ctx.in_call(node):
         return False
     if isinstance(node, ast.Expr):
