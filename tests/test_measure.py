@@ -411,3 +411,10 @@ def test_what_was_read_off_a_weight_carries_its_rounding():
         {"w": off["w"] * 2}, update, Kind.UPDATE, oracle=update, unit=2.0**-24, carriers=weight
     )
     assert wrong.ratio_rms > 1000  # a planted fault
+
+
+@pytest.mark.parametrize(
+    ("dtype", "digits"), [("float64", 53), ("float32", 24), ("float16", 11), (ml_dtypes.bfloat16, 8)]
+)
+def test_the_unit_roundoff_is_half_a_step(dtype, digits):
+    assert unit_roundoff(np.dtype(dtype)) == 2.0**-digits

@@ -397,3 +397,9 @@ def test_in_a_browser_a_planted_width_is_seen(tmp_path, browse):
     dom, _ = browse(probed(tmp_path / "report.html", '<div style="width:3000px">wide</div>'))
     seen = json.loads(re.search(r"<title>(.*?)</title>", dom, re.S)[1])
     assert seen["wide"] > seen["window"]
+
+
+def test_the_text_names_the_first_and_the_last_step_of_a_trajectory():
+    curve = Curve((5, 6, 9), (1e-7, 2e-7, 3e-7), (1e-8, 1e-8, 1e-8), (1e-6, 1e-6, 1e-6))
+    text = str(compared(curve=curve))
+    assert "error 1.0e-07 at step 5, 3.0e-07 at step 9, never outside" in text
