@@ -226,7 +226,7 @@ def _one_of(probs: Any, logits: Any) -> tuple[str, Any]:
 
 
 def _clamped(probs: jax.Array) -> jax.Array:
-    """Probabilities between eps and 1 - eps; the gradient passes at these bounds too, as in torch."""
+    """Probabilities between eps and 1 - eps; the gradient passes at the bounds too, as in torch 2.13."""
     eps = jnp.finfo(probs.dtype).eps
     allowed = (probs >= eps) & (probs <= 1 - eps)
     return jnp.where(allowed, probs, jax.lax.stop_gradient(jnp.clip(probs, eps, 1 - eps)))
