@@ -172,16 +172,16 @@ def check_maker(spec: str, *given: str) -> None:
     source, _, name = spec.rpartition(":")
     if not source.endswith(".py"):
         return
-    definitions = [node for node in check_source(source).body if getattr(node, "name", "") == name]
-    if not definitions or definitions[-1].decorator_list:
+    definition = _definition(check_source(source), name)
+    if definition is None or definition.decorator_list:
         return  # imported, assigned or decorated: only running the file shows it
-    shown, function, bound = name, definitions[-1], 0
-    if isinstance(function, ast.ClassDef):
-        methods = [node for node in function.body if getattr(node, "name", "") == "__init__"]
-        if not methods:
-            return
-        shown, function, bound = f"{name}.__init__", methods[-1], 1
-    arguments = function.args
+    shown, bound = name, 0
+    if isinstance(definition, ast.ClassDef):
+        definition = _definition(definition, "__init__")
+        shown, bound = f"{name}.__init__", 1
+    if not isinstance(definition, ast.FunctionDef):
+        return
+    arguments = definition.args
     positional = [*arguments.posonlyargs, *arguments.args]
     required = positional[len(given) + bound : len(positional) - len(arguments.defaults)]
     defaults = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
@@ -192,6 +192,11 @@ def check_maker(spec: str, *given: str) -> None:
             f"{', '.join(given) or 'no arguments'}. Write a function that calls it, for example "
             f"def make({'net' if given else ''}): return {name}(...), and name that one."
         )
+
+
+def _definition(scope: ast.Module | ast.ClassDef, name: str) -> ast.FunctionDef | ast.ClassDef | None:
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    return next((x for x in reversed(scope.body) if isinstance(x, kinds) and x.name == name), None)
 
 
 def _maker(spec: str) -> Callable[..., Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import Any, NamedTuple
 
 import jax
@@ -70,7 +70,7 @@ def parallel_apply(
             "modules."
         )
     for what, argument in (("inputs", inputs), ("kwargs_tup", kwargs_tup), ("devices", devices)):
-        if argument is not None and len(argument) != len(modules):
+        if isinstance(argument, Sized) and len(argument) != len(modules):
             raise CountError(
                 f"The number of modules {len(modules)} is not equal to the number of {what} {len(argument)}"
             )

@@ -19,7 +19,7 @@ from ._torch_init import _convert, _DrawnLayer, _Parameter, _visits
 M = TypeVar("M", bound=nnx.Module)
 Row = tuple[Any, ...]
 LAYER = "reset_parameters"
-CHANGES: dict[str, Callable[[np.ndarray, Any], Any]] = {
+CHANGES: dict[str, Callable[..., Any]] = {
     "mul_": lambda x, factor: np.multiply(x, factor, out=x),
     "add_": lambda x, term: np.add(x, term, out=x),
     "div_": lambda x, divisor: np.divide(x, divisor, out=x),

@@ -225,7 +225,8 @@ def _replaced(name: str, position: int, text: str) -> str:
 def _starts(net: nn.Module, module: nnx.Module, rows: Sequence[Row]) -> list[str]:
     initialise(module, rows, Generator(0))
     ours = to_torch(module, like=net, numpy=True)
-    others, different = [], []
+    others: list[str] = []
+    different: list[str] = []
     for name, parameter in net.named_parameters():
         x, y = ours[name].astype(np.float64), parameter.detach().numpy().astype(np.float64)
         if np.allclose(x, y, rtol=ROUNDING, atol=ROUNDING * (abs(y).max(initial=0) or 1)):

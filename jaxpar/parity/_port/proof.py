@@ -72,7 +72,7 @@ def prove(
     def of_step(step: int) -> tuple[Any, ...]:
         return taking_turns[(step - 1) % len(taking_turns)]
 
-    evaluations = ((False, tuple(map(array, shape)), {}) for shape in shapes)
+    evaluations: Any = ((False, tuple(map(array, shape)), {}) for shape in shapes)
     for training, arrays, more in ((True, of_step if trained else of_step(1), steps), *evaluations):
         if not comparisons or comparisons[-1].same:
             kw: dict[str, Any] = {"torch_kwargs": kwargs, "flax_kwargs": kwargs} if kwargs else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -68,7 +69,7 @@ def norm(x: jax.Array, p: float | str = "fro", dim: Axes = None, keepdim: bool =
     return jnp.expand_dims(sizes, [axis % x.ndim for axis in axes]) if keepdim else sizes
 
 
-def std(x: jax.Array, dim: Axes = None, *, correction: float = 1, keepdim: bool = False) -> jax.Array:
+def std(x: jax.Array, dim: Axes = None, *, correction: int = 1, keepdim: bool = False) -> jax.Array:
     """The standard deviation, with the gradient 0 where it is 0.
 
     torch counterpart: `torch.std`; the gradient of `jnp.std` is NaN there.
@@ -122,7 +123,7 @@ def scatter_add(x: jax.Array, dim: int, index: jax.Array, src: jax.Array) -> jax
     return _at(x, dim, index).add(_sources(src, index))
 
 
-def _at(x: jax.Array, dim: int, index: jax.Array) -> jnp.ndarray:
+def _at(x: jax.Array, dim: int, index: jax.Array) -> Any:
     # torch's index may be shorter than x along the other axes.
     positions = list(jnp.indices(index.shape, sparse=True))
     positions[dim] = index

@@ -82,7 +82,9 @@ def alias_read_later(source: Source, node: ast.stmt) -> str:
     function = next((x for x in _ancestors(source, node) if isinstance(x, Function)), source.tree)
     links: set[frozenset[str]] = set()
     for assignment in ast.walk(function):
-        value = assignment.value if isinstance(assignment, ast.Assign) else None
+        if not isinstance(assignment, ast.Assign):
+            continue
+        value = assignment.value
         if isinstance(value, ast.Name | ast.Attribute | ast.Subscript) or _is_view(value):
             root = _root(value)
             links |= {

@@ -37,9 +37,13 @@ def cached_in(ctx: Context, node: ast.AST) -> ast.Assign | None:
 def only_empties_caches(ctx: Context, node: Function) -> bool:
     """Return whether a method `train` does nothing but empty caches besides nn.Module's."""
     tree = ctx.source.tree
+    assignments = filter(None, (cached_in(ctx, child) for child in ast.walk(tree)))
     caches = {
-        ast.unparse(each.targets[0].value) for child in ast.walk(tree) if (each := cached_in(ctx, child))
-    }  # type: ignore[attr-defined]
+        ast.unparse(target.value)
+        for assigned in assignments
+        for target in assigned.targets
+        if isinstance(target, ast.Subscript)
+    }
 
     def empties(statement: ast.stmt) -> bool:
         if isinstance(statement, ast.If):

@@ -38,7 +38,7 @@ def operation(ctx: Context, node: ast.BinOp) -> Fragment:
     left, right = ctx.site(node.left), ctx.site(node.right)
     integers = isinstance(node.op, ast.Pow) and right is not None and bool(right.types)
     if integers and right and all(not (x.is_floating_point or x.is_complex) for x in right.types):
-        base = ctx.site(node.left).types if left and left.types else set()
+        base = left.types if left else set()
         if not any(x.is_floating_point or x.is_complex for x in base) and not _is_float(node.left):
             return Fragment(f"F.pow({text(ctx, node.left)}, {text(ctx, node.right)})")
     return spliced(ctx, node)

@@ -92,7 +92,8 @@ def _variable(ctx: Context, node: ast.Attribute) -> Fragment | None:
     if not modules or isinstance(node.ctx, ast.Store) or is_compared:
         return None
     # Modules of several classes pass here: the text must be right for all of them.
-    layers = {_layer_with(type(module), node.attr) for module in modules}
+    # mypy takes the class of an object of any type for one without a hash.
+    layers: set[str | None] = {_layer_with(type(module), node.attr) for module in modules}  # type: ignore[arg-type]
     layer = layers.pop()
     counterpart = rules.leaves(layer).get(node.attr) if layer else f"{node.attr}[...]"
     if layers or counterpart is None:

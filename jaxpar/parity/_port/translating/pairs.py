@@ -44,10 +44,11 @@ def _parts(ctx: Context, node: ast.expr) -> tuple[str, ast.expr, ast.Call] | Non
     func, site = node.func, ctx.site(node)
     if site and not all(kind.__module__ == "torch.return_types" for kind in site.kinds):
         return None
-    is_method = isinstance(func, ast.Attribute) and (
-        ctx.is_tensor(func.value) or ctx.site(func.value) is None
-    )
-    if is_method and not str(ast.unparse(func)).startswith("torch."):
+    if (
+        isinstance(func, ast.Attribute)
+        and (ctx.is_tensor(func.value) or ctx.site(func.value) is None)
+        and not ast.unparse(func).startswith("torch.")
+    ):
         owner, call = func.value, node
     elif node.args:
         owner = node.args[0]
