@@ -156,18 +156,18 @@ def example(text: str, seed: int) -> Any:
 
 
 def _sizes(text: str) -> tuple[list[int], int | None]:
-    """Parse 2,7:100 into the sizes and the limit of integers, if there is one."""
+    """Parse 2,7:100 into the sizes and the limit of integers, which may be missing."""
     shape, _, limit = text.partition(":")
     try:
-        sizes, below = [int(size) for size in shape.split(",") if size], int(limit) if limit else None
-        if min(sizes, default=0) < 0 or (below is not None and below < 1):
+        sizes, bound = [int(size) for size in shape.split(",") if size], int(limit) if limit else None
+        if min(sizes, default=0) < 0 or (bound is not None and bound < 1):
             raise ValueError("sizes are 0 or more, and integers are below 1 or more")
     except ValueError as error:
         raise SpecError(f"--input {text}: write 2,3,224,224, or 2,7:100 for integers ({error}).") from None
-    return sizes, below
+    return sizes, bound
 
 
-def check_maker(spec: str, *given: str) -> None:
+def check_maker(spec: str, *arguments: str) -> None:
     """Check what shows without importing the file: that it parses, and that MAKE can be called like that."""
     source, _, name = spec.rpartition(":")
     if not source.endswith(".py"):
@@ -181,16 +181,16 @@ def check_maker(spec: str, *given: str) -> None:
         shown, bound = f"{name}.__init__", 1
     if not isinstance(definition, ast.FunctionDef):
         return
-    arguments = definition.args
-    positional = [*arguments.posonlyargs, *arguments.args]
-    required = positional[len(given) + bound : len(positional) - len(arguments.defaults)]
-    defaults = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    signature = definition.args
+    positional = [*signature.posonlyargs, *signature.args]
+    required = positional[len(arguments) + bound : len(positional) - len(signature.defaults)]
+    defaults = zip(signature.kwonlyargs, signature.kw_defaults, strict=True)
     required += [argument for argument, default in defaults if default is None]
     if required:
         raise SpecError(
             f"{spec}: {shown} needs {', '.join(argument.arg for argument in required)}, and is called with "
-            f"{', '.join(given) or 'no arguments'}. Write a function that calls it, for example "
-            f"def make({'net' if given else ''}): return {name}(...), and name that one."
+            f"{', '.join(arguments) or 'no arguments'}. Write a function that calls it, for example "
+            f"def make({'net' if arguments else ''}): return {name}(...), and name that one."
         )
 
 
@@ -218,7 +218,7 @@ def _file(path: Path) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # Registered before it runs, because dataclasses and pickle look their module up by name.
+    # dataclasses and pickle look the module up by its name while it runs.
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
     return module

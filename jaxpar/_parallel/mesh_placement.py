@@ -60,7 +60,7 @@ class MeshPlacement(Placement):
         return _over(Mesh(devices, names, axis_types=kinds), self.axis, self.dim)
 
     def own_part(self, x: Any, name: str, function: str) -> Any:
-        """Return an array on a mesh over several processes as one on this process's part of it."""
+        """Return this process's part of an array on a mesh over several processes."""
         if not isinstance(x, jax.Array) or x.is_fully_addressable:
             return x
         if not isinstance(x.sharding, NamedSharding) or not self._covers(x.sharding.mesh):
@@ -98,7 +98,7 @@ def placement_for(
 ) -> Placement:
     """Return the placement on `devices`, the arguments device_ids and output_device, or on a mesh's axis.
 
-    Of a mesh over several processes it is this process's part.
+    A mesh over several processes gives this process's part.
     """
     if mesh is None:
         return place(*devices, dim, function=function)
@@ -143,14 +143,14 @@ def _own_part(mesh: Mesh, axis: str, function: str) -> Mesh:
             f"{function}: the mesh has devices of several processes. DistributedDataParallel takes such a "
             "mesh; every process brings its own rows."
         )
-    own = np.vectorize(lambda device: device.process_index == jax.process_index())(mesh.devices)
+    is_local = np.vectorize(lambda device: device.process_index == jax.process_index())(mesh.devices)
     across = tuple(i for i, name in enumerate(mesh.axis_names) if name != axis)
-    if not np.array_equal(own.any(across), own.all(across)):
+    if not np.array_equal(is_local.any(across), is_local.all(across)):
         raise ValueError(
             f"{function}: a replica on axis {axis!r} of the mesh {dict(mesh.shape)} has devices of several "
             "processes. Order the mesh's devices so that only the data axis goes from process to process."
         )
-    devices = np.compress(own.any(across), mesh.devices, mesh.axis_names.index(axis))
+    devices = np.compress(is_local.any(across), mesh.devices, mesh.axis_names.index(axis))
     return Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types)
 
 

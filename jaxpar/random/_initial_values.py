@@ -36,7 +36,7 @@ def initialise(module: M, rows: Iterable[Row], source: nnx.Rngs | Generator | in
       module: an NNX module of layers that have a torch counterpart. It is changed in place.
       rows: (name, function, *arguments) in torch's order: the name of a tensor in torch, with `[3:6]` a part
         of its flattened elements; a function of `torch.nn.init`, or `mul_`, `add_`, `div_`, `fill_`, `zero_`,
-        `clamp_`; its arguments by position. (name of a layer, "reset_parameters") stands for the draws of
+        `clamp_`; its arguments by position. (name of a layer, "reset_parameters") replays the draws of
         the layer's constructor.
       source: a seed of `torch.manual_seed` or a `Generator`, for torch's numbers: layers draw first, in the
         order of the attributes, if no row is of a layer. `nnx.Rngs` for others of the same distributions;
@@ -90,7 +90,7 @@ def _values(part: _DrawnLayer | _Parameter) -> dict[str, np.ndarray]:
     values = {leaf: np.array(x.get_raw_value()) for leaf, x in part.variables.items()}
     torchs = part.rule.to_torch(values) if isinstance(part, _DrawnLayer) else values
     # Contiguous in torch's layout, because arrays are filled in memory order. In torch's default type, since
-    # with JAX's 64 bits `jnp.zeros(3)` is float64, in which torch draws other numbers.
+    # with JAX's 64 bits `jnp.zeros(3)` is float64, for which torch draws different numbers.
     single = (np.array(x, np.float32 if x.dtype == np.float64 else None, order="C") for x in torchs.values())
     return dict(zip(torchs, single, strict=True))
 

@@ -41,7 +41,7 @@ def differences(
         module = build()
         load_torch(module, net, lossy=True)
         module.eval()
-        found = list(equal_streams(module))
+        differences = list(equal_streams(module))
         for name, call, arguments in _calls(net, module, variants(inputs, kwargs)):
             try:
                 expected = _torchs(net, arguments), _torchs(copy.deepcopy(net).double(), _doubled(arguments))
@@ -52,14 +52,14 @@ def differences(
             except NotImplementedError as hole:
                 if "not ported" in str(hole):  # a line that the example does not run, of which a note tells
                     continue
-                found.append(f"{name}: {type(hole).__name__}: {hole}")
+                differences.append(f"{name}: {type(hole).__name__}: {hole}")
                 continue
             except Exception as error:
-                found.append(f"{name}: {type(error).__name__}: {error}".partition("\n")[0])
+                differences.append(f"{name}: {type(error).__name__}: {error}".partition("\n")[0])
                 continue
-            found += [f"{name}: {text}" for text in _compared(returned, *expected, layout)]
+            differences += [f"{name}: {text}" for text in _compared(returned, *expected, layout)]
     # One cause shows in many calls.
-    return tuple(found[:MOST])
+    return tuple(differences[:MOST])
 
 
 def equal_streams(module: nnx.Module) -> Iterator[str]:
@@ -148,23 +148,26 @@ def _compared(
         return
     by_name = arrays.keys() == single.keys()
     for (name, x), other in zip(single.items(), arrays, strict=True):
-        ours = layout.outputs_back(np.asarray(arrays[name if by_name else other]))
-        if text := _difference(ours, x, double[name]):
+        returned = layout.outputs_back(np.asarray(arrays[name if by_name else other]))
+        if text := _difference(returned, x, double[name]):
             yield f"outputs{name} {text}"
 
 
-def _difference(ours: np.ndarray, single: np.ndarray, double: np.ndarray) -> str:
-    if ours.shape != single.shape:
-        return f"has the shape {ours.shape}, and torch's {single.shape}"
+def _difference(returned: np.ndarray, single: np.ndarray, double: np.ndarray) -> str:
+    if returned.shape != single.shape:
+        return f"has the shape {returned.shape}, and torch's {single.shape}"
     if single.dtype.kind not in "fc":
-        wrong = (ours != single) & (single == double)
+        wrong = (returned != single) & (single == double)
         return f"differs in {wrong.sum()} of {wrong.size} elements" if wrong.any() else ""
     finite = np.isfinite(single)
-    if not np.array_equal(np.isfinite(ours), finite) and np.array_equal(np.isfinite(double), finite):
-        return f"has {(~np.isfinite(ours)).sum()} elements that are not finite, and torch's {(~finite).sum()}"
+    if not np.array_equal(np.isfinite(returned), finite) and np.array_equal(np.isfinite(double), finite):
+        infinite = (~np.isfinite(returned)).sum()
+        return f"has {infinite} elements that are not finite, and torch's {(~finite).sum()}"
     wide = np.where(finite, double, 0)
-    error = float(np.abs(np.where(finite, ours, 0) - wide).max(initial=0))
-    own, size = (float(np.abs(x).max(initial=0)) for x in (np.where(finite, single, 0) - wide, wide))
-    if error <= ROUNDING * size + AMPLIFIED * own:
+    error = float(np.abs(np.where(finite, returned, 0) - wide).max(initial=0))
+    rounding, size = (float(np.abs(x).max(initial=0)) for x in (np.where(finite, single, 0) - wide, wide))
+    if error <= ROUNDING * size + AMPLIFIED * rounding:
         return ""
-    return f"is {error:.2g} off torch's, whose numbers are up to {size:.2g} and whose rounding is {own:.1g}"
+    return (
+        f"is {error:.2g} off torch's, whose numbers are up to {size:.2g} and whose rounding is {rounding:.1g}"
+    )

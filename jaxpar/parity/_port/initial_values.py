@@ -44,7 +44,7 @@ ROUNDING = 1e-5
 
 
 class _Fills(TorchFunctionMode):
-    """Records calls of tensors' methods that fill, and through `profile` those of `torch.nn.init`."""
+    """Records the calls of tensors' methods that fill, and through `profile` the calls of `torch.nn.init`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class _Fills(TorchFunctionMode):
 
 
 @dataclasses.dataclass(frozen=True)
-class Start:
+class Initialisation:
     """The rows of torch's fills, the parameters that other code sets, and torch's module."""
 
     rows: list[Row]
@@ -91,7 +91,7 @@ class Start:
     net: nn.Module
 
     @classmethod
-    def of(cls, make: Callable[[], nn.Module]) -> Start:
+    def of(cls, make: Callable[[], nn.Module]) -> Initialisation:
         return cls(*_rows_of(make))
 
     def table(self) -> str:
@@ -169,7 +169,7 @@ def _trimmed(function: str, arguments: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _is_interleaved(rows: Sequence[Row], net: nn.Module) -> bool:
-    """Whether layers draw after fills, or in another order than that of the attributes."""
+    """Whether layers draw after fills, or not in the order of the attributes."""
     layers = [path for path, function, *_ in rows if function == LAYER]
     ordered = [path for path, _ in net.named_modules() if path in {*layers}]
     functions = [row[1] for row in rows]
@@ -224,11 +224,11 @@ def _replaced(name: str, position: int, text: str) -> str:
 
 def _starts(net: nn.Module, module: nnx.Module, rows: Sequence[Row]) -> list[str]:
     initialise(module, rows, Generator(0))
-    ours = to_torch(module, like=net, numpy=True)
+    tensors = to_torch(module, like=net, numpy=True)
     others: list[str] = []
     different: list[str] = []
     for name, parameter in net.named_parameters():
-        x, y = ours[name].astype(np.float64), parameter.detach().numpy().astype(np.float64)
+        x, y = tensors[name].astype(np.float64), parameter.detach().numpy().astype(np.float64)
         if np.allclose(x, y, rtol=ROUNDING, atol=ROUNDING * (abs(y).max(initial=0) or 1)):
             continue
         (others if _is_alike(x, y) else different).append(name)
@@ -237,7 +237,7 @@ def _starts(net: nn.Module, module: nnx.Module, rows: Sequence[Row]) -> list[str
 
 
 def _is_alike(x: np.ndarray, y: np.ndarray) -> bool:
-    """Whether mean and deviation are as near as those of two samples; six deviations of the estimate."""
+    """Whether mean and deviation differ as two samples' can: by up to six deviations of the estimate."""
     spread = max(x.std(), y.std())
     near = abs(x.mean() - y.mean()) <= 6 * spread * np.sqrt(2 / x.size)
     return bool(near and abs(x.std() - y.std()) <= 6 * spread / np.sqrt(x.size))

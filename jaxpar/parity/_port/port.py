@@ -24,7 +24,7 @@ from .._sides.step_data import Layout
 from .as_used import differences
 from .changes import require_no_other_state
 from .images.flow import Flow
-from .initial_values import Start
+from .initial_values import Initialisation
 from .layout import SAME, images_last
 from .proof import imported, largest, prove, too_small
 from .reading.building import (
@@ -167,8 +167,8 @@ def port(
         Lines that need torch's axes transpose images back, and `notes` names those lines. If a line cannot
         be written, only the inputs are transposed, once, and a note gives the reason.
       init: where the module starts if torch's code sets initial values: "torch", with the numbers of
-        torch.manual_seed(0); "flax", with others of the same distributions, drawn by `rngs`; or "none", with
-        those of the layers' constructors.
+        torch.manual_seed(0); "flax", with numbers of the same distributions, drawn by `rngs`; or "none", with
+        the values of the layers' constructors.
 
     Returns:
       A Port. `port.same` is True if the proof succeeded.
@@ -215,7 +215,7 @@ def port(
 
 @dataclasses.dataclass(frozen=True)
 class Proof:
-    """What was compared, what differs beside it, notes on both, and why nothing was compared."""
+    """The comparisons, other differences, notes on both, and why nothing was compared."""
 
     comparisons: tuple[Comparison, ...] = ()
     differences: tuple[str, ...] = ()
@@ -251,7 +251,7 @@ def _read(
     channels_last: bool,
     out: Path | None,
     init: str,
-) -> tuple[Make, Written, str, Build, Layout, Start | None]:
+) -> tuple[Make, Written, str, Build, Layout, Initialisation | None]:
     flow = Flow() if channels_last else None
     make, net, nets, calls, watched = _ran(module, inputs, kwargs, flow, out)
     try:
@@ -266,7 +266,7 @@ def _read(
         writer.needs.imports.update(expressions.imports)
         for name, value in expressions.objects.items():
             writer.needs.note(f"{name} in the constructor's call is the {type(value).__name__} of torch's")
-        start = Start.of(lambda: _seeded(make)) if init != "none" else None
+        start = Initialisation.of(lambda: _seeded(make)) if init != "none" else None
         written = writer.write(roots, _title(net), start.table() if start else "")
         builder = functools.partial(_built, build, written.layers, expressions.objects)
         if start and start.rows:

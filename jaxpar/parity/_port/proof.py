@@ -96,7 +96,7 @@ def rate_of(net: torch.nn.Module, inputs: Sequence[Any], kwargs: dict[str, Any])
 def accepted(
     make: Callable[[], torch.nn.Module], inputs: Sequence[Any], kwargs: dict[str, Any]
 ) -> list[tuple[Any, ...]]:
-    """Return the example and those of its variants for which torch's outputs and gradients are finite."""
+    """Return the example and its variants, as far as torch's outputs and gradients are finite."""
     examples = []
     for example, _ in variants(inputs, {}).values():
         net = perturbed(make).train()

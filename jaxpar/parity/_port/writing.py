@@ -74,11 +74,13 @@ class Piece:
     text: str
     needs: frozenset[str]  # the files of the definitions it refers to
 
-    def named(self, own: str, name: str) -> Piece:
-        """Return the piece with another name in its first line."""
-        if name == own:
+    def named(self, defined_name: str, name: str) -> Piece:
+        """Return the piece with `name` in its first line."""
+        if name == defined_name:
             return self
-        text = re.sub(rf"^((?:@.*\n)*(?:async def |def |class |)){own}\b", rf"\1{name}", self.text, count=1)
+        text = re.sub(
+            rf"^((?:@.*\n)*(?:async def |def |class |)){defined_name}\b", rf"\1{name}", self.text, count=1
+        )
         return dataclasses.replace(self, text=text)
 
     @functools.cached_property

@@ -1,4 +1,4 @@
-"""Functions whose derivative at 0, at a bound or at equal values is torch's; that of jax.numpy differs."""
+"""Functions whose derivative at 0, at a bound or at equal values is torch's; jax.numpy's differs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Axes = int | Sequence[int] | None
 
 
 def abs(x: jax.Array) -> jax.Array:
-    """|x|, with the derivative 0 at 0. torch counterpart: `torch.abs`; that of `jnp.abs` is 1."""
+    """|x|, with the derivative 0 at 0. torch counterpart: `torch.abs`; `jnp.abs` has 1."""
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         return norm(jnp.stack([x.real, x.imag]), 2, 0)
     return x * jax.lax.stop_gradient(jnp.sign(x))
@@ -87,10 +87,10 @@ def cdist(x1: jax.Array, x2: jax.Array, p: float = 2.0) -> jax.Array:
 
 def celu(x: jax.Array, alpha: float = 1.0) -> jax.Array:
     """x, or alpha (e^(x / alpha) - 1) below 0. torch counterpart: `F.celu`."""
-    below = jnp.where(x > 0, 0, x)
-    value = alpha * jnp.expm1(below / alpha)
+    negative = jnp.where(x > 0, 0, x)
+    value = alpha * jnp.expm1(negative / alpha)
     # torch's derivative has alpha in float32, whatever x is.
-    derived = alpha * jnp.expm1(below * (1 / float(np.float32(alpha))))
+    derived = alpha * jnp.expm1(negative * (1 / float(np.float32(alpha))))
     return jnp.where(x > 0, x, derived + jax.lax.stop_gradient(value - derived))
 
 

@@ -68,7 +68,7 @@ def read_later(source: Source, node: ast.stmt, names: set[str]) -> list[str]:
 
 
 def alias_read_later(source: Source, node: ast.stmt) -> str:
-    """Return a name that may be of the tensor that a statement changes, and is read after it; "" if none.
+    """Return a name, read later, that may refer to the tensor that a statement changes; "" if none.
 
     For statements that did not run: the names on both sides of `z = y` and `z = y.view(-1)`.
     """

@@ -34,23 +34,23 @@ class Initial(TorchFunctionMode):
         self._storages: dict[int, torch.Tensor] = {}  # by address; a reference keeps the address taken
 
     def is_initial(self, source: Source, node: ast.stmt) -> bool:
-        place = (source.path, *start_of(node))
-        return place in self._initial and place not in self._other
+        location = (source.path, *start_of(node))
+        return location in self._initial and location not in self._other
 
-    def begin(self, place: Place) -> None:
-        self._open.append((place, self.writes, self.attributes, set()))
+    def begin(self, location: Place) -> None:
+        self._open.append((location, self.writes, self.attributes, set()))
 
-    def end(self, place: Place) -> set[tuple[str, int]]:
+    def end(self, location: Place) -> set[tuple[str, int]]:
         """Return the lines inside of the statement that did more than set initial values."""
         lines: set[tuple[str, int]] = set()
         while self._open:
             begun, writes, attributes, inner = self._open.pop()
             lines |= inner
-            if begun == place:
+            if begun == location:
                 if self.attributes > attributes:
-                    self._other.add(place)
+                    self._other.add(location)
                 elif self.writes > writes:
-                    self._initial.add(place)
+                    self._initial.add(location)
                     return set()
                 break
         return lines

@@ -98,21 +98,21 @@ class Watched:
         return value
 
     def record_line(self, path: str, line: int) -> None:
-        around = self.initial.lines()
-        (self.lines if around is None else around).add((path, line))
+        enclosing_lines = self.initial.lines()
+        (self.lines if enclosing_lines is None else enclosing_lines).add((path, line))
         if self.in_call:
             self.called.add((path, line))
         self.aliases.record_changes(sys._getframe(1), path, line)
 
-    def begin(self, *place: Any) -> None:
+    def begin(self, *location: Any) -> None:
         if not self.in_call:
-            self.initial.begin(place)
+            self.initial.begin(location)
 
-    def end(self, *place: Any) -> None:
+    def end(self, *location: Any) -> None:
         if not self.in_call:
-            lines = self.initial.end(place)
-            around = self.initial.lines()
-            (self.lines if around is None else around).update(lines)
+            lines = self.initial.end(location)
+            enclosing_lines = self.initial.lines()
+            (self.lines if enclosing_lines is None else enclosing_lines).update(lines)
 
     @functools.cache  # noqa: B019 - as long as what was seen
     def variables(self, source: Source) -> dict[tuple[ast.AST | None, str], Site]:
@@ -318,13 +318,13 @@ class _Probes(ast.NodeTransformer):
         return node
 
     def _statement(self, node: ast.stmt) -> list[ast.stmt]:
-        place = (self.source.path, *start_of(node))
-        statements = [_reported(PASSED, place[:2]), self.visit(node)]
+        location = (self.source.path, *start_of(node))
+        statements = [_reported(PASSED, location[:2]), self.visit(node)]
         if isinstance(node, MEASURED):
-            statements = [statements[0], _reported(BEGIN, place), statements[1], _reported(END, place)]
+            statements = [statements[0], _reported(BEGIN, location), statements[1], _reported(END, location)]
         return [ast.copy_location(statement, node) for statement in statements]
 
 
-def _reported(name: str, place: Iterable[Any]) -> ast.stmt:
-    """Return a statement that passes a place on."""
-    return ast.Expr(ast.Call(ast.Name(name, ast.Load()), [ast.Constant(part) for part in place], []))
+def _reported(name: str, location: Iterable[Any]) -> ast.stmt:
+    """Return a statement that passes a location on."""
+    return ast.Expr(ast.Call(ast.Name(name, ast.Load()), [ast.Constant(part) for part in location], []))

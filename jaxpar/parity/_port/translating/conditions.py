@@ -12,6 +12,7 @@ import torch
 
 from ..reading.runtime import Beyond
 from ..reading.scope import UNKNOWN
+from ..reading.watching import Site
 from .context import Context
 from .expressions import expression, hole, root_of, spliced, text, translated
 from .fragment import COMPARE, Fragment, Hole
@@ -35,13 +36,15 @@ def and_or(ctx: Context, node: ast.BoolOp) -> Fragment:
 @expression(ast.BinOp)
 def operation(ctx: Context, node: ast.BinOp) -> Fragment:
     """Write `2**i` of integers, whose exponents can be negative, as a call."""
-    left, right = ctx.site(node.left), ctx.site(node.right)
-    integers = isinstance(node.op, ast.Pow) and right is not None and bool(right.types)
-    if integers and right and all(not (x.is_floating_point or x.is_complex) for x in right.types):
-        base = left.types if left else set()
-        if not any(x.is_floating_point or x.is_complex for x in base) and not _is_float(node.left):
-            return Fragment(f"F.pow({text(ctx, node.left)}, {text(ctx, node.right)})")
+    exponent, base = ctx.site(node.right), ctx.site(node.left)
+    has_floats = _is_float(node.left) or any(site and _has_floats(site) for site in (exponent, base))
+    if isinstance(node.op, ast.Pow) and exponent and exponent.types and not has_floats:
+        return Fragment(f"F.pow({text(ctx, node.left)}, {text(ctx, node.right)})")
     return spliced(ctx, node)
+
+
+def _has_floats(site: Site) -> bool:
+    return any(x.is_floating_point or x.is_complex for x in site.types)
 
 
 def _is_float(node: ast.expr) -> bool:

@@ -76,7 +76,7 @@ class Context:
         # Only local variables: two functions can use one name for different things.
         if site is None and isinstance(node, ast.Name) and node.id in self.scope.local:
             site = self.watched.variables(self.source).get((self.source.around(node), node.id))
-            # Where an optional argument was None, a line for its other values is of tensors.
+            # Where an optional argument was None, a line that did not run reads it as a tensor.
             return site if site and site.kinds != {type(None)} else None
         return site
 

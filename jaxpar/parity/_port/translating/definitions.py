@@ -61,10 +61,10 @@ def constant_text(source: Source, node: ast.stmt, module: ModuleType, watched: W
 
 def _used_entries(ctx: Context, value: Any) -> list[tuple[Any, Any]]:
     """Return the entries of a dict of functions and classes that the example used, if not all of them."""
-    if type(value) is not dict or not all(isinstance(each, FunctionType | type) for each in value.values()):
+    if type(value) is not dict or not all(isinstance(entry, FunctionType | type) for entry in value.values()):
         return []
-    used = [(key, each) for key, each in value.items() if id(each) in ctx.watched.callables]
-    written = all(isinstance(key, str | int) and "<" not in each.__qualname__ for key, each in used)
+    used = [(key, entry) for key, entry in value.items() if id(entry) in ctx.watched.callables]
+    written = all(isinstance(key, str | int) and "<" not in entry.__qualname__ for key, entry in used)
     return used if written and len(used) < len(value) else []
 
 

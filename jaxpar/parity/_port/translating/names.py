@@ -196,10 +196,11 @@ def _of_module(ctx: Context, node: ast.AST) -> str:
 
 
 def _constant(ctx: Context, constant: tuple[Source, ast.stmt, ModuleType], name: str) -> str:
-    (own, *_) = [each for each in defined(constant[1]) if each == name] or defined(constant[1])
-    key = f"{constant[0].path}:{own}"
+    names = defined(constant[1])
+    first = name if name in names else names[0]
+    key = f"{constant[0].path}:{first}"
     ctx.needs.constants[key] = constant
-    return ctx.needs.name_for(key, own)
+    return ctx.needs.name_for(key, first)
 
 
 def _of_file(ctx: Context, name: str, value: Any) -> str:

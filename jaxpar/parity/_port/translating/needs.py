@@ -30,7 +30,7 @@ class Needs:
       holes: source without a counterpart, with its location.
       notes: what was left out.
       written_holes: the number of calls of `hole` in the text, including lines that did not run.
-      stand_ins: the names of the stand-ins of a library's runtime to copy.
+      stand_ins: the names of a library runtime's stand-ins to copy.
       refused: the locations of blocks that did not run and raise.
       turned: definitions, and the names of their arguments that have their channels last.
       images: the expressions that change if all images have their channels last.
@@ -57,7 +57,7 @@ class Needs:
     def name_for(self, key: int | str, name: str) -> str:
         """Return a definition's name in the file: its own, with a number if another file's has it."""
         numbered = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
-        free = next(each for each in numbered if self.names.get(each, key) == key)
+        free = next(candidate for candidate in numbered if self.names.get(candidate, key) == key)
         self.names[free] = key
         return free
 

@@ -79,11 +79,11 @@ def is_initial(ctx: Context, node: ast.stmt) -> bool:
         return True
     names = {name.id for name in _names(node) if isinstance(name.ctx, ast.Store)}
     function = ctx.source.around(node)
-    inside = set(_names(node))
-    uses = [name for name in _names(function) if name not in inside] if function else []
+    inner = set(_names(node))
+    uses = [name for name in _names(function) if name not in inner] if function else []
     used = {name.id for name in uses if isinstance(name.ctx, ast.Load)}
     statements = [child for child in ast.walk(node) if isinstance(child, ast.Expr) and ctx.ran(child)]
-    return not names & used and all(ctx.watched.initial.is_initial(ctx.source, each) for each in statements)
+    return not names & used and all(ctx.watched.initial.is_initial(ctx.source, child) for child in statements)
 
 
 def _names(node: ast.AST) -> list[ast.Name]:
@@ -96,8 +96,8 @@ def _is_for_initial_values(ctx: Context, node: ast.stmt) -> bool:
     if function is None or node in _EXAMINED or ctx.in_call(node):
         return False
     if isinstance(node, ast.Assign):
-        elements = [each for target in node.targets for each in getattr(target, "elts", [target])]
-        names = {each.id if isinstance(each, ast.Name) else "" for each in elements}
+        elements = [element for target in node.targets for element in getattr(target, "elts", [target])]
+        names = {element.id if isinstance(element, ast.Name) else "" for element in elements}
     else:
         names = {node.name} if isinstance(node, ast.FunctionDef) else {""}
     _EXAMINED.add(node)

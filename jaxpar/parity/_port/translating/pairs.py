@@ -1,6 +1,6 @@
-"""Pairs: `x.max(1)`, `x.sort()` and others return several arrays, in JAX those of `jaxpar.nn`'s functions.
+"""Pairs: `x.max(1)`, `x.sort()` and others return several arrays, as functions of `jaxpar.nn` do.
 
-If only one of them is used, as in `x.max(1)[1]` or `_, i = x.max(1)`, a rule may have a shorter text for it.
+A rule may have a shorter text for one of them alone, as in `x.max(1)[1]` or `_, i = x.max(1)`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FIELDS = {0: "values", 1: "indices", -1: "indices"}
 
 
 def pair(ctx: Context, node: ast.expr, field: str = "") -> Fragment | None:
-    """Write a call that returns several arrays, or a field of it; None for any other expression."""
+    """Write a call that returns several arrays, or one of them; None for any other expression."""
     parts = _parts(ctx, node)
     if parts is None:
         return None
