@@ -47,7 +47,7 @@ PLANTS = [
     ),
     *plants("jaxpar/parity/_port/proof.py",
         ('larger_inputs(make, inputs, kwargs) or [', '[', "tests/test_port.py -k both_modes"),
-        (' or [tuple(inputs)]', '', "tests/test_port.py -k both_modes"),
+        ('larger_inputs(make, inputs, kwargs) or [tuple(inputs)]', 'larger_inputs(make, inputs, kwargs)', "tests/test_port.py -k both_modes"),
         ('((False, tuple(map(array, shape)), {})', '((True, tuple(map(array, shape)), {})', "tests/test_port.py -k both_modes"),
         ('return min(RATE, FAR', 'return max(RATE, FAR', "tests/test_port.py -k far"),
         ('STEPS, RATE = 5, 1e-4', 'STEPS, RATE = 2, 1e-4', "tests/test_port.py -m \"not long\" -k \"same and Lists\""),
