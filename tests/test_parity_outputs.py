@@ -6,6 +6,7 @@ import collections
 import dataclasses
 
 import flax.struct
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -136,3 +137,36 @@ def test_with_a_loss_there_is_something_to_compare():
     losses = (lambda _, t: (t**2).sum(), lambda _, t: jnp.sum(t**2))
     found = parity.compare(*pair(lambda y, aux: None, lambda y, aux: ()), X, targets=(X,), loss=losses)
     assert found.same
+
+
+NUMBERS = {
+    "equal": (0.5, 0.5, True),
+    "different": (0.5, 0.25, False),
+    "different integers": (3, 4, False),
+    "only in torch": (0.5, "text", True),
+}
+
+
+@pytest.mark.parametrize("case", NUMBERS)
+def test_python_numbers_are_compared(case):
+    torch_number, flax_number, same = NUMBERS[case]
+    comparison = parity.compare(*pair(lambda y, aux: (y, torch_number), lambda y, aux: (y, flax_number)), X)
+    assert comparison.same is same
+    assert [row.difference.name for row in comparison.different] == ([] if same else ["[1]"])
+
+
+@pytest.mark.parametrize(
+    ("x64", "largest", "same"), [(False, 9, True), (False, 10**6, False), (True, 10**6, True)]
+)
+def test_integers_overflow_as_they_do_for_the_user(x64, largest, same):
+    class Torch(torch.nn.Embedding):
+        def forward(self, i):
+            return super().forward((i * 31000093) % 61)
+
+    class Flax(nnx.Embed):
+        def __call__(self, i):
+            return super().__call__((i * 31000093) % 61)
+
+    ids = np.random.RandomState(0).randint(0, largest, (4, 5))
+    with jax.enable_x64(x64):
+        assert parity.compare(Torch(61, 2), Flax(61, 2, rngs=nnx.Rngs(0)), ids).same is same

@@ -11,6 +11,7 @@ few settings that torch has only per process.
 from __future__ import annotations
 
 import dataclasses
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from ._exactness import environment, exact
 from ._float32_constants import explain_by_constants
 from ._levels import Findings, LevelStep, Sides
 from ._model_pair import Inputs, ModelPair, Outputs
+from ._reach import NOT_REACHED, SHAKE, layers_without_gradient, some, unreached
 from ._request import Arrays, Request
 from ._sides.flax_side import FlaxSide
 from ._sides.outputs import Outputs as ModelOutputs
@@ -35,7 +37,7 @@ from ._stochastic_arithmetic import judge_lost_digits
 from ._tensors import widened
 from ._weights.mapping import Entries
 from ._weights.tree import FlaxModule, Variables
-from .measuring import Kind, Level, Policy, judge, measure
+from .measuring import Difference, Kind, Level, Policy, judge, measure
 
 if TYPE_CHECKING:
     import torch
@@ -69,12 +71,13 @@ def compare(
     targets: Arrays = (),
     loss: Loss | None = None,
     optimizer: Optimizer | None = None,
-    steps: int = 1,
+    steps: int | None = None,
     replicas: int = 1,
     level: str | Level = Level.SEMANTIC,
     dtype: str = "float32",
     resync: bool = True,
     training: bool | None = None,
+    shake: bool | None = None,
     layout: str | tuple[str, str] | Layout = "same",
     mapping: Entries | None = None,
     ignore_torch: Sequence[str] = (),
@@ -103,12 +106,17 @@ def compare(
       loss: a pair (torch's, JAX's), both called with (outputs, *targets). Defaults to a fixed random
         projection of the outputs, which depends on every element.
       optimizer: a pair (parameters -> torch optimizer, optax transformation).
-      steps: the number of training steps. More than one requires an optimizer.
+      steps: the number of training steps. By default 2 with an optimizer, whose memory shows in the second
+        step, at the levels semantic and trajectory; otherwise 1.
       replicas: the number of replicas; both sides split the batch as DataParallel does.
       level: "semantic", "numeric", "trajectory" or "as it runs".
       dtype: the dtype under test at the levels numeric and trajectory.
       resync: for trajectories: start every step from the reference's state; otherwise both sides run freely.
-      training: the mode of both models; defaults to the torch module's.
+      training: the mode of both models; defaults to the torch module's. If torch's submodules have modes of
+        their own, such as a frozen BatchNorm in evaluation, both models' layers keep theirs.
+      shake: whether weights are perturbed on both sides first, so that initial values hide nothing. By
+        default, models that are the same are compared again with perturbed weights if a whole layer gets
+        no gradient, as behind a scale that starts at 0.
       layout: "same", "channels_last" (moves axis 1 of arrays with three or more axes to the end for
         Flax), a pair of these for inputs and outputs, or a `parity.Layout`.
       mapping: Flax paths for torch names, see `parity.match`. Only needed where the names disagree.
@@ -141,7 +149,21 @@ def compare(
     """
     # Before any other local variable: the parameters, except progress, are the fields of a Request.
     arguments = {name: value for name, value in locals().items() if name != "progress"}
-    return run(Request(**arguments), Findings(), progress)
+    request, findings = Request(**arguments), Findings()
+    if request.shake:
+        return _shaken(request, progress, "shake=True")
+    compared = run(request, findings, progress)
+    layers = layers_without_gradient(findings.differences)
+    if request.shake is False or request.weights == "own" or not (compared.same and layers):
+        return compared
+    reason = f"at their own values, for which both are the same, {some(layers)} get no gradient"
+    return _shaken(request, progress, reason)
+
+
+def _shaken(request: Request, progress: Progress | None, reason: str) -> Comparison:
+    compared = run(request.shaken(), Findings(), progress)
+    note = f"all weights were perturbed by {SHAKE:g} times normal numbers on both sides: {reason}"
+    return dataclasses.replace(compared, notes=(note, *compared.notes))
 
 
 def assert_parity(*args: Any, **kwargs: Any) -> Comparison:
@@ -176,10 +198,10 @@ def run(
                 if take:
                     take(step)
                 if progress:
-                    progress(step.number, request.steps)
+                    progress(step.number, request.step_count)
                 check()
         except KeyboardInterrupt as stop:
-            findings.notes.append(f"stopped by Ctrl-C after step {findings.steps} of {request.steps}")
+            findings.notes.append(f"stopped by Ctrl-C after step {findings.steps} of {request.step_count}")
             raise Stopped(_result(request, findings) if findings.steps else None) from stop
         compared = _result(request, findings)
         if request.parsed_level is Level.SEMANTIC:
@@ -195,6 +217,10 @@ def run(
 
 def _result(request: Request, findings: Findings) -> Comparison:
     names = type(request.torch_module).__name__, type(request.flax_module).__name__
+    task = request.task
+    gaps = unreached(
+        request.torch_module, task.training, findings.steps, task.optimizer is not None, findings.differences
+    )
     return Comparison(
         level=request.bounds.level,
         rows=judge(findings.differences, request.bounds, findings.noise),
@@ -202,7 +228,7 @@ def _result(request: Request, findings: Findings) -> Comparison:
         replicas=request.replicas,
         curve=findings.curve,
         environment=environment(request.task, request.compute_dtype),
-        notes=tuple(findings.notes),
+        notes=(*findings.notes, *(NOT_REACHED + gap for gap in gaps)),
         seconds=time.perf_counter() - request.started,
         policy=request.bounds,
         subject=f"{names[0]} in torch against {names[1]} in Flax",
@@ -216,7 +242,7 @@ def _steps(pair: ModelPair, request: Request, findings: Findings) -> Iterator[Le
     if pair.weights == "own":
         weights = sides.candidate.weights(), sides.reference.weights()
         findings.differences += measure(*weights, Kind.WEIGHT, 0)
-    for step in _loop(level, request.resync)(sides, request.batch, request.steps, findings):
+    for step in _loop(level, request.resync)(sides, request.batch, request.step_count, findings):
         # Only the first step starts from a state that new sides have as well, so only it can be repeated.
         if step.number == 1:
             _check_determinism(pair, sides, request, step, findings)
@@ -224,6 +250,10 @@ def _steps(pair: ModelPair, request: Request, findings: Findings) -> Iterator[Le
             guesses = [f"mapping: {note}" for note in getattr(request.mapping, "notes", ())]
             findings.notes += [*pair.links.left_out(), *guesses, *sides.candidate.net.notes]
             findings.notes += request.model_inputs.notes()
+            if request.task.own_modes:
+                findings.notes.append(
+                    "torch's layers have modes of their own, so both sides' layers keep theirs"
+                )
         yield step
 
 
@@ -247,7 +277,9 @@ def _check_determinism(
 ) -> None:
     """Run the first batch again and require identical bits; counts the elements at a kink in the same run."""
     torch_side, flax_side = _start(pair, sides, request)
+    generators = _generators()
     again = torch_side.step(first.batch, counted(findings.notes))
+    findings.notes += _throws(torch_side.drawn, generators)
     _require_equal("the torch module", first.reference, again)
     candidate = first.candidate
     if not again.outputs and not candidate.outputs and not candidate.loss:
@@ -263,6 +295,26 @@ def _check_determinism(
         other = flax_side.step(first.batch, masks, keep=False, reseeded=True)
         _require_own_draws_without_effect(candidate, other)
     findings.notes += _forms(returned, flax_side.returned)
+    findings.differences += _numbers(returned.numbers, flax_side.returned.numbers)
+
+
+def _numbers(torchs: dict[str, Any], flaxs: dict[str, Any]) -> list[Difference]:
+    """Measure the Python numbers that both sides return; JAX returns those that are computed as arrays."""
+    both = [name for name in torchs if name in flaxs]
+    candidate, reference = ({name: np.asarray(side[name]) for name in both} for side in (flaxs, torchs))
+    return measure(candidate, reference, Kind.OUTPUT, 1)
+
+
+def _generators() -> dict[str, Any]:
+    _, words, position, *_ = np.random.get_state()
+    return {"Python's random": random.getstate(), "numpy.random": (np.asarray(words).tobytes(), position)}
+
+
+def _throws(drawn: set[str], before: dict[str, Any]) -> Iterator[str]:
+    libraries = [name for name, state in _generators().items() if state != before[name]]
+    sources = [*(f"torch's {name}" for name in sorted(drawn)), *libraries]
+    if sources:
+        yield f"{NOT_REACHED}other throws of {', '.join(sources)}, drawn in torch's code besides dropout"
 
 
 def _forms(torch_returned: ModelOutputs, flax_returned: ModelOutputs) -> list[str]:

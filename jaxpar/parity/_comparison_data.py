@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from ._reach import NOT_REACHED
 from .measuring import Judged, Level, Outcome, Policy
 
 
@@ -157,6 +158,11 @@ class ComparisonData:
     def different(self) -> tuple[Judged, ...]:
         """The rows that differ, in the order of computation: start with the first one."""
         return tuple(row for row in self.rows if row.outcome is Outcome.DIFFERENT)
+
+    @property
+    def unreached(self) -> tuple[str, ...]:
+        """What the comparison did not exercise, on which its verdict says nothing; from the notes."""
+        return tuple(x.removeprefix(NOT_REACHED) for x in self.notes if x.startswith(NOT_REACHED))
 
     @property
     def largest(self) -> Judged | None:

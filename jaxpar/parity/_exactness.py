@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import jax
+import numpy as np
 
 from .. import _stamp
 from ._sides.step_data import OWN, Task
@@ -37,6 +38,13 @@ def as_it_runs() -> Iterator[None]:
     x64, precision = _users.get()
     with jax.enable_x64(x64), jax.default_matmul_precision(precision):
         yield
+
+
+def in_users_width(x: np.ndarray) -> np.ndarray:
+    """Return 64-bit integers in 32 bits if the user's JAX computes them so: their overflow is the model's."""
+    if x.dtype not in (np.int64, np.uint64) or _users.get(_settings())[0]:
+        return x
+    return x.astype(np.int32 if x.dtype == np.int64 else np.uint32)
 
 
 def _settings() -> tuple[bool, str | None]:

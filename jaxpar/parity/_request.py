@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import time
@@ -15,6 +16,7 @@ from flax import linen
 
 from ._exactness import as_it_runs
 from ._model_pair import Inputs, ModelInputs, ModelPair, Outputs, in_float32, output_pairs, zero_variables
+from ._reach import shake
 from ._sides.call_arguments import to_array
 from ._sides.flax_mode import of_init
 from ._sides.step_data import OWN, Batch, Layout, Loss, Optimizer, Task, noting_layout
@@ -39,12 +41,13 @@ class Request:
     targets: Arrays
     loss: Loss | None
     optimizer: Optimizer | None
-    steps: int
+    steps: int | None
     replicas: int
     level: str | Level
     dtype: str
     resync: bool
     training: bool | None
+    shake: bool | None
     layout: str | tuple[str, str] | Layout
     mapping: Entries | None
     ignore_torch: Sequence[str]
@@ -59,18 +62,18 @@ class Request:
 
     def __post_init__(self) -> None:
         level = self.parsed_level
-        if self.steps < 1 or self.replicas < 1:
+        if self.step_count < 1 or self.replicas < 1:
             raise ValueError(
-                f"parity.compare: steps={self.steps} and replicas={self.replicas} must be at least 1."
+                f"parity.compare: steps={self.step_count} and replicas={self.replicas} must be at least 1."
             )
-        if self.steps > 1 and not self.optimizer:
+        if self.step_count > 1 and not self.optimizer:
             raise ValueError(
                 f"parity.compare: steps={self.steps} without an optimizer are all the same step. Give "
                 "optimizer=(lambda parameters: torch.optim.SGD(parameters, 0.1), optax.sgd(0.1))."
             )
         if level is Level.TRAJECTORY and not self.optimizer:
             raise ValueError("parity.compare: level='trajectory' compares updates; give an optimizer.")
-        if level in (Level.NUMERIC, Level.AS_IT_RUNS) and self.steps > 1:
+        if level in (Level.NUMERIC, Level.AS_IT_RUNS) and self.step_count > 1:
             raise ValueError(
                 f"parity.compare: level={level.value!r} is about one step; for several there is 'trajectory'."
             )
@@ -78,6 +81,11 @@ class Request:
             raise ValueError(f"parity.compare: dtype={self.dtype!r} is none of {', '.join(DTYPES)}.")
         if self.weights not in ("torch", "own"):
             raise ValueError(f"parity.compare: weights={self.weights!r} is neither 'torch' nor 'own'.")
+        if self.shake and self.weights == "own":
+            raise ValueError(
+                "parity.compare: shake=True perturbs torch's weights and copies them to Flax, which "
+                "weights='own' forbids. Perturb both models, or compare with weights='torch'."
+            )
         for name in ("loss", "optimizer"):
             pair = getattr(self, name)
             if pair is not None and not (isinstance(pair, Sequence) and len(pair) == 2):
@@ -89,8 +97,11 @@ class Request:
     @functools.cached_property
     def task(self) -> Task:
         layout = Layout.parse(self.layout)
+        mode = self.torch_module.training
+        training = mode if self.training is None else self.training
         return Task(
-            training=self.torch_module.training if self.training is None else self.training,
+            training=training,
+            own_modes=training == mode and any(x.training != mode for x in self.torch_module.modules()),
             loss=self.loss,
             optimizer=self.optimizer,
             replicas=self.replicas,
@@ -105,12 +116,25 @@ class Request:
         return Level.parse(self.level)
 
     @functools.cached_property
+    def step_count(self) -> int:
+        if self.steps is not None:
+            return self.steps
+        # In its first step an optimizer has no memory yet: momentum and moments show in the second.
+        return 2 if self.optimizer and self.parsed_level in (Level.SEMANTIC, Level.TRAJECTORY) else 1
+
+    @functools.cached_property
     def bounds(self) -> Policy:
         return self.policy or Policy(self.parsed_level)
 
     @property
     def compute_dtype(self) -> str:
         return {Level.SEMANTIC: "float64", Level.AS_IT_RUNS: OWN}.get(self.parsed_level, self.dtype)
+
+    def shaken(self) -> Request:
+        """Return the request with a torch module whose weights are perturbed."""
+        module = copy.deepcopy(self.torch_module)
+        shake(module)
+        return dataclasses.replace(self, torch_module=module, shake=False)
 
     def pair(self) -> ModelPair:
         task, module, variables = self.task, self.flax_module, self.variables

@@ -20,6 +20,7 @@ from torch import nn
 
 from .._compare import compare
 from .._comparison import Comparison
+from .._reach import shake
 from .._sides.step_data import Layout, factors, real_parts
 from .._sides.torch_side import named_leaves, one_thread
 from ..measuring import Outcome
@@ -76,7 +77,9 @@ def prove(
     for training, arrays, more in ((True, of_step if trained else of_step(1), steps), *evaluations):
         if not comparisons or comparisons[-1].same:
             kw: dict[str, Any] = {"torch_kwargs": kwargs, "flax_kwargs": kwargs} if kwargs else {}
-            comparisons.append(compare(net, flax, arrays, training=training, layout=layout, **more, **kw))
+            comparisons.append(
+                compare(net, flax, arrays, training=training, shake=False, layout=layout, **more, **kw)
+            )
             gc.collect()  # compiled steps and their sides refer to each other, and are as large as the model
     return comparisons
 
@@ -139,15 +142,7 @@ def perturbed(make: Callable[[], torch.nn.Module]) -> torch.nn.Module:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         module = make()
-        for tensor in module.parameters():
-            if tensor.is_floating_point():
-                tensor += 0.02 * torch.randn_like(tensor)
-        for name, buffer in module.named_buffers():
-            if name.endswith("running_mean"):
-                buffer += 0.1 * torch.randn_like(buffer)
-            if name.endswith("running_var"):
-                # Scaled rather than shifted: a variance must stay positive.
-                buffer *= 1 + 0.5 * torch.rand_like(buffer)
+        shake(module)
     return module
 
 

@@ -111,7 +111,8 @@ class _NNXNet(FlaxNet):
     def __init__(self, module: nnx.Module, task: Task, dtype: np.dtype | None):
         super().__init__(task)
         module = nnx.clone(module, graph=True)  # the user's own module keeps its mode, types and statistics
-        module.train() if task.training else module.eval()
+        if not task.own_modes:
+            module.train() if task.training else module.eval()
         if dtype is not None:
             self._set_dtype(module, dtype)
             nnx.update(module, cast(nnx.state(module, nnx.Not(nnx.RngState), graph=True), dtype))
@@ -182,7 +183,7 @@ class _NNXNet(FlaxNet):
                 return value.astype(variable.dtype)
             old = variable[...]
             # An uncommitted array must stay uncommitted: a sharding is part of jit's cache key.
-            where = old.sharding if old.committed else None
+            where = old.sharding if getattr(old, "committed", False) else None  # NumPy arrays have no device
             return variable.replace(jax.device_put(value.astype(old.dtype), where))
 
         def filled(tree: PyTree) -> PyTree:

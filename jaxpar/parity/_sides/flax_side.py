@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._typing import PyTree
-from .._exactness import as_it_runs
+from .._exactness import as_it_runs, in_users_width
 from .._weights.tree import FlaxModule, Variables
 from .call_arguments import Call
 from .constants import Constants
@@ -158,6 +158,7 @@ class FlaxSide:
         chosen = None if names is None else {flax: torch for torch, flax in names.items()}
         compared = outputs_of("the Flax module", outputs, is_array, chosen)
         self.returned.sole, self.returned.left_out = compared.sole, compared.left_out
+        self.returned.numbers = compared.numbers
         return compared.arrays
 
     def _loss(self, outputs: PyTree, leaves: Arrays, targets: PyTree) -> jax.Array:
@@ -195,7 +196,11 @@ class FlaxSide:
         return tuple(self.array(self.task.layout.inputs(x)) for x in arrays)
 
     def array(self, x: np.ndarray) -> jax.Array:
-        return jnp.asarray(x) if self.dtype == OWN else cast(jnp.asarray(x), jnp.dtype(self.dtype))
+        return (
+            jnp.asarray(x)
+            if self.dtype == OWN
+            else cast(jnp.asarray(in_users_width(x)), jnp.dtype(self.dtype))
+        )
 
     def _settings(self) -> AbstractContextManager[None]:
         return as_it_runs() if self.dtype == OWN else nullcontext()

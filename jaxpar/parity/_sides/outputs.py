@@ -16,17 +16,19 @@ import jax
 from ...errors import LeafError
 
 IsArray = Callable[[Any], bool]
-NUMBERS = (type(None), bool, int, float, complex, str, bytes)  # are not compared
+NUMBERS = (bool, int, float, complex)  # Python's
+CONSTANTS = (type(None), str, bytes, *NUMBERS)  # Leaves that hold no arrays
 DEEP = 4  # Depth to which an unknown object's attributes are searched for arrays
 
 
 @dataclasses.dataclass
 class Outputs:
-    """A model's output arrays by name; `left_out` are the names that were not chosen."""
+    """A model's output arrays and Python numbers by name; `left_out` are the names that were not chosen."""
 
     arrays: dict[str, Any]
     sole: str | None = None  # path of a single array, "" for a bare one
     left_out: tuple[str, ...] = ()
+    numbers: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def outputs_of(side: str, tree: Any, is_array: IsArray, chosen: Mapping[str, str] | None = None) -> Outputs:
@@ -35,10 +37,11 @@ def outputs_of(side: str, tree: Any, is_array: IsArray, chosen: Mapping[str, str
     if chosen is not None:
         return _chosen(side, arrays, chosen)
     _check_all_seen(side, tree, is_array)
+    numbers = named(tree, lambda leaf: isinstance(leaf, NUMBERS))
     if len(arrays) != 1:
-        return Outputs(arrays)
+        return Outputs(arrays, numbers=numbers)
     ((path, array),) = arrays.items()
-    return Outputs({"": array}, path)
+    return Outputs({"": array}, path, numbers=numbers)
 
 
 def _chosen(side: str, available: dict[str, Any], chosen: Mapping[str, str]) -> Outputs:
@@ -70,7 +73,7 @@ def named(tree: Any, is_array: IsArray) -> dict[str, Any]:
 
 def _check_all_seen(side: str, tree: Any, is_array: IsArray) -> None:
     for path, leaf in _walk(tree, ""):
-        if is_array(leaf) or isinstance(leaf, NUMBERS):
+        if is_array(leaf) or isinstance(leaf, CONSTANTS):
             continue
         hidden = _hidden(leaf, is_array, DEEP, set())
         if hidden is not None:
@@ -115,7 +118,7 @@ def _key(path: tuple[Any, ...]) -> Any:
 def _hidden(value: Any, is_array: IsArray, depth: int, visited: set[int]) -> str | None:
     if is_array(value):
         return ""
-    if not depth or id(value) in visited or isinstance(value, (*NUMBERS, type)) or callable(value):
+    if not depth or id(value) in visited or isinstance(value, (*CONSTANTS, type)) or callable(value):
         return None
     visited.add(id(value))
     for path, child in _parts(value):

@@ -118,6 +118,7 @@ class Task:
     """The configuration of a step, equal for both sides; `compare` documents the options."""
 
     training: bool = True
+    own_modes: bool = False  # whether submodules have modes of their own, which both sides keep
     loss: Loss | None = None
     optimizer: Optimizer | None = None
     replicas: int = 1

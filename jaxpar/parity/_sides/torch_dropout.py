@@ -17,21 +17,36 @@ from torch.overrides import TorchFunctionMode
 ELEMENTWISE = {torch.dropout, *(getattr(functional, f"dropout{axes}") for axes in ("", "1d", "2d", "3d"))}
 BERNOULLI = {torch.bernoulli, torch.Tensor.bernoulli, torch.Tensor.bernoulli_}
 NORMAL = {torch.randn_like}
+# Their numbers stay torch's own. `Tensor` has no `rand`; the in-place methods end in an underscore.
+OTHERS = {
+    getattr(owner, name): name
+    for owner, names in (
+        (torch, "rand randn rand_like randint randint_like randperm normal multinomial poisson"),
+        (torch.Tensor, "uniform_ normal_ random_ exponential_ geometric_ cauchy_ log_normal_ multinomial"),
+    )
+    for name in names.split()
+}
 
 T = TypeVar("T")
 
 
 class Capture(TorchFunctionMode):
-    """Records dropout's factors, 0 or 1/(1-p), in the order of the calls, while entered in this thread."""
+    """Records dropout's factors, 0 or 1/(1-p), in the order of the calls, while entered in this thread.
+
+    `drawn` are the names of torch's other random functions that ran, such as "rand".
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.masks: list[torch.Tensor] = []
+        self.drawn: set[str] = set()
 
     def __torch_function__(
         self, function: Callable[..., T], types: Sequence[type], args: tuple = (), kwargs: dict | None = None
     ) -> T:
         kwargs = kwargs or {}
+        if function in OTHERS:
+            self.drawn.add(OTHERS[function])
         if function in ELEMENTWISE:
             return self._dropout(function, *args, **kwargs)
         if function in BERNOULLI:

@@ -26,7 +26,8 @@ TO = {"float32": "float", "bfloat16": "bfloat16", "float16": "half"}
 class TorchSide:
     """A CPU copy of `module` with floating tensors in `dtype` ("float64", "bfloat16"; OWN keeps their types).
 
-    `returned` describes the structure of the last outputs; `rounding` is the seed for `Rounding`, or None.
+    `returned` describes the structure of the last outputs, and `drawn` has the names of random functions that
+    the last step ran besides dropout; `rounding` is the seed for `Rounding`, or None.
     """
 
     def __init__(
@@ -39,7 +40,9 @@ class TorchSide:
     ):
         self.dtype, self.torch_dtype = dtype, getattr(torch, dtype, None)
         # On the CPU, because GPU kernels with atomic additions are not reproducible.
-        self.module = copy.deepcopy(module).to("cpu").train(task.training)
+        self.module = copy.deepcopy(module).to("cpu")
+        if self.module.training != task.training:  # otherwise its submodules may have modes of their own
+            self.module.train(task.training)
         self.constants = (constants or Constants()) if dtype == "float64" else None
         if self.constants:
             widen(self.module, self.constants, {name for part in links.parts for name in part.torch})
@@ -50,6 +53,7 @@ class TorchSide:
         self.device = torch.device("cpu")
         self.steps = 0
         self.returned = Outputs({})
+        self.drawn: set[str] = set()
         self.optimizer = task.optimizer[0](list(self.module.parameters())) if task.optimizer else None
 
     def step(
@@ -70,6 +74,7 @@ class TorchSide:
             if self.optimizer and not forward_only:
                 self.optimizer.step()
         self.steps += 1
+        self.drawn = dropout.drawn
         arrays = self._arrays()
         return Observation(
             outputs={name: self.task.layout.outputs(to_numpy(x)) for name, x in leaves.items()},
@@ -88,7 +93,7 @@ class TorchSide:
         # Both sides use torch's names, so here each name maps to itself.
         chosen = None if self.task.outputs is None else {name: name for name in self.task.outputs}
         compared = outputs_of("the torch module", outputs, is_tensor, chosen)
-        self.returned = Outputs({}, compared.sole, compared.left_out)
+        self.returned = Outputs({}, compared.sole, compared.left_out, compared.numbers)
         return compared.arrays
 
     def weights(self) -> Named:

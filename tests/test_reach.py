@@ -1,0 +1,211 @@
+"""What a comparison does not reach is a note, and what initial values hide is found by perturbing them."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import optax
+import pytest
+import torch
+from flax import linen, nnx
+
+from jaxpar import parity
+
+X = np.random.RandomState(0).randn(4, 6).astype(np.float32)
+IMAGES = np.random.RandomState(1).randn(4, 3, 5, 5).astype(np.float32)
+
+
+def adam(torch_betas=(0.9, 0.999), flax_b2=0.999):
+    return (
+        lambda parameters: torch.optim.Adam(parameters, 0.1, betas=torch_betas),
+        optax.adam(0.1, b2=flax_b2),
+    )
+
+
+def sgd(torch_momentum, flax_momentum):
+    return (
+        lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=torch_momentum),
+        optax.sgd(0.1, momentum=flax_momentum),
+    )
+
+
+OPTIMIZERS = {
+    "the same momentum": (sgd(0.9, 0.9), True),
+    "momentum on one side": (sgd(0.9, None), False),
+    "the same betas": (adam(), True),
+    "other betas": (adam((0.9, 0.99)), False),
+}
+
+
+@pytest.mark.parametrize("case", OPTIMIZERS)
+def test_what_an_optimizer_remembers_is_compared(case):
+    optimizer, same = OPTIMIZERS[case]
+
+    def compare(**options):
+        linears = torch.nn.Linear(6, 2), nnx.Linear(6, 2, rngs=nnx.Rngs(0))
+        # With data of its own in each step: Adam divides a constant gradient by itself.
+        return parity.compare(*linears, lambda step: X * step, optimizer=optimizer, **options)
+
+    assert compare().same is same
+    assert compare().steps == 2
+    (gap,) = (gap for gap in compare(steps=1).unreached if "optimizer" in gap)
+    assert gap.startswith("one step")
+    assert not any("optimizer" in gap for gap in compare(steps=2).unreached)
+
+
+class Scaled(torch.nn.Module):
+    """A residual branch behind a scale that starts at 0, as in ReZero."""
+
+    def __init__(self, start=0.0):
+        super().__init__()
+        self.inner, self.head = torch.nn.Linear(6, 6), torch.nn.Linear(6, 2)
+        self.scale = torch.nn.Parameter(torch.full((1,), start))
+
+    def forward(self, x):
+        return self.head(x + self.scale**2 * torch.nn.functional.gelu(self.inner(x)))
+
+
+class FlaxScaled(nnx.Module):
+    def __init__(self, activation):
+        self.inner, self.head = nnx.Linear(6, 6, rngs=nnx.Rngs(0)), nnx.Linear(6, 2, rngs=nnx.Rngs(1))
+        self.scale, self.activation = nnx.Param(np.zeros(1, np.float32)), activation
+
+    def __call__(self, x):
+        return self.head(x + self.scale[...] ** 2 * self.activation(self.inner(x)))
+
+
+def exact_gelu(x):
+    return nnx.gelu(x, approximate=False)
+
+
+def test_a_branch_that_starts_at_zero_is_compared_with_perturbed_weights():
+    healthy = parity.compare(Scaled(), FlaxScaled(exact_gelu), X)
+    assert healthy.same
+    assert any("perturbed" in note and "inner" in note for note in healthy.notes)
+    assert not parity.compare(Scaled(), FlaxScaled(nnx.relu), X).same
+    blind = parity.compare(Scaled(), FlaxScaled(nnx.relu), X, shake=False)
+    assert blind.same
+    assert any(gap.startswith("3 of 5 parameters") and "inner.bias" in gap for gap in blind.unreached)
+
+
+def test_weights_are_perturbed_on_request_and_not_without_need():
+    pair = Scaled(1.0), FlaxScaled(exact_gelu)
+    assert not any("perturbed" in note for note in parity.compare(*pair, X).notes)
+    assert any("perturbed" in note for note in parity.compare(*pair, X, shake=True).notes)
+    with pytest.raises(ValueError, match="weights='own'"):
+        parity.compare(*pair, X, shake=True, weights="own")
+
+
+class Frozen(torch.nn.Module):
+    def __init__(self, frozen):
+        super().__init__()
+        self.norm, self.head = torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 2)
+        self.norm.running_mean += 0.5
+        self.norm.train(not frozen)
+
+    def forward(self, x):
+        return self.head(self.norm(x))
+
+
+class LinenFrozen(linen.Module):
+    frozen: bool
+
+    @linen.compact
+    def __call__(self, x):
+        x = linen.BatchNorm(use_running_average=self.frozen, momentum=0.9, epsilon=1e-5, name="norm")(x)
+        return linen.Dense(2, name="head")(x)
+
+
+class FlaxFrozen(nnx.Module):
+    def __init__(self, frozen):
+        self.norm = nnx.BatchNorm(6, use_running_average=frozen, momentum=0.9, rngs=nnx.Rngs(0))
+        self.head = nnx.Linear(6, 2, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return self.head(self.norm(x))
+
+
+@pytest.mark.parametrize("kind", [LinenFrozen, FlaxFrozen])
+def test_a_frozen_layer_keeps_its_mode(kind):
+    frozen = parity.compare(Frozen(True), kind(True), X)
+    assert frozen.same
+    assert any("modes of their own" in note for note in frozen.notes)
+    assert not parity.compare(Frozen(True), kind(False), X).same
+
+
+class Branch(torch.nn.Linear):
+    def __init__(self, throw):
+        super().__init__(6, 2)
+        self.throw = throw
+
+    def forward(self, x):
+        return super().forward(x) * (2 if self.throw() < -1 else 1)
+
+
+THROWS = {
+    "torch": (lambda: torch.rand(()), "torch's rand"),
+    "in place": (lambda: torch.empty(()).uniform_(), "torch's uniform_"),
+    "Python": (random.random, "Python's random"),
+    "NumPy": (lambda: np.random.random(), "numpy.random"),
+    "none": (lambda: 0, None),
+}
+
+
+@pytest.mark.parametrize("case", THROWS)
+def test_a_random_branch_of_torch_is_named(case):
+    throw, name = THROWS[case]
+    gaps = parity.compare(Branch(throw), nnx.Linear(6, 2, rngs=nnx.Rngs(0)), X).unreached
+    assert [name in gap for gap in gaps if "throws" in gap] == ([True] if name else [])
+
+
+ACTIVATIONS = {
+    "relu6": (torch.nn.ReLU6(), nnx.relu6, 1, ["relu6 gets no number above 6"]),
+    "relu6 of large numbers": (torch.nn.ReLU6(), nnx.relu6, 20, []),
+    "hardtanh with bounds": (torch.nn.Hardtanh(-9, 9), lambda x: x, 1, ["below -9", "above 9"]),
+    "relu": (torch.nn.ReLU(), nnx.relu, 1, []),
+}
+
+
+@pytest.mark.parametrize("case", ACTIVATIONS)
+def test_bounds_that_no_input_reaches_are_named(case):
+    activation, function, factor, expected = ACTIVATIONS[case]
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), activation)
+    flax = nnx.Sequential(nnx.Linear(6, 8, rngs=nnx.Rngs(0)), function)
+    gaps = [gap for gap in parity.compare(model, flax, X * factor).unreached if "gets no number" in gap]
+    assert len(gaps) == len(expected)
+    assert all(text in gap for text, gap in zip(expected, gaps, strict=True))
+
+
+class Dropping(nnx.Module):
+    def __init__(self):
+        self.drop, self.norm = nnx.Dropout(0.3, rngs=nnx.Rngs(0)), nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return self.norm(self.drop(x))
+
+
+def test_evaluation_names_dropout_and_statistics():
+    from collections import OrderedDict
+
+    layers = OrderedDict(drop=torch.nn.Dropout(0.1), norm=torch.nn.BatchNorm2d(3))
+    gaps = parity.compare(
+        torch.nn.Sequential(layers).eval(), Dropping(), IMAGES, layout="channels_last"
+    ).unreached
+    assert [gap for gap in gaps if gap.startswith("evaluation")] == [
+        "evaluation: dropout (drop)",
+        "evaluation: batch statistics and their momentum (norm)",
+    ]
+
+
+def test_outputs_that_ignore_the_input_are_named():
+    class Constant(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(torch.zeros_like(x))
+
+    class FlaxConstant(nnx.Linear):
+        def __call__(self, x):
+            return super().__call__(0 * x)
+
+    gaps = parity.compare(Constant(6, 2), FlaxConstant(6, 2, rngs=nnx.Rngs(0)), X).unreached
+    assert any(gap.startswith("the outputs do not depend on") for gap in gaps)
