@@ -26,7 +26,8 @@ FUNCTIONS = [
 OURS_ALONE = {"TiedLinear", "WeightNorm", "SpectralNorm"}
 ABSENT = {
     *("device", "dtype", "inplace", "size_average", "reduce", "out", "_stacklevel", "_weight", "_freeze"),
-    *("min_value", "max_value", "enable_nested_tensor", "mask_check"),
+    *("min_value", "max_value", "enable_nested_tensor", "mask_check", "compute_mode", "out_int32"),
+    "stable",  # as all sorts of JAX are
 }
 """Arguments of torch that mean nothing in JAX or are torch's own older spelling."""
 RENAMED = {
@@ -40,7 +41,8 @@ RENAMED = {
 """Parameters have Flax's names."""
 LOSSES = {
     *("binary_cross_entropy", "binary_cross_entropy_with_logits", "huber_loss", "kl_div", "l1_loss"),
-    *("mse_loss", "smooth_l1_loss"),
+    *("mse_loss", "smooth_l1_loss", "gaussian_nll_loss", "hinge_embedding_loss", "multi_margin_loss"),
+    *("multilabel_margin_loss", "multilabel_soft_margin_loss", "poisson_nll_loss", "soft_margin_loss"),
 }
 """Functions whose first argument is `input`, as in torch; the others' is `x`."""
 RECURRENT = ["input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional"]
@@ -52,6 +54,7 @@ UNSIGNED = {
     "LSTM": [*RECURRENT, "proj_size"],
     "Identity": ["args", "kwargs"],
     "expand": ["input", "sizes"],
+    **{name: ["input", "dim", "keepdim"] for name in ("max", "min", "median")},
 }
 """Arguments from torch's documentation, where inspect sees only `*args, **kwargs`."""
 
@@ -70,7 +73,8 @@ def torchs_arguments(name: str, torchs: object) -> list[str]:
     except ValueError:
         (listed,) = re.findall(rf"^\s*{name}\((.*?)\) ->", torchs.__doc__, re.M | re.S)[:1]
         listed = re.sub(r"\[.*?\]", "", listed)
-        return [part.split("=")[0].split(":")[0].strip(" *\n") for part in listed.split(",")]
+        names = [part.split("=")[0].split(":")[0].strip(" *\n") for part in listed.split(",")]
+        return [name for name in names if name]  # a lone * starts the keywords
 
 
 def check_arguments(name: str, ours: object, torchs: list[str]) -> None:

@@ -116,7 +116,7 @@ def compare(
         their own, such as a frozen BatchNorm in evaluation, both models' layers keep theirs.
       shake: whether weights are perturbed on both sides first, so that initial values hide nothing. By
         default, models that are the same are compared again with perturbed weights if a whole layer gets
-        no gradient, as behind a scale that starts at 0.
+        no gradient, as one whose outputs are multiplied by 0.
       layout: "same", "channels_last" (moves axis 1 of arrays with three or more axes to the end for
         Flax), a pair of these for inputs and outputs, or a `parity.Layout`.
       mapping: Flax paths for torch names, see `parity.match`. Only needed where the names disagree.
@@ -306,8 +306,8 @@ def _numbers(torchs: dict[str, Any], flaxs: dict[str, Any]) -> list[Difference]:
 
 
 def _generators() -> dict[str, Any]:
-    _, words, position, *_ = np.random.get_state()
-    return {"Python's random": random.getstate(), "numpy.random": (np.asarray(words).tobytes(), position)}
+    _, key, position, *_ = np.random.get_state()
+    return {"Python's random": random.getstate(), "numpy.random": (np.asarray(key).tobytes(), position)}
 
 
 def _throws(drawn: set[str], before: dict[str, Any]) -> Iterator[str]:

@@ -161,7 +161,7 @@ class ComparisonData:
 
     @property
     def unreached(self) -> tuple[str, ...]:
-        """What the comparison did not exercise, on which its verdict says nothing; from the notes."""
+        """What the comparison did not exercise, and its verdict does not cover; from the notes."""
         return tuple(x.removeprefix(NOT_REACHED) for x in self.notes if x.startswith(NOT_REACHED))
 
     @property

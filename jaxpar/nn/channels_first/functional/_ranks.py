@@ -87,13 +87,20 @@ def aminmax(x: jax.Array, *, dim: int | None = None, keepdim: bool = False) -> E
 
 
 def searchsorted(
-    sorted_sequence: jax.Array, x: ArrayLike, *, right: bool = False, side: str | None = None
+    sorted_sequence: jax.Array,
+    values: ArrayLike,
+    *,
+    right: bool = False,
+    side: str | None = None,
+    sorter: jax.Array | None = None,
 ) -> jax.Array:
     """Where values would be inserted into sorted rows. torch counterpart: `torch.searchsorted`."""
     side = side or ("right" if right else "left")
+    if sorter is not None:
+        sorted_sequence = jnp.take_along_axis(sorted_sequence, sorter, -1)
     if sorted_sequence.ndim == 1:
-        return jnp.searchsorted(sorted_sequence, x, side=side)
-    return jax.vmap(lambda row, values: searchsorted(row, values, side=side))(sorted_sequence, x)
+        return jnp.searchsorted(sorted_sequence, values, side=side)
+    return jax.vmap(lambda row, own_values: searchsorted(row, own_values, side=side))(sorted_sequence, values)
 
 
 def _taken(x: jax.Array, indices: jax.Array, dim: int, keepdim: bool) -> Ranked:

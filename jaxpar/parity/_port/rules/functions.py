@@ -58,8 +58,8 @@ FUNCTIONS = table("""
     torch.fft.fftfreq|torch.fft.rfftfreq(n, d=, device?) -> jnp.fft.{}({n}<, {d}>)
     torch.cdist(x1, x2, p=) -> F.cdist({x1}, {x2}<, {p}>)
     torch.bucketize(input, boundaries, right=) -> F.searchsorted({boundaries}, {input}<, right={right}>)
-    torch.searchsorted(sorted_sequence, input, right=, side=) -> \
-        F.searchsorted({sorted_sequence}, {input}<, right={right}><, side={side}>)
+    torch.searchsorted(sorted_sequence, values, right=, side=, sorter=) -> \
+        F.searchsorted({sorted_sequence}, {values}<, right={right}><, side={side}><, sorter={sorter}>)
     torch.std_mean(x, dim, correction=, keepdim=) -> ( \
         F.std({x}, {dim:t}<, correction={correction}><, keepdim={keepdim}>), \
         {x:a}.mean({dim:t}<, keepdims={keepdim}>))
