@@ -313,3 +313,46 @@ def test_what_is_ignored_keeps_its_values():
     assert found.notes[0].startswith("tried: with random weights the outputs agree")
     wrong = parity.match(FlaxTables(scale=1.0), TorchTables(), **call)
     assert "none fits" in wrong.notes[0]
+
+
+class Levels(tn.Module):
+    def __init__(self, *names):
+        super().__init__()
+        self.net = tn.ModuleDict({name: tn.Sequential(tn.Linear(4, 4), tn.Linear(4, 4)) for name in names})
+
+
+class FlaxLevel(nnx.Module):
+    def __init__(self):
+        self.conv_in, self.conv_out = linear(), linear()
+
+
+class FlaxLevels(nnx.Module):
+    def __init__(self, *names):
+        for name in names:
+            setattr(self, f"{name}_block", FlaxLevel())
+
+
+WORDS = {
+    "other order": (("up", "mid"), ("mid", "up"), {"up": "up_block", "mid": "mid_block"}),
+    "no equal word": (("x", "y"), ("mid", "up"), {"x": "mid_block", "y": "up_block"}),
+    "one equal word": (("down", "up"), ("up", "lower"), {"up": "up_block", "down": "lower_block"}),
+}
+
+
+@pytest.mark.parametrize("case", WORDS)
+def test_equal_words_come_before_the_order(case):
+    torch_names, flax_names, blocks = WORDS[case]
+    mapping = parity.match(FlaxLevels(*flax_names), Levels(*torch_names))
+    assert dict(mapping) == {
+        f"net.{torch_name}.{i}": f"{block}.conv_{end}"
+        for torch_name, block in blocks.items()
+        for i, end in enumerate(("in", "out"))
+    }
+
+
+def test_a_comparison_with_untried_guesses_names_them():
+    mapping = parity.match(Flax(), Torch())
+    comparison = parity.compare(Torch(), Flax(), X, mapping=mapping)
+    assert any("guesses that no example has tried" in note for note in comparison.notes)
+    tried = parity.match(Flax(), Torch(), example=X)
+    assert not any("has tried" in note for note in parity.compare(Torch(), Flax(), X, mapping=tried).notes)

@@ -185,6 +185,19 @@ class Dropping(nnx.Module):
         return self.norm(self.drop(x))
 
 
+@pytest.mark.parametrize(
+    ("torch_layer", "broadcast_dims", "same"),
+    [(torch.nn.Dropout, (), True), (torch.nn.Dropout, (0,), False), (torch.nn.Dropout2d, (1, 2), True)],
+)
+def test_masks_that_hold_for_a_whole_axis(torch_layer, broadcast_dims, same):
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 1), torch_layer(0.5))
+    flax = nnx.Sequential(
+        nnx.Conv(3, 8, (1, 1), rngs=nnx.Rngs(0)),
+        nnx.Dropout(0.5, broadcast_dims=broadcast_dims, rngs=nnx.Rngs(0)),
+    )
+    assert parity.compare(model, flax, IMAGES, layout="channels_last").same is same
+
+
 def test_evaluation_names_dropout_and_statistics():
     from collections import OrderedDict
 

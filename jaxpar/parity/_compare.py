@@ -36,6 +36,7 @@ from ._sides.torch_kinks import counted
 from ._stochastic_arithmetic import judge_lost_digits
 from ._tensors import widened
 from ._weights.mapping import Entries
+from ._weights.mapping import Mapping as GuessedMapping
 from ._weights.tree import FlaxModule, Variables
 from .measuring import Difference, Kind, Level, Policy, judge, measure
 
@@ -247,14 +248,20 @@ def _steps(pair: ModelPair, request: Request, findings: Findings) -> Iterator[Le
         if step.number == 1:
             _check_determinism(pair, sides, request, step, findings)
             # `match`'s notes on its guesses belong in the report, because a verdict depends on the mapping.
-            guesses = [f"mapping: {note}" for note in getattr(request.mapping, "notes", ())]
-            findings.notes += [*pair.links.left_out(), *guesses, *sides.candidate.net.notes]
+            findings.notes += [*pair.links.left_out(), *_guesses(request.mapping), *sides.candidate.net.notes]
             findings.notes += request.model_inputs.notes()
             if request.task.own_modes:
                 findings.notes.append(
                     "torch's layers have modes of their own, so both sides' layers keep theirs"
                 )
         yield step
+
+
+def _guesses(mapping: Entries | None) -> list[str]:
+    if not isinstance(mapping, GuessedMapping) or not mapping.reasons:
+        return []
+    untried = f"{len(mapping.reasons)} of its {len(mapping)} entries are guesses that no example has tried"
+    return [f"mapping: {note}" for note in mapping.notes or (untried,)]
 
 
 def _loop(level: Level, resync: bool) -> Callable[..., Iterator[LevelStep]]:

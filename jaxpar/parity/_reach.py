@@ -25,11 +25,11 @@ def without_gradient(differences: Iterable[Difference]) -> list[str]:
 
 
 def layers_without_gradient(differences: Sequence[Difference]) -> list[str]:
-    """Return the layers of which no parameter has a gradient; none if no layer has one."""
+    """Return the layers of which no parameter has a gradient."""
     parameters = {d.name: _layer(d.name) for d in differences if d.kind is Kind.GRADIENT}
     unreached = set(without_gradient(differences))
     reached = {layer for name, layer in parameters.items() if name not in unreached}
-    return [layer for layer in dict.fromkeys(parameters.values()) if layer not in reached] if reached else []
+    return [layer for layer in dict.fromkeys(parameters.values()) if layer not in reached]
 
 
 def shake(module: torch.nn.Module) -> None:

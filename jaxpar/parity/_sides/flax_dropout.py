@@ -84,7 +84,11 @@ class Injection:
         # Only the zeros are torch's. The factor is the layer's, so that a wrong rate shows as a difference.
         rate = rate_of(layer)
         factor = 1 / (1 - rate) if rate < 1 else 0.0
-        return x * jnp.where(self._next(path, x) != 0, factor, 0).astype(x.dtype)
+        mask = self._next(path, x)
+        # Where one draw holds for a whole axis, torch's masks are only the same if they do not vary along it.
+        for axis in getattr(layer, "broadcast_dims", ()):
+            mask = jax.lax.slice_in_dim(mask, 0, 1, axis=axis)
+        return x * jnp.where(mask != 0, factor, 0).astype(x.dtype)
 
     def bernoulli(self, path: str, p: Any, shape: tuple[int, ...]) -> jax.Array:
         """Return torch's zeros and ones if the probability is torch's too, else zeros only."""

@@ -74,20 +74,35 @@ def entries(layer_groups: Iterable[LayerGroup], pairing: Pairing) -> tuple[dict[
 
 
 def _paired(flax_paths: list[str], torch_paths: list[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield (Flax path, torch path, reason): first by equal last keys or roles, then by order."""
+    """Yield (Flax path, torch path, reason): first by equal words, last keys or roles, then by order."""
     if len(flax_paths) == 1:
         yield flax_paths[0], torch_paths[0], "the only one"
         return
-    for role in dict.fromkeys(_role(path) for path in torch_paths):
-        flax_matches = [path for path in flax_paths if _role(path) == role]
-        torch_matches = [path for path in torch_paths if _role(path) == role]
-        if flax_matches and len(flax_matches) == len(torch_matches):
-            for i, pair in enumerate(zip(flax_matches, torch_matches, strict=True), 1):
-                yield *pair, f"{last(pair[1])} number {i} of {len(flax_matches)}"
+    words = _telling_words(flax_paths, torch_paths)
+    for key in (lambda path: (words[path], _role(path)), words.__getitem__, _role):
+        for name in dict.fromkeys(map(key, torch_paths)):
+            flax_matches = [path for path in flax_paths if key(path) == name]
+            torch_matches = [path for path in torch_paths if key(path) == name]
+            if len(flax_matches) != len(torch_matches) or name == frozenset():
+                continue
+            for i, (flax, torch) in enumerate(zip(flax_matches, torch_matches, strict=True), 1):
+                label = " ".join([*sorted(words[torch] - {last(torch)}), last(torch)])
+                yield flax, torch, f"{label} number {i} of {len(flax_matches)}"
             flax_paths = [path for path in flax_paths if path not in flax_matches]
             torch_paths = [path for path in torch_paths if path not in torch_matches]
     for i, pair in enumerate(zip(flax_paths, torch_paths, strict=True), 1):
         yield *pair, f"number {i} of {len(flax_paths)}"
+
+
+def _telling_words(flax_paths: Iterable[str], torch_paths: Iterable[str]) -> dict[str, frozenset[str]]:
+    """Return the words of each path that occur on both sides, but not in all paths: "up" and "mid"."""
+    sides = [
+        {path: frozenset(re.findall(r"[a-z]+", path.lower())) for path in paths}
+        for paths in (flax_paths, torch_paths)
+    ]
+    shared = frozenset.intersection(*(frozenset().union(*words.values()) for words in sides))
+    everywhere = frozenset.intersection(*(word for words in sides for word in words.values()))
+    return {path: (words & shared) - everywhere for side in sides for path, words in side.items()}
 
 
 ROLES = {  # of an attention's projections, with their common names
