@@ -95,6 +95,7 @@ def test_a_rank_that_has_ended_or_is_about_to_is_not_frozen(code, done, monkeypa
     assert FreezeWatch([worker(0, pulses=3, code=code, done=done)], 1.0, 0).look(1e6) is None
 
 
+@pytest.mark.slow
 def test_what_the_kernel_tells_of_a_process():
     process = subprocess.Popen(["sleep", "60"])
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from processes import outputs, ranks
 
+pytestmark = pytest.mark.slow
+
 START = """
     import jax
     import jax.numpy as jnp

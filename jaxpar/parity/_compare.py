@@ -37,7 +37,8 @@ from ._stochastic_arithmetic import judge_lost_digits
 from ._tensors import widened
 from ._weights.mapping import Entries
 from ._weights.mapping import Mapping as GuessedMapping
-from ._weights.tree import FlaxModule, Variables
+from ._weights.pytree_model import framework_of, name_of
+from ._weights.tree import JaxModel, Variables
 from .measuring import Difference, Kind, Level, Policy, judge, measure
 
 if TYPE_CHECKING:
@@ -62,8 +63,8 @@ class Stopped(KeyboardInterrupt):
 
 
 def compare(
-    torch_module: torch.nn.Module,
-    flax_module: FlaxModule,
+    torch_module: torch.nn.Module | Callable[..., Any],
+    flax_module: JaxModel,
     inputs: Inputs = None,
     *,
     torch_inputs: Inputs = None,
@@ -94,8 +95,10 @@ def compare(
     """Check whether a Flax model equals a torch model: outputs, gradients, state, training.
 
     Args:
-      torch_module: the reference. Runs on the CPU, in torch's own DataParallel for `replicas` > 1.
-      flax_module: an nnx.Module or a linen.Module.
+      torch_module: the reference, a module or a function. Runs on the CPU, in torch's own DataParallel for
+        `replicas` > 1.
+      flax_module: an nnx.Module, a linen.Module; `(function, params)`, called with the params first; a
+        function without parameters; or a callable pytree, such as an Equinox module.
       inputs: the arguments of one call, in torch's layout: a single argument, a tuple or list of positional
         arguments, or a dict of keyword arguments, possibly nested; or a function of the step number. None,
         numbers, bools and strings are passed unchanged.
@@ -217,7 +220,8 @@ def run(
 
 
 def _result(request: Request, findings: Findings) -> Comparison:
-    names = type(request.torch_module).__name__, type(request.flax_module).__name__
+    torch_module = request.torch_module
+    names = getattr(torch_module, "shown_name", type(torch_module).__name__), name_of(request.flax_module)
     task = request.task
     gaps = unreached(
         request.torch_module, task.training, findings.steps, task.optimizer is not None, findings.differences
@@ -232,7 +236,7 @@ def _result(request: Request, findings: Findings) -> Comparison:
         notes=(*findings.notes, *(NOT_REACHED + gap for gap in gaps)),
         seconds=time.perf_counter() - request.started,
         policy=request.bounds,
-        subject=f"{names[0]} in torch against {names[1]} in Flax",
+        subject=f"{names[0]} in torch against {names[1]} in {framework_of(request.flax_module)}",
     )
 
 

@@ -36,9 +36,10 @@ from ._weights import Links, links_of
 from ._weights import Mapping as GuessedMapping
 from ._weights.guesses import Guesses
 from ._weights.mapping import Entries
+from ._weights.pytree_model import as_flax
 from ._weights.source import TorchWeights, source_of
 from ._weights.suggest import Calls, LayerGroup
-from ._weights.tree import FlaxModule, Variables, tree_of
+from ._weights.tree import FlaxModule, JaxModel, Variables, tree_of
 from ._weights.unmatched import ignored
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
 
 def match(
-    flax_module: FlaxModule,
+    flax_module: JaxModel,
     torch_module: TorchWeights,
     *,
     mapping: Entries | None = None,
@@ -100,6 +101,7 @@ def match(
     {'0': 'fc'}
     """
     # Tuples, because an iterator would be exhausted after the first of many attempts.
+    flax_module = as_flax(flax_module)
     ignoring: dict[str, Any] = {"ignore_torch": tuple(ignore_torch), "ignore_flax": tuple(ignore_flax)}
     examples = example, torch_inputs, flax_inputs
     if all(argument is None for argument in examples):

@@ -30,7 +30,8 @@ from ._sides.call_arguments import Arguments, Call, form_from_json, form_to_json
 from ._sides.flax_mode import in_mode
 from ._sides.flax_side import FlaxSide
 from ._sides.step_data import Batch, Named, Observation, Task, same
-from ._weights.tree import FlaxModule, Variables
+from ._weights.pytree_model import as_flax
+from ._weights.tree import JaxModel, Variables
 from .measuring import Level, judge
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ PARTS = ("outputs", "loss", "input_gradients", "gradients", "state", "weights")
 def record(
     path: str | os.PathLike[str],
     torch_module: torch.nn.Module,
-    flax_module: FlaxModule,
+    flax_module: JaxModel,
     inputs: Inputs = None,
     **arguments: Any,
 ) -> Comparison:
@@ -108,7 +109,7 @@ def record(
 
 def check(
     path: str | os.PathLike[str],
-    flax_module: FlaxModule,
+    flax_module: JaxModel,
     *,
     loss: Callable[..., jax.Array] | None = None,
     optimizer: optax.GradientTransformation | None = None,
@@ -145,6 +146,7 @@ def check(
     <Comparison: semantic, same, 4 tensors>
     """
     started = time.perf_counter()
+    flax_module = as_flax(flax_module)
     target = _target(path)
     manifest = read_manifest(target)
     arrays = read_weights(target)

@@ -21,8 +21,10 @@ from ._sides.call_arguments import to_array
 from ._sides.flax_mode import of_init
 from ._sides.step_data import OWN, Batch, Layout, Loss, Optimizer, Task, noting_layout
 from ._sides.torch_dropout import refuse_unwatchable
+from ._sides.torch_side import TorchFunction
 from ._weights import links_of
 from ._weights.mapping import Entries
+from ._weights.pytree_model import as_flax
 from ._weights.tree import FlaxModule, Variables
 from .measuring import Level, Policy
 
@@ -61,6 +63,9 @@ class Request:
     started: float = dataclasses.field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "flax_module", as_flax(self.flax_module))
+        if callable(self.torch_module) and not isinstance(self.torch_module, torch.nn.Module | type):
+            object.__setattr__(self, "torch_module", TorchFunction(self.torch_module))
         level = self.parsed_level
         if self.step_count < 1 or self.replicas < 1:
             raise ValueError(

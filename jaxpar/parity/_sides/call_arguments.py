@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from .._tensors import array_of, is_tensor
-from .outputs import NUMBERS
+from .outputs import CONSTANTS
 
 AsArray = Callable[[Any, str], Any]  # of an argument and its label for errors
 
@@ -38,7 +38,7 @@ class PassedObject:
     def _key(self) -> tuple[type, Any]:
         # The form is part of a jit cache key. Objects without value equality (closures) compare by identity.
         value = self.value
-        return type(value), repr(value) if isinstance(value, NUMBERS) else id(value)
+        return type(value), repr(value) if isinstance(value, CONSTANTS) else id(value)
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class _Reader:
         if is_array(x):
             self.arrays[name] = self.as_array(x, _label(name))
             return ArraySlot(name)
-        if not self.any_object and not isinstance(x, NUMBERS):
+        if not self.any_object and not isinstance(x, CONSTANTS):
             kind_name = f"{type(x).__module__}.{type(x).__qualname__}"
             raise TypeError(
                 f"parity: {_label(name)} is a {kind_name}, not an array of numbers, and no None, number or "

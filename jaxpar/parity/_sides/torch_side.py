@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +22,17 @@ from .torch_float64 import Rounding, Within, in_float64, widen
 
 TO = {"float32": "float", "bfloat16": "bfloat16", "float16": "half"}
 """Methods that cast a module's real tensors. `Module.to` would make complex ones real."""
+
+
+class TorchFunction(torch.nn.Module):
+    """A function as a module without parameters."""
+
+    def __init__(self, function: Callable[..., PyTree]):
+        super().__init__()
+        self.function, self.shown_name = function, getattr(function, "__name__", type(function).__name__)
+
+    def forward(self, *args: Any, **kwargs: Any) -> PyTree:
+        return self.function(*args, **kwargs)
 
 
 class TorchSide:

@@ -11,12 +11,12 @@ from ...errors import MatchError
 from .mapping import Entries
 from .pairing import Arrays, Links
 from .source import TorchWeights, WeightSource, source_of
-from .tree import FlaxModule, Tree, Variables, tree_of
+from .tree import FlaxModule, JaxModel, Tree, Variables, tree_of
 from .unmatched import complete_links
 
 
 def load_torch(
-    flax_module: FlaxModule,
+    flax_module: JaxModel,
     torch_module: TorchWeights,
     *,
     mapping: Entries | None = None,
@@ -33,7 +33,8 @@ def load_torch(
     once; otherwise nothing is loaded. Leaves keep the Flax model's element types and devices.
 
     Args:
-      flax_module: an NNX module (`nnx.eval_shape`'s result included), or a Linen module.
+      flax_module: an NNX module (`nnx.eval_shape`'s result included), a Linen module, `(function, params)`,
+        or a callable pytree such as an Equinox module.
       torch_module: a torch module, a state_dict (of tensors or arrays), or the path of a
         `.safetensors`, `.pt`, `.pth` or `.bin` file.
       mapping: Flax paths by torch names, where they differ; see `match`. A key applies to all names nested
@@ -45,7 +46,7 @@ def load_torch(
       lossy: allow values to change in the conversion to a leaf's element type.
 
     Returns:
-      The same module for NNX, filled; the variables for Linen.
+      The same module for NNX, filled; the variables for Linen; a pytree or params with torch's numbers.
 
     Raises:
       MatchError: names, shapes or element types do not fit; the message lists both sides.

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from ..._rulebook import Part, Rule, same
+from ..._typing import Shape
 from . import layouts, stacks
 from .mapping import Flattened, Plain, Target, Transposed
-from .reversible import Arrays, empty, preceded
+from .reversible import Arrays, Reshape, empty, preceded
 from .source import Names, WeightSource
 from .tree import LeafSpec, Outline, inside, join, last, owner
 
@@ -283,6 +284,8 @@ def _pair_leaf(pairing: Pairing, leaf: str) -> None:
         if real in pairing.leaves and target is None and leaf == real:
             continue
         part = leaf_part(tree, leaf, bare, target)
+        if rule is None and part is not None and not isinstance(target, Transposed | Flattened):
+            part = _with_axes_of_one(part, pairing.source.shapes[raw], tree.leaves[real].shape)
         if part is None:
             pairing.faults.append(
                 f"{leaf} lies as a {rule.torch if rule else 'layer'}'s weights do in Flax, and how torch's "
@@ -293,6 +296,12 @@ def _pair_leaf(pairing: Pairing, leaf: str) -> None:
         else:
             full = dataclasses.replace(part, torch=(raw,), flax=(real,))
             pairing.claim(owner(leaf), owner(bare), rule, full)
+
+
+def _with_axes_of_one(part: Part, torch: Shape, flax: Shape) -> Part:
+    """Return the part with torch's array reshaped, if the shapes differ only in axes of length 1."""
+    differ = torch != flax and [n for n in torch if n != 1] == [n for n in flax if n != 1]
+    return preceded(part, Reshape(torch, flax)) if differ else part
 
 
 def leaf_part(tree: Outline, leaf: str, bare: str, target: Target | None) -> Part | None:

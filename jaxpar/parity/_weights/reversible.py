@@ -61,6 +61,18 @@ class ReorderColumns:
 
 
 @dataclasses.dataclass(frozen=True)
+class Reshape:
+    torch: Shape
+    flax: Shape
+
+    def forward(self, *arrays: np.ndarray) -> Several:
+        return tuple(x.reshape(self.flax) for x in arrays)
+
+    def backward(self, *arrays: np.ndarray) -> Several:
+        return tuple(x.reshape(self.torch) for x in arrays)
+
+
+@dataclasses.dataclass(frozen=True)
 class SplitAxis:
     """One array and its pieces: the axis has `groups` blocks, and each piece has a part of every block."""
 

@@ -196,7 +196,8 @@ def _shortened(pairs: dict[str, str], pairing: Pairing) -> dict[str, str]:
     return short
 
 
-NAMES = {"kernel": "weight", "scale": "weight", "embedding": "weight"}  # torch's names by Flax's usual ones
+# torch's names by the usual ones of Flax and Haiku
+NAMES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "w": "weight", "b": "bias"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,20 +251,24 @@ def possible(torch: Shape, flax: Shape) -> list[tuple[int, ...]]:
 
 def torch_form(leaf: str, shape: Shape) -> tuple[str, Shape]:
     n = len(shape)
-    turned = leaf == "kernel" and n > 1
+    turned = leaf in ("kernel", "w") and n > 1
     return NAMES.get(leaf, leaf), (shape[-1], shape[-2], *shape[:-2]) if turned else shape
 
 
 def _lone(pairing: Pairing) -> Iterator[tuple[str, str]]:
-    """Yield (torch name, Flax leaf) for paired layers with exactly one unpaired array on either side."""
+    """Yield (torch name, Flax leaf) of paired layers: the only ones left, or those of corresponding names."""
     names, tree = pairing.names, pairing.tree
     left_torch = [names.bare[raw] for raw in pairing.left_in_torch()]
     left_flax = pairing.left_in_flax()
     for path in tree.layers:
         flax_leaves = [leaf for leaf in left_flax if owner(leaf) == path]
-        if tree.rule(path) or len(flax_leaves) != 1:
+        if tree.rule(path) or not flax_leaves:
             continue
         for bare in names.leading_to(path):
-            torch_names = [name for name in left_torch if owner(name) == bare]
-            if len(torch_names) == 1:
-                yield names.raw[torch_names[0]], flax_leaves[0]
+            torch_names = {last(name): name for name in left_torch if owner(name) == bare}
+            if len(torch_names) == len(flax_leaves) == 1:
+                yield names.raw[torch_names.popitem()[1]], flax_leaves[0]
+                continue
+            for leaf in flax_leaves:
+                if name := torch_names.get(NAMES.get(last(leaf), "")):
+                    yield names.raw[name], leaf

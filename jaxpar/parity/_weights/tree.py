@@ -23,6 +23,7 @@ from ..._rulebook import Rule, rule_for
 from ..._typing import PyTree, Shape
 from ...errors import MatchError
 from .copying import placed_like
+from .pytree_model import PytreeModel, as_flax, tree_with_arrays
 
 
 def join(*parts: str) -> str:
@@ -56,6 +57,7 @@ def torch_like(path: str) -> str:
 
 
 FlaxModule: TypeAlias = "nnx.Module | linen.Module"
+JaxModel: TypeAlias = "FlaxModule | tuple[Callable[..., Any], PyTree] | Callable[..., Any]"  # for `as_flax`
 Variables: TypeAlias = Mapping[str, Any]  # A Linen module's variables: trees of arrays by collection
 
 PASSING_VARIABLES = (nnx.RngState, nnx.Cache, nnx.Intermediate, nnx.Perturbation)
@@ -63,11 +65,14 @@ PASSING_COLLECTIONS = ("cache", "intermediates", "perturbations", "losses")
 
 
 def tree_of(
-    module: FlaxModule,
+    module: JaxModel,
     inputs: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
     variables: Variables | None = None,
 ) -> Tree:
+    if isinstance(module, type):
+        raise TypeError(f"{module.__name__} is a class, and parity compares instances: make one.")
+    module = as_flax(module)
     if isinstance(module, nnx.Module):
         return NNXTree(module)
     if isinstance(module, linen.Module):
@@ -78,8 +83,9 @@ def tree_of(
             )
         return LinenTree(module, tuple(inputs), dict(kwargs or {}), variables)
     raise TypeError(
-        f"{type(module).__module__}.{type(module).__qualname__} is no Flax module; load_torch and its like "
-        "take an nnx.Module or a flax.linen.Module first, and torch's second."
+        f"{type(module).__module__}.{type(module).__qualname__} is no JAX model; load_torch and its like "
+        "take first an nnx.Module, a linen.Module, (function, params) or a callable pytree, and torch's "
+        "second."
     )
 
 
@@ -171,7 +177,7 @@ class NNXTree(Tree):
         # All arrays are created before the first is stored, so that an error leaves the module unchanged.
         for path, array in placed_like(values, self.values()).items():
             self._variables[path].set_raw_value(array)
-        return self.module
+        return tree_with_arrays(self.module) if isinstance(self.module, PytreeModel) else self.module
 
 
 def _in_state(path: str) -> list[tuple[bool, int, str]]:

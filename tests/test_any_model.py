@@ -1,0 +1,139 @@
+"""parity takes functions with and without parameters, Equinox modules and Haiku transforms."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import linen
+
+from jaxpar import parity
+
+eqx = pytest.importorskip("equinox")
+hk = pytest.importorskip("haiku")
+
+X = np.random.RandomState(0).randn(5, 6).astype(np.float32)
+IMAGES = np.random.RandomState(1).randn(2, 3, 6, 6).astype(np.float32)
+
+
+class TorchNet(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(6, 8), torch.nn.Linear(8, 2)])
+        self.norm = torch.nn.LayerNorm(8)
+
+    def forward(self, x):
+        return self.layers[1](self.norm(torch.relu(self.layers[0](x))))
+
+
+class EquinoxNet(eqx.Module):
+    layers: list
+    norm: eqx.nn.LayerNorm
+
+    def __init__(self, eps=1e-5):
+        keys = jax.random.split(jax.random.key(0))
+        self.layers = [eqx.nn.Linear(6, 8, key=keys[0]), eqx.nn.Linear(8, 2, key=keys[1])]
+        self.norm = eqx.nn.LayerNorm(8, eps=eps)
+
+    def __call__(self, x):
+        return jax.vmap(self.one)(x)
+
+    def one(self, x):
+        return self.layers[1](self.norm(jax.nn.relu(self.layers[0](x))))
+
+
+def params_of(net: torch.nn.Module):
+    return {
+        "layers": [
+            {"weight": jnp.zeros(layer.weight.shape), "bias": jnp.zeros(layer.bias.shape)}
+            for layer in net.layers
+        ],
+        "norm": {"weight": jnp.ones(8), "bias": jnp.zeros(8)},
+    }
+
+
+def function(params, x, eps=1e-5):
+    first, second = params["layers"]
+    x = jax.nn.relu(x @ first["weight"].T + first["bias"])
+    x = (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + eps)
+    return (x * params["norm"]["weight"] + params["norm"]["bias"]) @ second["weight"].T + second["bias"]
+
+
+def wrong_function(params, x):
+    return function(params, x, eps=1e-6)
+
+
+MODELS = {
+    "Equinox": (lambda net: EquinoxNet(), True),
+    "Equinox, another epsilon": (lambda net: EquinoxNet(1e-6), False),
+    "a method of an Equinox module": (lambda net: (lambda m, x: jax.vmap(m.one)(x), EquinoxNet()), True),
+    "a function": (lambda net: (function, params_of(net)), True),
+    "a function, another epsilon": (lambda net: (wrong_function, params_of(net)), False),
+}
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_a_model_of_any_library_is_compared(case):
+    make, same = MODELS[case]
+    net = TorchNet()
+    comparison = parity.compare(net, make(net), X, optimizer=SGD)
+    assert comparison.same is same
+    gradients = [row for row in comparison.rows if row.difference.kind is parity.Kind.GRADIENT]
+    assert {row.difference.name for row in gradients} >= {"layers.0.weight", "norm.bias"}
+    assert "in JAX" in comparison.subject
+
+
+def _sgd():
+    import optax
+
+    return (lambda parameters: torch.optim.SGD(parameters, 0.1), optax.sgd(0.1))
+
+
+SGD = _sgd()
+
+
+def test_haiku_is_paired_by_an_example():
+    transformed = hk.without_apply_rng(hk.transform(lambda x: hk.nets.MLP([8, 2], name="mlp")(x)))
+    model = transformed.apply, transformed.init(jax.random.key(0), X)
+    net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    mapping = parity.match(model, net, example=X)
+    assert parity.compare(net, model, X, mapping=mapping).same
+
+
+def test_a_convolution_of_equinox_has_a_bias_with_axes_of_one():
+    conv = eqx.nn.Conv2d(3, 4, 3, key=jax.random.key(0))
+    comparison = parity.compare(torch.nn.Conv2d(3, 4, 3), (lambda m, x: jax.vmap(m)(x), conv), IMAGES)
+    assert comparison.same
+    assert {row.difference.shape for row in comparison.rows if row.difference.name == "bias"} == {(4, 1, 1)}
+
+
+def test_load_torch_returns_a_tree_of_the_same_structure():
+    net = TorchNet()
+    loaded = parity.load_torch(EquinoxNet(), net)
+    assert isinstance(loaded, EquinoxNet)
+    np.testing.assert_array_equal(loaded.layers[1].weight, net.layers[1].weight.detach().numpy())
+    params = parity.load_torch((function, params_of(net)), net)
+    np.testing.assert_allclose(function(params, X), net(torch.tensor(X)).detach().numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize(("flax", "same"), [(lambda x: jax.nn.gelu(x, False), True), (jax.nn.gelu, False)])
+def test_a_function_is_compared_with_a_function(flax, same):
+    comparison = parity.compare(torch.nn.functional.gelu, flax, X)
+    assert comparison.same is same
+    assert comparison.subject.startswith("gelu in torch against")
+
+
+def test_a_record_is_checked_without_torchs_model(tmp_path):
+    net = TorchNet()
+    parity.record(tmp_path / "net.safetensors", net, (function, params_of(net)), X)
+    assert parity.check(tmp_path / "net.safetensors", (function, params_of(net))).same
+    assert not parity.check(tmp_path / "net.safetensors", (wrong_function, params_of(net))).same
+
+
+def test_a_class_is_refused():
+    with pytest.raises(TypeError, match="Dense is a class"):
+        parity.compare(torch.nn.Linear(6, 2), linen.Dense, X)
+    with pytest.raises(TypeError, match="no JAX model"):
+        parity.load_torch("net", torch.nn.Linear(6, 2))
