@@ -74,19 +74,19 @@ def entries(layer_groups: Iterable[LayerGroup], pairing: Pairing) -> tuple[dict[
 
 
 def _paired(flax_paths: list[str], torch_paths: list[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield (Flax path, torch path, reason): first by equal words, last keys or roles, then by order."""
+    """Yield (Flax path, torch path, reason): first by equal parts of names or roles, then by order."""
     if len(flax_paths) == 1:
         yield flax_paths[0], torch_paths[0], "the only one"
         return
-    words = _telling_words(flax_paths, torch_paths)
-    for key in (lambda path: (words[path], _role(path)), words.__getitem__, _role):
+    distinctive = _distinctive_parts(flax_paths, torch_paths)
+    for key in (lambda path: (distinctive[path], _role(path)), distinctive.__getitem__, _role):
         for name in dict.fromkeys(map(key, torch_paths)):
             flax_matches = [path for path in flax_paths if key(path) == name]
             torch_matches = [path for path in torch_paths if key(path) == name]
             if len(flax_matches) != len(torch_matches) or name == frozenset():
                 continue
             for i, (flax, torch) in enumerate(zip(flax_matches, torch_matches, strict=True), 1):
-                label = " ".join([*sorted(words[torch] - {last(torch)}), last(torch)])
+                label = " ".join([*sorted(distinctive[torch] - {last(torch)}), last(torch)])
                 yield flax, torch, f"{label} number {i} of {len(flax_matches)}"
             flax_paths = [path for path in flax_paths if path not in flax_matches]
             torch_paths = [path for path in torch_paths if path not in torch_matches]
@@ -94,15 +94,15 @@ def _paired(flax_paths: list[str], torch_paths: list[str]) -> Iterator[tuple[str
         yield *pair, f"number {i} of {len(flax_paths)}"
 
 
-def _telling_words(flax_paths: Iterable[str], torch_paths: Iterable[str]) -> dict[str, frozenset[str]]:
-    """Return the words of each path that occur on both sides, but not in all paths: "up" and "mid"."""
+def _distinctive_parts(flax_paths: Iterable[str], torch_paths: Iterable[str]) -> dict[str, frozenset[str]]:
+    """Return the parts of each path that occur on both sides, but not in all paths: "up" and "mid"."""
     sides = [
         {path: frozenset(re.findall(r"[a-z]+", path.lower())) for path in paths}
         for paths in (flax_paths, torch_paths)
     ]
-    shared = frozenset.intersection(*(frozenset().union(*words.values()) for words in sides))
-    everywhere = frozenset.intersection(*(word for words in sides for word in words.values()))
-    return {path: (words & shared) - everywhere for side in sides for path, words in side.items()}
+    shared = frozenset.intersection(*(frozenset().union(*side.values()) for side in sides))
+    everywhere = frozenset.intersection(*(parts for side in sides for parts in side.values()))
+    return {path: (parts & shared) - everywhere for side in sides for path, parts in side.items()}
 
 
 ROLES = {  # of an attention's projections, with their common names
@@ -256,7 +256,7 @@ def torch_form(leaf: str, shape: Shape) -> tuple[str, Shape]:
 
 
 def _lone(pairing: Pairing) -> Iterator[tuple[str, str]]:
-    """Yield (torch name, Flax leaf) of paired layers: the only ones left, or those of corresponding names."""
+    """Yield (torch name, Flax leaf) of paired layers: the only ones left, or with corresponding names."""
     names, tree = pairing.names, pairing.tree
     left_torch = [names.bare[raw] for raw in pairing.left_in_torch()]
     left_flax = pairing.left_in_flax()
