@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import optax
@@ -11,6 +12,7 @@ import torch
 from flax import linen, nnx
 
 from jaxpar import parity
+from jaxpar.parity import _reach
 
 X = np.random.RandomState(0).randn(4, 6).astype(np.float32)
 IMAGES = np.random.RandomState(1).randn(4, 3, 5, 5).astype(np.float32)
@@ -222,3 +224,18 @@ def test_outputs_that_ignore_the_input_are_named():
 
     gaps = parity.compare(Constant(6, 2), FlaxConstant(6, 2, rngs=nnx.Rngs(0)), X).unreached
     assert any(gap.startswith("the outputs do not depend on") for gap in gaps)
+
+
+def gradient_row(name, step, size):
+    return SimpleNamespace(kind=parity.Kind.GRADIENT, name=name, step=step, magnitude=size, max_abs=0.0)
+
+
+def test_a_gradient_in_one_step_is_enough():
+    rows = [
+        gradient_row("a.w", 1, 1.0),
+        gradient_row("a.w", 2, 0.0),
+        gradient_row("b.w", 1, 0.0),
+        gradient_row("b.v", 2, 0.0),
+    ]
+    assert _reach.without_gradient(rows) == ["b.w", "b.v"]
+    assert _reach.layers_without_gradient(rows) == ["b"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -47,14 +47,13 @@ class _Count(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         kwargs = kwargs or {}
         if name in POINTS and args and isinstance(args[0], torch.Tensor) and args[0].is_floating_point():
-            self._count(name, to_numpy(args[0]), args[1:], kwargs)
+            self._count(name, to_numpy(args[0]), kwargs)
         return function(*args, **kwargs)
 
-    def _count(self, name: str, x: np.ndarray, options: Sequence[float], kwargs: dict) -> None:
+    def _count(self, name: str, x: np.ndarray, options: dict[str, Any]) -> None:
         points = POINTS[name]
-        if name.startswith("hardtanh"):
-            low, high = (*options, *points[len(options) :])[:2]
-            points = kwargs.get("min_val", low), kwargs.get("max_val", high)
+        if name.startswith("hardtanh"):  # torch passes its bounds on by name
+            points = options.get("min_val", points[0]), options.get("max_val", points[1])
         # nn.ReLU6 calls hardtanh.
         activation = "relu6" if points == (0, 6) else name.rstrip("_"), points
         self.near[activation] = self.near.get(activation, 0) + kinks(x, points)
