@@ -18,7 +18,7 @@ import click
 from .._devices.virtual import virtual_devices
 from .._version import __version__
 from ..errors import MatchError, SpecError
-from .demo.settings import DemoSettings, Fault, has_torch
+from .demo.settings import DemoSettings, has_torch
 from .ending import leave, plain_ending
 from .port import port
 from .spec import MICROSECOND, RATES, Finite, OutputPath, check_outputs, check_source
@@ -66,11 +66,8 @@ cli.add_command(port)
     "--seed", metavar="N", type=click.IntRange(min=0), default=DemoSettings.seed, help="Of weights and order."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
-@click.option("--plant", type=click.Choice([fault.value for fault in Fault]), hidden=True)
 @plain_ending()
-def demo(
-    epochs: int, batch_size: int, devices: int | None, seed: int, as_json: bool, plant: str | None
-) -> None:
+def demo(epochs: int, batch_size: int, devices: int | None, seed: int, as_json: bool) -> None:
     """Train a CNN in JAX and in PyTorch side by side and compare every step.
 
     A small BatchNorm CNN learns scikit-learn's handwritten digits with jaxpar.DataParallel and with
@@ -85,7 +82,7 @@ def demo(
 
     from .._metrics.progress import progress
 
-    settings = DemoSettings(epochs, batch_size, seed, Fault(plant) if plant else None)
+    settings = DemoSettings(epochs, batch_size, seed)
     steps = settings.steps * (2 if has_torch() else 1)  # compared, then trained
     # Shown before the imports below, which take seconds.
     with progress(steps, description="starting JAX and PyTorch", leave=False) as shown:

@@ -32,7 +32,7 @@ def document(result: DemoResult) -> dict[str, Any]:
             "first": _plain(comparison.different[0] if comparison.different else None),
         }
     return {
-        "settings": vars(settings) | {"fault": settings.fault and settings.fault.value},
+        "settings": vars(settings),
         "devices": result.devices,
         "reference": result.reference,
         "last_batch": _last_batch(settings.batch_size),
@@ -92,7 +92,7 @@ def _last_batch(batch_size: int) -> list[int]:
 
 
 def _sentence(result: DemoResult) -> str:
-    comparison, fault = result.comparison, result.settings.fault
+    comparison = result.comparison
     trained = f"jaxpar.DataParallel on {result.devices}"
     if comparison is None:
         return (
@@ -107,8 +107,7 @@ def _sentence(result: DemoResult) -> str:
     )
     if comparison.same:
         return f"Parity holds. {compared}"
-    planted = f" The fault {fault.value!r} was planted." if fault else ""
-    return f"Parity FAILS.{planted} First beyond the tolerance: {_where(comparison.different[0])}. {compared}"
+    return f"Parity FAILS. First beyond the tolerance: {_where(comparison.different[0])}. {compared}"
 
 
 def _where(row: Judged | None) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import statistics
 import time
 from collections import OrderedDict
@@ -21,7 +20,7 @@ import jaxpar
 from ..._tools.estimate.program import bytes_on
 from ...errors import JaxparError
 from ...parity import Comparison, Policy
-from .settings import LEARNING_RATE, MOMENTUM, TOLERANCE, TRAIN_ROWS, DemoSettings, Fault, has_torch
+from .settings import LEARNING_RATE, MOMENTUM, TOLERANCE, TRAIN_ROWS, DemoSettings, has_torch
 
 if TYPE_CHECKING:
     import torch
@@ -47,12 +46,12 @@ class DemoResult(NamedTuple):
 
 
 class DigitsCNN(nnx.Module):
-    """Logits [B, 10] of images [B, 8, 8]; `momentum` is BatchNorm's, as torch defines it."""
+    """Logits [B, 10] of images [B, 8, 8]."""
 
-    def __init__(self, rngs: nnx.Rngs, momentum: float = 0.1):
+    def __init__(self, rngs: nnx.Rngs):
         conv = functools.partial(jaxpar.nn.Conv, kernel_size=(3, 3), padding=1, bias=False, rngs=rngs)
-        self.conv1, self.norm1 = conv(1, 8), jaxpar.nn.BatchNorm(8, momentum=momentum)
-        self.conv2, self.norm2 = conv(8, 16), jaxpar.nn.BatchNorm(16, momentum=momentum)
+        self.conv1, self.norm1 = conv(1, 8), jaxpar.nn.BatchNorm(8)
+        self.conv2, self.norm2 = conv(8, 16), jaxpar.nn.BatchNorm(16)
         self.linear = nnx.Linear(16 * 4 * 4, 10, rngs=rngs)
 
     def __call__(self, images: jax.Array) -> jax.Array:
@@ -120,23 +119,13 @@ def load(settings: DemoSettings) -> Digits:
 
 
 def flax_cnn(settings: DemoSettings) -> nnx.Module:
-    """Return the CNN in float64, with the planted fault if it is one of the model."""
     # JAX's default generator, threefry, takes the CPU compiler seconds.
     rngs = nnx.Rngs(jax.random.key(settings.seed, impl="rbg"))
-    net = DigitsCNN(rngs, 0.9 if settings.fault is Fault.BATCH_NORM else 0.1)
-    if settings.fault is Fault.WHOLE_BATCH:
-        net = jaxpar.convert_sync_batchnorm(net)
-    return jaxpar.to(net, dtype=jnp.float64)
+    return jaxpar.to(DigitsCNN(rngs), dtype=jnp.float64)
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
-
-
-def _mean_of_means(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-    rows = math.ceil(len(losses) / len(jaxpar.devices()))
-    return jnp.stack([losses[i : i + rows].mean() for i in range(0, len(losses), rows)]).mean()
 
 
 def _compared(net: nnx.Module, digits: Digits, watch: Watch) -> Comparison:
@@ -148,22 +137,17 @@ def _compared(net: nnx.Module, digits: Digits, watch: Watch) -> Comparison:
 
     from ...parity import Stopped, compare, load_torch
 
-    settings, fault = digits.settings, digits.settings.fault
+    settings = digits.settings
     reference = torch_cnn(settings.seed)
     # `_trained` then starts from the weights that both sides start from here.
     load_torch(net, reference)
-    order = -1 if fault is Fault.ORDER else 1
     try:
         return compare(
             reference,
             net,
-            torch_inputs=lambda step: digits.images[digits.rows(step)],
-            flax_inputs=lambda step: digits.images[digits.rows(step)[::order]],
+            inputs=lambda step: digits.images[digits.rows(step)],
             targets=lambda step: digits.labels[digits.rows(step)],
-            loss=(
-                torch.nn.functional.cross_entropy,
-                _mean_of_means if fault is Fault.LOSS else cross_entropy,
-            ),
+            loss=(torch.nn.functional.cross_entropy, cross_entropy),
             optimizer=(
                 lambda parameters: torch.optim.SGD(parameters, LEARNING_RATE, MOMENTUM),
                 optax.sgd(LEARNING_RATE, MOMENTUM),

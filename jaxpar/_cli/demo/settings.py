@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import math
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -16,25 +15,11 @@ TOLERANCE = 1e-10
 """Relative. Rounding in float64 stays far below it, and no difference in meaning does."""
 
 
-class Fault(enum.Enum):
-    """Mistakes that can be planted in the JAX side, to prove that the demo would find them."""
-
-    BATCH_NORM = "batch-norm"
-    """Flax's definition of BatchNorm's momentum: the fraction of the running statistics that is retained."""
-    LOSS = "loss"
-    """The mean of the replicas' means, instead of the mean over rows."""
-    ORDER = "order"
-    """The images of a batch in reverse order."""
-    WHOLE_BATCH = "whole-batch"
-    """BatchNorm over all replicas' rows: what plain `jax.jit` computes."""
-
-
 @dataclass(frozen=True)
 class DemoSettings:
     epochs: int = 5
     batch_size: int = 64
     seed: int = 0
-    fault: Fault | None = None
 
     @property
     def steps_per_epoch(self) -> int:
