@@ -19,7 +19,7 @@ from ._model_pair import ModelPair
 from ._sides.constants import Constants
 from ._sides.step_data import Named
 from ._tensors import widened
-from .measuring import Difference, Key, Outcome, judge
+from .measuring import Difference, Key, Outcome, judge, key_of
 
 SEEDS = (1, 2, 3)
 FACTOR = 4.0  # times the effect of the perturbation is explained, since only a few seeds are tried
@@ -56,15 +56,15 @@ def _moved(
         for key, far in _moves(moved, base).items():
             moves[key] = max(far, moves.get(key, 0.0))
     differences = [row.difference for row in different]
-    if not all(d.max_abs <= FACTOR * moves.get(_key(d), 0.0) for d in differences):
+    if not all(d.max_abs <= FACTOR * moves.get(key_of(d), 0.0) for d in differences):
         return None
     names = [("torch", name) for name in torchs.originals] + [("Flax", name) for name in flaxs.originals]
     alone = {side_and_name: _alone(pair, batches, base, *side_and_name) for side_and_name in names[:SINGLY]}
     worst = max(different, key=lambda row: row.severity).difference
-    enough = SHARE * moves.get(_key(worst), 0.0)
-    guilty = [f"{side}'s {name}" for (side, name), by in alone.items() if by.get(_key(worst), 0.0) > enough]
+    enough = SHARE * moves.get(key_of(worst), 0.0)
+    guilty = [f"{side}'s {name}" for (side, name), by in alone.items() if by.get(key_of(worst), 0.0) > enough]
     guilty += [f"{len(names) - SINGLY} others"] * (len(names) > SINGLY)
-    far = moves[_key(worst)] / worst.magnitude if worst.magnitude else moves[_key(worst)]
+    far = moves[key_of(worst)] / worst.magnitude if worst.magnitude else moves[key_of(worst)]
     note = (
         f"float32 constants: rounding {', '.join(guilty)} moves {_words(worst)} by {far:.1g}, and the models "
         f"are {worst.relative:.1g} apart; every difference is at most {FACTOR:g} times what rounding does"
@@ -151,12 +151,8 @@ def _moves(moved: _Run, base: _Run) -> dict[Key, float]:
             measured += resolved_updates(before, after, moved_step.number, {})
             before = after
             for d in measured:
-                distances[_key(d)] = distances.get(_key(d), 0.0) + d.max_abs
+                distances[key_of(d)] = distances.get(key_of(d), 0.0) + d.max_abs
     return distances
-
-
-def _key(d: Difference) -> Key:
-    return d.kind, d.name, d.step
 
 
 def _words(d: Difference) -> str:

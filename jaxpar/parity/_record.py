@@ -32,7 +32,7 @@ from ._sides.flax_side import FlaxSide
 from ._sides.step_data import Batch, Named, Observation, Task, same
 from ._weights.pytree_model import as_flax
 from ._weights.tree import JaxModel, Variables
-from .measuring import Level, judge
+from .measuring import Level, judge, key_of
 
 if TYPE_CHECKING:
     import jax
@@ -180,7 +180,7 @@ def check(
             pass  # the results are collected in findings
     # safetensors orders tensors by element size; the manifest has the order of computation.
     order = {key: i for i, key in enumerate(ratios)}
-    findings.differences.sort(key=lambda d: order.get((d.kind, d.name, d.step), len(order)))
+    findings.differences.sort(key=lambda d: order.get(key_of(d), len(order)))
     recorded_in = {f"{name} (record)": value for name, value in manifest["environment"].items()}
     recorded = {key: ratio for key, ratio in ratios.items() if ratio is not None}
     return Comparison(

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ._comparison import Comparison
 from ._levels import Batches, Findings, Sides, resolved_updates, semantic, step_differences
 from ._model_pair import ModelPair
-from .measuring import Judged, Key, Kind, Outcome, judge
+from .measuring import Judged, Key, Kind, Outcome, judge, key_of
 
 SEEDS = (1, 2, 3)
 FACTOR = 16.0  # times the effect of perturbing torch is rounding: Flax rounds at different operations
@@ -37,14 +37,11 @@ def judge_lost_digits(pair: ModelPair, batches: Batches, compared: Comparison) -
         row for row in rows if row.outcome is Outcome.DIFFERENT and row.difference.relative <= _most(row)
     ]
     if small:
-        plain = {_key(row): _judged(row, moves) for row in _unoptimised(pair, batches, compared)}
-        rows = tuple(_of_the_compiler(row, plain.get(_key(row))) if row in small else row for row in rows)
+        plain = {key_of(row.difference): _judged(row, moves) for row in _unoptimised(pair, batches, compared)}
+        rows = tuple(
+            _of_the_compiler(row, plain.get(key_of(row.difference))) if row in small else row for row in rows
+        )
     return dataclasses.replace(compared, rows=rows)
-
-
-def _key(row: Judged) -> Key:
-    d = row.difference
-    return d.kind, d.name, d.step
 
 
 def _most(row: Judged) -> float:
@@ -72,15 +69,16 @@ def _moves(pair: ModelPair, batches: Batches, steps: int) -> dict[Key, Perturbat
             measured = step_differences(perturbed_results, true, number)
             measured += resolved_updates(before, (perturbed_results.weights, true.weights), number, {})
             for d in measured:
-                key = d.kind, d.name, d.step
-                last = farthest.get(key, Perturbation())
-                farthest[key] = Perturbation(max(d.relative, last.relative), max(d.max_abs, last.max_abs))
+                last = farthest.get(key_of(d), Perturbation())
+                farthest[key_of(d)] = Perturbation(
+                    max(d.relative, last.relative), max(d.max_abs, last.max_abs)
+                )
     return farthest
 
 
 def _judged(row: Judged, moves: dict[Key, Perturbation]) -> Judged:
     d = row.difference
-    moved, far = moves.get(_key(row), Perturbation())
+    moved, far = moves.get(key_of(d), Perturbation())
     # An exact 0 has no digits to compare, so its bound is absolute: as far as rounding moves it in torch.
     if d.magnitude == 0 and d.max_abs <= FACTOR * far and d.kind not in (Kind.OUTPUT, Kind.LOSS):
         reason = f"it is exactly 0 in the reference, and roundings in torch move it by {far:.2g}"

@@ -100,7 +100,7 @@ PLANTS = [
         ('if largest < 1024 * scale', 'if largest <= 1024 * scale', "tests/test_seeing.py -k sizes"),
     ),
     *plants("jaxpar/_cli/port.py",
-        ('positional[len(given) + bound :', 'positional[len(given) :', "tests/test_port.py -k without_an_import"),
+        ('positional[len(arguments) + bound :', 'positional[len(arguments) :', "tests/test_port.py -k without_an_import"),
         ('for argument, default in defaults if default is None', 'for argument, default in defaults if default', "tests/test_port.py -k without_an_import"),
         ('log.setLevel(logging.INFO)', 'pass', "tests/test_port.py -k file_a_record"),
     ),

@@ -29,7 +29,10 @@ class FunctionDefinition(Definition):
     bind: Callable[[Any, Any], Callable[..., Any]]
 
     def cast(self, values: PyTree, dtype: Any) -> PyTree:
-        return jax.tree.map(lambda x: x.astype(dtype) if _is_floating(x) else x, values)
+        def converted(x: Any) -> Any:
+            return x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+        return jax.tree.map(converted, values)
 
     def apply(
         self,
@@ -41,10 +44,6 @@ class FunctionDefinition(Definition):
     ) -> tuple[PyTree, dict[Any, PyTree]]:
         del replica
         return function(self.bind(self.function.value, values), *args, **kwargs), {}
-
-
-def _is_floating(x: Any) -> bool:
-    return jax.numpy.issubdtype(x.dtype, jax.numpy.floating)
 
 
 def _without_values(function: Callable[..., Any], values: tuple) -> Callable[..., Any]:

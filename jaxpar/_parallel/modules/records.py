@@ -25,26 +25,19 @@ PERTURBATIONS = "jaxpar.perturbations"
 """The keyword argument in which perturbations, which have rows, reach the replicas."""
 
 
-@jax.tree_util.register_pytree_node_class
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Records:
     """Values by their paths in the module; the paths are static."""
 
-    paths: tuple[Hashable, ...] = ()
-    values: Sequence[PyTree] = ()
+    paths: tuple[Hashable, ...] = dataclasses.field(default=(), metadata={"static": True})
+    values: tuple[PyTree, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.paths)
 
     def items(self) -> Any:
         return zip(self.paths, self.values, strict=True)
-
-    def tree_flatten(self) -> tuple[Sequence[PyTree], tuple[Hashable, ...]]:
-        return self.values, self.paths
-
-    @classmethod
-    def tree_unflatten(cls, paths: tuple[Hashable, ...], values: Sequence[PyTree]) -> Records:
-        return cls(paths, tuple(values))
 
 
 def records_of(by_path: dict[Any, PyTree]) -> Records:

@@ -14,6 +14,7 @@ from ._judge import Level as Level
 from ._judge import Outcome as Outcome
 from ._judge import Policy as Policy
 from ._judge import judge as judge
+from ._judge import key_of as key_of
 from ._judge import kinks as kinks
 from ._judge import noise as noise
 from ._judge import noise_elements as noise_elements

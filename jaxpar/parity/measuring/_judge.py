@@ -137,7 +137,11 @@ class Judged:
         return self.value / self.limit if self.limit and not math.isnan(self.value) else math.inf
 
 
-Key = tuple[Kind, str, int]  # kind, name and step of a difference
+Key = tuple[Kind, str, int]
+
+
+def key_of(difference: Difference) -> Key:
+    return difference.kind, difference.name, difference.step
 
 
 def judge(
@@ -181,7 +185,7 @@ def judge(
             policy,
             excused.get(d.name),
             largest[d.kind, d.step],
-            recorded_ratios.get((d.kind, d.name, d.step)),
+            recorded_ratios.get(key_of(d)),
         )
         for d in rows
     )

@@ -13,7 +13,7 @@ from . import axes, layers, losses, masks, positions, scales, sequences, shapes
 from .any_call import anything, by_hand
 from .variation import Entry, Variation
 
-__all__ = ["Variation", "anything_wrong", "variations"]
+__all__ = ["Variation", "anything", "variations"]
 
 ACTIVATIONS = (
     "relu", "relu_", "gelu", "silu", "tanh", "sigmoid", "leaky_relu", "leaky_relu_", "elu", "selu", "celu",
@@ -95,8 +95,3 @@ def variations(ops: Sequence[Op], index: int) -> Iterator[Variation]:
     if op.name in REMOVABLE:
         yield from layers.identity(op)
     yield from by_hand(ops, index, frozenset(ACTIVATIONS))
-
-
-def anything_wrong(ops: Sequence[Op], index: int) -> Iterator[Variation]:
-    """Yield changes to the result of the call ops[index], whatever its function."""
-    yield from anything(ops[index])

@@ -17,8 +17,9 @@ from .variation import Variation, afterwards
 SILENT = {"size", "dim", "numel", "__len__", "item", "stride", "is_floating_point", "requires_grad_"}
 
 
-def anything(op: Op) -> Iterator[Variation]:
+def anything(ops: Sequence[Op], index: int) -> Iterator[Variation]:
     """Yield changes to the result: shifts of integers, visibility of masks, scale and order of floats."""
+    op = ops[index]
     x = op.result
     if op.name in SILENT or not isinstance(x, torch.Tensor) or x.ndim == 0 or x.numel() < 2:
         return
