@@ -5,11 +5,12 @@ import importlib
 
 import pytest
 import torch
-from porting import reasons
+from porting import reasons, reasons_builders
 
 from jaxpar import parity
 
-NAMES = ("Initialized", "Images", "Biased")
+NAMES = ("Initialized", "Images", "Biased", "Built")
+KINDS = {name: getattr(reasons, name, None) or getattr(reasons_builders, name) for name in NAMES}
 
 
 @functools.cache
@@ -21,7 +22,7 @@ def ported(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_reason_is_none(name):
-    port = ported(getattr(reasons, name))
+    port = ported(KINDS[name])
     assert port.status == 0, f"{port.source}\n{port.holes}\n{port.failure}\n{port.comparison}"
     assert port.largest < 1e-10
 
@@ -29,6 +30,7 @@ def test_a_reason_is_none(name):
 LEFT_OUT = {
     "Initialized": ("start", "rescale", "erfinv", "initialize", "dd", "hole", "use_fused"),
     "Images": ("Unused", "register", "get_norm", "is_cuda", "num_batches_tracked", "hole("),
+    "Built": ("Unused", "Jupyter", "Shown", "__new__", "_start", "trunc_normal", "sdpa_kernel", "autocast"),
     "Biased": ("not in self", "def train", "str(device)"),
 }
 """Initial values, registrations, choices that the constructor made, and what depends on the machine."""
@@ -37,7 +39,7 @@ LEFT_OUT = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_file_has_what_the_model_reaches(name):
-    source = ported(getattr(reasons, name)).source
+    source = ported(KINDS[name]).source
     body = source.split('"""', 2)[2]
     assert [word for word in LEFT_OUT[name] if word in body] == []
 
@@ -56,3 +58,10 @@ def test_einops_stays():
     assert port.same
     assert "from einops import rearrange, reduce" in port.source
     assert "partial(rearrange, pattern=" in port.source
+
+
+@pytest.mark.slow
+def test_arguments_are_those_before_the_constructor_changed_them():
+    port = parity.port(lambda: reasons_builders.popping(), torch.ones(2, 4))
+    assert port.build == "Popping(settings={'kind': 'scale', 'width': 4}, rngs=rngs)"
+    assert port.same

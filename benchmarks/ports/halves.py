@@ -8,8 +8,8 @@ from collections.abc import Iterable
 SEED = 32
 
 
-def halves(names: Iterable[str], seed: int = SEED) -> tuple[frozenset[str], frozenset[str]]:
-    """Draw the development half and the reported half of a frame's names."""
+def halves(names: Iterable[str], seed: int = SEED) -> tuple[list[str], list[str]]:
+    """Draw the development half and the reported half of a frame's names; a sample is the first of a half."""
     drawn = sorted(names)
     random.Random(seed).shuffle(drawn)
-    return frozenset(drawn[: len(drawn) // 2]), frozenset(drawn[len(drawn) // 2 :])
+    return drawn[: len(drawn) // 2], drawn[len(drawn) // 2 :]

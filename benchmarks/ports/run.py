@@ -1,6 +1,7 @@
 """torch modules that others wrote, ported to Flax and proven.
 
-    python benchmarks/ports/run.py [--only GROUP GROUP/NAME ...] [--jobs 1] [--again] [--out PAGE]
+    python benchmarks/ports/run.py [--only GROUP GROUP/NAME ...] [--half development] [--first N]
+                                   [--jobs 1] [--again] [--out PAGE]
 
 Each case has a process of its own with a time limit. What was said of it, and its file, are kept in
 .cache/ports, and it is asked again only with --again or --only. The page has all groups, from what is kept.
@@ -10,6 +11,7 @@ The exit status is 1 if a file is different from its torch module.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -20,11 +22,14 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 KEPT = ROOT / ".cache" / "ports"
 LIMIT = 1800
+HALVES = ("development", "reported")
 
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", metavar="GROUP[/NAME]", help="these, asked again")
+    parser.add_argument("--half", choices=HALVES, help="of the groups that are all of a library")
+    parser.add_argument("--first", type=int, metavar="N", help="so many of each group, in the order drawn")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--again", action="store_true", help="all, also those that have an answer")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for one of them")
@@ -38,7 +43,10 @@ def main() -> int:
     from benchmarks.ports import models, page
 
     names = chosen_names(chosen.only, list(models.BY_NAME))
-    wanted = [name for name in names if chosen.again or chosen.only or not kept(name).exists()]
+    if chosen.half:
+        names = [name for name in drawn(HALVES.index(chosen.half), chosen.first) if name in names]
+    once = not chosen.again and (chosen.half or not chosen.only)
+    wanted = [name for name in names if not (once and kept(name).exists())]
     with ThreadPoolExecutor(chosen.jobs) as pool:
         for name, line in zip(wanted, pool.map(lambda name: asked(name, chosen.limit), wanted), strict=True):
             print(f"{name:44} {line}", file=sys.stderr, flush=True)
@@ -49,6 +57,17 @@ def main() -> int:
     elif not chosen.only:
         print(page.write(known, "make ports"))
     return int(not page.good({name: known[name] for name in names if name in known}))
+
+
+def drawn(half: int, first: int | None) -> list[str]:
+    """A sample of the half of each frame, by turns of the frames, so that a run may be stopped."""
+    from benchmarks.ports import halves, models
+
+    cases = {group: [case.name for case in models.GROUPS[group]] for group in models.FRAMES}
+    columns = [
+        [f"{group}/{name}" for name in halves.halves(names)[half][:first]] for group, names in cases.items()
+    ]
+    return [name for row in itertools.zip_longest(*columns) for name in row if name]
 
 
 def chosen_names(only: list[str] | None, names: list[str]) -> list[str]:

@@ -80,6 +80,7 @@ torch.full((2, 3), 1.5), torch.full((2,), 2.0, dtype=torch.float64), torch.zeros
 torch.ones_like(x, dtype=torch.float64), torch.full_like(x, 2.5), torch.arange(3), torch.arange(1, 7, 2),
 torch.arange(0, 1, 0.25), torch.arange(3, dtype=torch.float64), torch.arange(4.0), torch.arange(1, 4),
 torch.linspace(0, 1, 5), torch.linspace(0, 1, steps=5), torch.logspace(0, 1, 3), torch.eye(3),
+torch.eye(3, dtype=torch.bool), torch.linspace(0, 1, 5, dtype=torch.float64),
 torch.eye(2, 3), torch.tensor([1, 2]), torch.tensor([1.0, 2.0]), torch.tensor(1.5, dtype=torch.float64),
 torch.as_tensor([1.0]), torch.meshgrid(v, v, indexing='ij'), torch.meshgrid(v, v, indexing='xy'),
 torch.meshgrid(v, v), torch.meshgrid([v, v], indexing='ij'), torch.Tensor(0), torch.tril_indices(3, 3),

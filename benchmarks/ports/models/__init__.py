@@ -5,11 +5,14 @@ from __future__ import annotations
 from . import (
     ours,
     pytorch_examples,
+    smp_,
+    timm_,
     torchvision_cnn,
     torchvision_modern,
     torchvision_segmentation,
     torchvision_video,
     transformers_,
+    vit_pytorch_,
 )
 
 GROUPS = {
@@ -20,5 +23,10 @@ GROUPS = {
     "torchvision_video": torchvision_video.CASES,
     "transformers": transformers_.CASES,
     "pytorch_examples": pytorch_examples.CASES,
+    "timm": timm_.CASES,
+    "smp": smp_.CASES,
+    "vit_pytorch": vit_pytorch_.CASES,
 }
 BY_NAME = {f"{group}/{case.name}": case for group, cases in GROUPS.items() for case in cases}
+FRAMES = ("timm", "smp", "vit_pytorch")
+"""The groups that are all of a library, of which one half is only asked."""

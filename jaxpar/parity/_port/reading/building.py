@@ -45,10 +45,9 @@ def record_constructions(run: Callable[[], Any]) -> tuple[Any, Constructions]:
             return
         if event == "call":
             # When a call starts, the frame's locals are its arguments as bound, defaults included.
-            # **kwargs is copied, because many constructors pop their entries.
+            # They are copied, because many constructors pop their entries.
             info = inspect.getargvalues(frame)
-            more = {info.keywords: dict(info.locals[info.keywords])} if info.keywords else {}
-            open_frames[frame] = info = info._replace(locals={**info.locals, **more})
+            open_frames[frame] = info = info._replace(locals=_copied(info.locals))
             instance = info.locals.get(info.args[0]) if info.args and code.co_name == "__init__" else None
             # A class's __init__ starts before its bases', which get the same instance. `Construction`
             # keeps it alive, so that no later object gets its id.
@@ -63,6 +62,13 @@ def record_constructions(run: Callable[[], Any]) -> tuple[Any, Constructions]:
     with profiled(note):
         result = run()
     return result, calls
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of nested containers with the same elements."""
+    if type(value) is dict:
+        return {key: _copied(entry) for key, entry in value.items()}
+    return type(value)(map(_copied, value)) if type(value) in (list, tuple) else value
 
 
 def _inherited(frame: Any) -> bool:

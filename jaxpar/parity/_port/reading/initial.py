@@ -31,16 +31,18 @@ class Initial(TorchFunctionMode):
         self._open: list[tuple[Place, int, int, set[tuple[str, int]]]] = []
         self._initial: set[Place] = set()
         self._other: set[Place] = set()
+        self._idle: set[Place] = set()
         self._storages: dict[int, torch.Tensor] = {}  # by address; a reference keeps the address taken
 
     def is_initial(self, source: Source, node: ast.stmt) -> bool:
         location = (source.path, *start_of(node))
-        return location in self._initial and location not in self._other
+        initial = self._initial | self._idle if is_apply(node) else self._initial
+        return location in initial and location not in self._other
 
     def begin(self, location: Place) -> None:
         self._open.append((location, self.writes, self.attributes, set()))
 
-    def end(self, location: Place) -> set[tuple[str, int]]:
+    def end(self, location: Place, is_apply: bool = False) -> set[tuple[str, int]]:
         """Return the lines inside of the statement that did more than set initial values."""
         lines: set[tuple[str, int]] = set()
         while self._open:
@@ -49,8 +51,8 @@ class Initial(TorchFunctionMode):
             if begun == location:
                 if self.attributes > attributes:
                     self._other.add(location)
-                elif self.writes > writes:
-                    self._initial.add(location)
+                elif self.writes > writes or is_apply:
+                    (self._initial if self.writes > writes else self._idle).add(location)
                     return set()
                 break
         return lines
@@ -102,6 +104,12 @@ class Initial(TorchFunctionMode):
             changed += tensors[:1]
         self.writes += any(_address(tensor) in self._storages for tensor in changed)
         return result
+
+
+def is_apply(node: ast.AST) -> bool:
+    """Return whether a statement is `module.apply(function)`, which sets initial values, or none."""
+    func = getattr(getattr(node, "value", None), "func", None)
+    return isinstance(node, ast.Expr) and isinstance(func, ast.Attribute) and func.attr == "apply"
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -122,6 +122,8 @@ def defined_by_user(value: Any) -> bool:
     path = getattr(module, "__file__", None)
     if isinstance(value, FunctionType):
         path = value.__code__.co_filename
+        if not is_users(path):  # a user's function, wrapped by torch's decorator
+            path = inspect.unwrap(value).__code__.co_filename
     return bool(path and is_users(path) and "." not in value.__qualname__)
 
 
@@ -178,13 +180,19 @@ def assignment(module: ModuleType, name: str) -> tuple[Source, ast.stmt, ModuleT
 def is_set_by_functions(source: Source, name: str) -> bool:
     """Return whether the file assigns a name more than once, or in a function by `global`."""
     by_global = any(name in node.names for node in ast.walk(source.tree) if isinstance(node, ast.Global))
+    return by_global or is_assigned(source, name, at_least=2)
+
+
+@functools.cache
+def is_assigned(source: Source, name: str, at_least: int = 1) -> bool:
+    """Return whether statements of the file, outside of functions, assign a name."""
     assignments = [
         node
         for node in ast.walk(source.tree)
         if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store)
         if source.around(node) is None
     ]
-    return by_global or len(assignments) > 1
+    return len(assignments) >= at_least
 
 
 @functools.cache

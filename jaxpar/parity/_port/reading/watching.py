@@ -26,7 +26,7 @@ import torch
 
 from ..rules.transformers_names import LIBRARY
 from .aliases import Aliases
-from .initial import MEASURED, Initial
+from .initial import MEASURED, Initial, is_apply
 from .source import Key, Source, source_of, start_of
 
 PROBE, PASSED = "__jaxpar_probe__", "__jaxpar_passed__"
@@ -110,7 +110,7 @@ class Watched:
 
     def end(self, *location: Any) -> None:
         if not self.in_call:
-            lines = self.initial.end(location)
+            lines = self.initial.end(location[:3], *location[3:])
             enclosing_lines = self.initial.lines()
             (self.lines if enclosing_lines is None else enclosing_lines).update(lines)
 
@@ -319,9 +319,10 @@ class _Probes(ast.NodeTransformer):
 
     def _statement(self, node: ast.stmt) -> list[ast.stmt]:
         location = (self.source.path, *start_of(node))
+        end = _reported(END, (*location, is_apply(node)))  # before `visit`, which changes the node
         statements = [_reported(PASSED, location[:2]), self.visit(node)]
         if isinstance(node, MEASURED):
-            statements = [statements[0], _reported(BEGIN, location), statements[1], _reported(END, location)]
+            statements = [statements[0], _reported(BEGIN, location), statements[1], end]
         return [ast.copy_location(statement, node) for statement in statements]
 
 

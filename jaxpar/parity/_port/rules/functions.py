@@ -29,8 +29,9 @@ FUNCTIONS = table("""
     torch.full_like(input, fill_value, dtype=, device?) -> jnp.full_like({input}, {fill_value}<, {dtype}>)
     torch.arange(start, end=, step=, dtype=, device?) -> \
         jnp.arange({start}<, {end}><, {step}><, dtype={dtype}>)
-    torch.linspace|torch.logspace(start, end, steps, device?) -> jnp.{}({start}, {end}, {steps})
-    torch.eye(n, m=, device?) -> jnp.eye({n}<, {m}>)
+    torch.linspace|torch.logspace(start, end, steps, dtype=, device?) -> \
+        jnp.{}({start}, {end}, {steps}<, dtype={dtype}>)
+    torch.eye(n, m=, dtype=, device?) -> jnp.eye({n}<, {m}><, dtype={dtype}>)
     torch.tensor(data, dtype=, device?) -> jnp.array({data}<, {dtype}>)
     torch.as_tensor(data, dtype=, device?) -> jnp.asarray({data}<, {dtype}>)
     torch.meshgrid(*tensors, indexing) -> jnp.meshgrid({tensors:s}, indexing={indexing})
@@ -40,7 +41,8 @@ FUNCTIONS = table("""
     torch.Tensor(*size) -> jnp.zeros({size:t})
     torch.tril_indices|torch.triu_indices(row, col) -> jnp.stack(jnp.{}({row}, 0, {col}))
     torch.tril_indices|torch.triu_indices(row, col, offset) -> jnp.stack(jnp.{}({row}, {offset}, {col}))
-    torch.jit.is_scripting|torch.jit.is_tracing|torch.compiler.is_compiling() -> False
+    torch.jit.is_scripting|torch.jit.is_tracing() -> False
+    torch.compiler.is_compiling|torch.compiler.is_exporting|torch.onnx.is_in_onnx_export() -> False
     torch.is_tensor(obj) -> isinstance({obj}, jax.Array)
     torch.get_default_dtype() -> jnp.float32
     torch.finfo|torch.iinfo(type) -> jnp.{}({type})

@@ -34,5 +34,8 @@ SILENT = (
 MODULES = {"torch.nn": "nn", "torch.nn.functional": "F"}
 """Modules of torch with a counterpart in jaxpar for their attributes: `getattr(nn, name)`."""
 
-CONTEXTS = ("torch.autocast", "torch.amp.autocast_mode.autocast", "torch.cuda.amp.autocast")
-"""Contexts that mean nothing at one precision; only their bodies are written."""
+CONTEXTS = (
+    *("torch.autocast", "torch.amp.autocast_mode.autocast", "torch.cuda.amp.autocast"),
+    *("torch.backends.cuda.sdp_kernel", "torch.nn.attention.sdpa_kernel"),
+)
+"""Contexts that mean nothing at one precision, or choose a kernel; only their bodies are written."""

@@ -42,7 +42,39 @@ def assign(ctx: Context, node: ast.Assign) -> str | None:
         return f"{stored.text} = {value}"
     if single and isinstance(target, ast.Name) and text(ctx, node.value) == target.id:
         return None  # x = x.contiguous()
+    if single and isinstance(target, ast.Subscript) and (element := _set_element(ctx, node, target)):
+        return element
+    if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+        values = _elements(ctx, target, node.value)
+        return spliced(ctx, node, lambda part: values if part is node.value else translated(ctx, part)).text
     return spliced(ctx, node, lambda part: (value_of if part is node.value else translated)(ctx, part)).text
+
+
+def _elements(ctx: Context, target: ast.Tuple, value: ast.Tuple) -> Fragment:
+    """Write the right side of `self.norm, self.act = None, None`."""
+    attributes = dict(zip(value.elts, target.elts, strict=False))
+
+    def element(part: ast.AST) -> Fragment:
+        attribute = attributes.get(part)  # type: ignore[call-overload]
+        if isinstance(attribute, ast.Attribute) and _is_replaced(ctx, attribute, part):
+            return Fragment(f"nnx.data({text(ctx, part)})")
+        return value_of(ctx, part)
+
+    return spliced(ctx, value, element)
+
+
+def _set_element(ctx: Context, node: ast.Assign, target: ast.Subscript) -> str | None:
+    """Write `self.widths[i] = x` of a module's list, which is a tuple in the file."""
+    owner, site = target.value, ctx.site(target.value)
+    if not (
+        isinstance(owner, ast.Attribute) and ctx.is_module(owner.value) and site and site.kinds == {list}
+    ):
+        return None
+    if isinstance(target.slice, ast.Slice) or _grows(ctx, owner):
+        return None
+    name, index = text(ctx, owner), translated(ctx, target.slice)
+    before, after = f"*{name}[:{index.text}]", f"*{name}[{index.grouped} + 1 :]"
+    return f"{name} = ({before}, {value_of(ctx, node.value).text}, {after})"
 
 
 @expression(ast.Subscript)
@@ -85,8 +117,8 @@ def _set_attribute(
     site, written = ctx.site(node.value), value.text
     in_constructor = getattr(ctx.source.around(node), "name", "") == "__init__"
     # NNX fixes at the first assignment whether an attribute can hold arrays; None alone would be static.
-    if is_none(node.value) and _is_assigned_again(ctx, target):
-        written = "nnx.data(None)"
+    if _is_replaced(ctx, target, node.value):
+        written = f"nnx.data({written})"
     elif site and site.kinds & {list} and not _grows(ctx, target):
         # NNX puts static attributes into the key of a compiled program, which must be hashable.
         listed = node.value if isinstance(node.value, ast.List) else None
@@ -121,13 +153,24 @@ def _is_buffer(ctx: Context, target: ast.Attribute) -> bool:
     return any(target.attr in variables_of(module) - {*module._parameters} for module in modules)
 
 
-def _is_assigned_again(ctx: Context, target: ast.Attribute) -> bool:
-    """Return whether the class has another assignment to an attribute of this name."""
+def _is_replaced(ctx: Context, target: ast.Attribute, value: ast.AST) -> bool:
+    """Return whether a module's attribute may hold arrays later: None or a flag is not its last value."""
+    site = ctx.site(value)
+    if not ctx.is_module(target.value) or not (is_none(value) or (site and site.kinds == {bool})):
+        return False
     owner: ast.AST | None = target
     while owner is not None and not isinstance(owner, ast.ClassDef):
         owner = ctx.source.parents.get(owner)
-    attributes = (child for child in ast.walk(owner or ctx.source.tree) if isinstance(child, ast.Attribute))
-    return sum(child.attr == target.attr and isinstance(child.ctx, ast.Store) for child in attributes) > 1
+    others = [
+        child
+        for child in ast.walk(owner or ctx.source.tree)
+        if isinstance(child, ast.Attribute) and child is not target
+        if child.attr == target.attr and isinstance(child.ctx, ast.Store)
+    ]
+    if is_none(value):
+        return bool(others)
+    assignments = (ctx.source.parents[child] for child in others)
+    return any(isinstance(other, ast.Assign) and ctx.is_module(other.value) for other in assignments)
 
 
 def _tied(ctx: Context, value: ast.expr, target: ast.Attribute) -> tuple[Fragment, str] | None:

@@ -35,7 +35,7 @@ def written_statement(ctx: Context, node: ast.stmt) -> str | None:
     """Write a statement in JAX; None if it is left out."""
     try:
         changed = ctx.watched.aliases.changed.get((ctx.source.path, node.lineno), set())
-        if read := read_later(ctx.source, node, changed - {rebound(ctx, node)}):
+        if changed and (read := read_later(ctx.source, node, changed - {rebound(ctx, node)})):
             raise Hole(f"it changes {' and '.join(read)} as well, in place")
         require_no_changes(ctx, node)
         if not ctx.ran(node) and (other := alias_read_later(ctx.source, node)):

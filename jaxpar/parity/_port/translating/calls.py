@@ -36,6 +36,8 @@ def call(ctx: Context, node: ast.Call) -> Fragment:
     if isinstance(node.func, ast.Attribute) and (fragment := method(ctx, node, node.func)):
         return fragment
     target = ctx.scope.value(node.func)
+    if target is None:
+        raise Hole("the import of this name failed")
     if home_of(target).startswith("einops.layers.torch."):
         return _of_einops(ctx, node, target)
     # No value can be an instance of a class that is not written.

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -16,16 +18,18 @@ from torch import nn
 from ..reading.runtime import Beyond, for_runtime, of_runtime
 from ..reading.scope import Scope, definition
 from ..reading.source import Function, Source, defined, end_of, start_of
-from ..reading.watching import Watched
+from ..reading.watching import INSTALLED, Watched, is_users
 from .blocks import begin_of, blocks_of, written_statement
 from .caches import only_empties_caches
+from .calls import PARTIAL
 from .constructors import MODE, reads_training_first
 from .context import Context
-from .drawing import STREAM, draws, draws_first, needs_rngs
+from .drawing import STREAM, draws, draws_first, method_needs_rngs, needs_rngs
 from .expressions import pieces, text
 from .functions import decorator, function, head_parts, registers
-from .names import left_out, reference
+from .names import LITERALS, left_out, reference
 from .needs import Needs
+from .omitted import is_docstring
 
 RNGS = "nnx.Rngs"
 EMPTY = '"""Not ported, for the example does not run it."""'
@@ -53,19 +57,62 @@ def constant_text(source: Source, node: ast.stmt, module: ModuleType, watched: W
     """Write the assignment of a module's constant; of a dict of functions and classes, the used entries."""
     ctx = Context(source, watched, Scope(dict(vars(module))), needs)
     (name, *_) = defined(node)
-    if entries := _used_entries(ctx, vars(module).get(name)):
-        items = (f"{key!r}: {reference(ctx, node, value, value.__name__).text}" for key, value in entries)
-        return f"{name} = {{{', '.join(items)}}}"
+    if used := _used_entries(ctx, vars(module).get(name)):
+        return f"{name} = {_entries(ctx, node, used)}"
     return written_statement(ctx, node) or ""
 
 
-def _used_entries(ctx: Context, value: Any) -> list[tuple[Any, Any]]:
-    """Return the entries of a dict of functions and classes that the example used, if not all of them."""
-    if type(value) is not dict or not all(isinstance(entry, FunctionType | type) for entry in value.values()):
-        return []
-    used = [(key, entry) for key, entry in value.items() if id(entry) in ctx.watched.callables]
-    written = all(isinstance(key, str | int) and "<" not in entry.__qualname__ for key, entry in used)
-    return used if written and len(used) < len(value) else []
+def _used_entries(ctx: Context, value: Any) -> dict[Any, Any]:
+    """Return the entries of a dict of functions and classes that the example used, if not all of them.
+
+    An entry may be a dict itself, of some of them and of plain values.
+    """
+    if type(value) is not dict:
+        return {}
+    callables = {key: list(_callables(entry)) for key, entry in value.items()}
+    if not all(callables.values()):
+        return {}
+    used = {
+        key: value[key] for key, entries in callables.items() if {*map(id, entries)} & ctx.watched.callables
+    }
+    return used if len(used) < len(value) and _is_writable(used) else {}
+
+
+def _callables(entry: Any) -> Iterator[Any]:
+    """Yield the functions and classes of a dict's entry."""
+    if isinstance(entry, FunctionType | type):
+        yield entry
+    elif type(entry) is dict:
+        for inner in entry.values():
+            yield from _callables(inner)
+
+
+def _is_writable(entry: Any) -> bool:
+    if type(entry) is dict:
+        return all(isinstance(key, str | int) and _is_writable(value) for key, value in entry.items())
+    if type(entry) in (list, tuple):
+        return all(map(_is_writable, entry))
+    if isinstance(entry, functools.partial):
+        return all(map(_is_writable, (entry.func, *entry.args, *entry.keywords.values())))
+    if isinstance(entry, FunctionType | type):
+        return "<" not in entry.__qualname__
+    return isinstance(entry, LITERALS)
+
+
+def _entries(ctx: Context, node: ast.stmt, entry: Any) -> str:
+    if type(entry) is dict:
+        return f"{{{', '.join(f'{key!r}: {_entries(ctx, node, value)}' for key, value in entry.items())}}}"
+    if type(entry) in (list, tuple):
+        elements = "".join(f"{_entries(ctx, node, value)}, " for value in entry)
+        return f"[{elements}]" if type(entry) is list else f"({elements})"
+    if isinstance(entry, functools.partial):
+        ctx.needs.imports["partial"] = PARTIAL
+        parts = [_entries(ctx, node, value) for value in (entry.func, *entry.args)]
+        parts += [f"{name}={_entries(ctx, node, value)}" for name, value in entry.keywords.items()]
+        return f"partial({', '.join(parts)})"
+    if isinstance(entry, FunctionType | type):
+        return reference(ctx, node, entry, entry.__name__).text
+    return repr(entry)
 
 
 def _context(value: Any, watched: Watched, needs: Needs) -> Context:
@@ -124,7 +171,10 @@ def _state(ctx: Context, value: type, node: ast.ClassDef) -> Iterator[tuple[ast.
 def _head(ctx: Context, node: ast.ClassDef) -> str:
     """Write `class Net(nnx.Module):` up to its first statement."""
     parts, start, begin = head_parts(node), start_of(node), begin_of(node.body[0])
-    remaining = [part for part in parts if not left_out(ctx, ctx.scope.value(part))]
+    values = ((part, ctx.scope.value(part)) for part in parts)
+    remaining = [
+        part for part, value in values if not (left_out(ctx, value) or (ctx.kind and _is_mixin(ctx, value)))
+    ]
     if len(remaining) < len(parts):
         written = f"class {node.name}({', '.join(text(ctx, part) for part in remaining)}"
     else:
@@ -133,6 +183,31 @@ def _head(ctx: Context, node: ast.ClassDef) -> str:
     decorators = [_decorator(ctx, node, expression) for expression in node.decorator_list]
     lines = "".join(f"@{decorated}\n" for decorated in decorators if decorated)
     return lines + written + ctx.source.between(end, begin)
+
+
+def _is_mixin(ctx: Context, base: Any) -> bool:
+    """Return whether a module's base derives from another library's class and none of its methods ran."""
+    if not inspect.isclass(base) or issubclass(base, nn.Module):
+        return False
+    functions = [function_in(kind, name) for kind in base.__mro__ for name in vars(kind)]
+    ran = any(function.__code__ in ctx.watched.functions for function in functions if function)
+    return not ran and any(_is_installed(kind) for kind in base.__mro__)
+
+
+def _is_installed(kind: type) -> bool:
+    """Return whether a class is of a package that is not ported."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    return bool(INSTALLED & set(Path(file).parts)) and not is_users(file)
+
+
+def _only_makes(node: Function) -> bool:
+    """Return whether a `__new__` only returns what its base's makes, for which Flax has its own."""
+    statements = [statement for statement in node.body if not is_docstring(statement)]
+    value = statements[0].value if statements and isinstance(statements[0], ast.Assign | ast.Return) else None
+    is_bases = isinstance(value, ast.Call) and ast.unparse(value.func) == "super().__new__"
+    return is_bases and all(
+        isinstance(x, ast.Return) and isinstance(x.value, ast.Name) for x in statements[1:]
+    )
 
 
 def _decorator(ctx: Context, node: ast.ClassDef, expression: ast.expr) -> str | None:
@@ -152,9 +227,13 @@ def _method(ctx: Context, value: type, node: Function) -> str | None:
     if method is None or ctx.source.function(method.__code__) is not node:
         return None  # an overload, or replaced by a decorator
     name = f"{value.__name__}.{node.name}"
+    if ctx.kind and node.name == "__new__" and _only_makes(node):
+        return None
     if ctx.kind is None:
         with contextlib.suppress(Beyond):
-            if written := ctx.needs.without_holes(lambda: function(ctx, node)):
+            rngs = RNGS if method_needs_rngs(ctx, method) else ""
+            ran = method.__code__ in ctx.watched.functions
+            if written := ctx.needs.without_holes(lambda: function(ctx, node, rngs), in_lines_that_ran=ran):
                 return written
         ctx.needs.note(f"{name} is not ported: it has no counterpart")
         return None

@@ -129,12 +129,21 @@ def needs_rngs(ctx: Context, target: Any) -> bool:
         base = next(base for base in target.__mro__ if "__init__" in vars(base))
         constructed = defined_by_user(base) or takes_rngs_as_base(base)
         return constructed or any(draws_itself(ctx, base) for base in target.__mro__)
+    if inspect.isclass(target) and defined_by_user(target):  # a plain class
+        return needs_rngs(ctx, vars(target).get("__init__"))
+    if not isinstance(target, FunctionType | nn.Module) and defined_by_user(type(target)):
+        return method_needs_rngs(ctx, vars(type(target)).get("__call__"))
     if not isinstance(target, FunctionType):
         return False
     function = inspect.unwrap(target)
     # `forward` draws from the module's own stream, and nothing passes `rngs` to it.
     is_forward = "." in function.__qualname__ and function.__name__ in ("forward", "__call__")
-    return not is_forward and _examined(ctx, function, _builds_layer, _BUILDS)
+    return not is_forward and method_needs_rngs(ctx, function)
+
+
+def method_needs_rngs(ctx: Context, method: Any) -> bool:
+    """Return whether a function, or a method of a plain class, builds layers."""
+    return isinstance(method, FunctionType) and _examined(ctx, inspect.unwrap(method), _builds_layer, _BUILDS)
 
 
 def takes_rngs_as_base(base: type) -> bool:

@@ -23,6 +23,7 @@ from ..reading.scope import (
     has_definition,
     import_of,
     import_of_config,
+    is_assigned,
     is_layer,
     is_set_by_functions,
     is_torchs,
@@ -41,8 +42,12 @@ LITERALS = (bool, int, float, str, NoneType)
 
 @expression(ast.Name)
 def name(ctx: Context, node: ast.Name) -> Fragment:
-    if node.id in ctx.unbound and ctx.site(node) is None:
-        return hole(ctx, node, "no line that ran assigns it")
+    if node.id in ctx.unbound:
+        site = ctx.site(node)
+        if site is None:
+            return hole(ctx, node, "no line that ran assigns it")
+        if site.kinds == {torch.device}:  # its assignment is left out
+            return Fragment("None", value=None)
     value = ctx.scope.value(node)
     return Fragment(node.id) if value is UNKNOWN else reference(ctx, node, value, node.id)
 
@@ -208,6 +213,8 @@ def _of_file(ctx: Context, name: str, value: Any) -> str:
     module = sys.modules.get(ctx.scope.globals.get("__name__", ""))
     if module and (constant := assignment(module, name)):
         return _constant(ctx, constant, name)
+    if isinstance(value, LITERALS) and is_assigned(ctx.source, name):
+        return repr(value)  # the import failed, and the file assigns something else
     if line := import_of(ctx.source, name):
         ctx.needs.imports[name] = line
     elif hasattr(builtins, name) and value is getattr(builtins, name):

@@ -76,13 +76,16 @@ class Needs:
     def note_initial_values(self) -> None:
         self.note(NOT_PORTED)
 
-    def without_holes(self, write: Callable[[], Text]) -> Text | None:
-        """Return what `write` returns; None if it wrote holes, which are forgotten along with its notes."""
+    def without_holes(self, write: Callable[[], Text], in_lines_that_ran: bool = False) -> Text | None:
+        """Return what `write` returns; None if it wrote holes, which are forgotten along with its notes.
+
+        `in_lines_that_ran` accepts those in others.
+        """
         holes, notes, written_holes = len(self.holes), len(self.notes), self.written_holes
         failed = True
         try:
             written = write()
-            failed = self.written_holes > written_holes
+            failed = len(self.holes) > holes if in_lines_that_ran else self.written_holes > written_holes
         finally:
             if failed:
                 del self.holes[holes:], self.notes[notes:]

@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from .. import rules
 from ..reading.runtime import is_logger, library_name
 from ..reading.scope import UNKNOWN, dotted
+from ..reading.source import Function
 from .context import Context
 
 _EXAMINED: set[ast.stmt] = set()
@@ -81,9 +82,21 @@ def is_initial(ctx: Context, node: ast.stmt) -> bool:
     function = ctx.source.around(node)
     inner = set(_names(node))
     uses = [name for name in _names(function) if name not in inner] if function else []
-    used = {name.id for name in uses if isinstance(name.ctx, ast.Load)}
+    used = {name.id for name in uses if isinstance(name.ctx, ast.Load) and not _is_of_other_loop(ctx, name)}
     statements = [child for child in ast.walk(node) if isinstance(child, ast.Expr) and ctx.ran(child)]
     return not names & used and all(ctx.watched.initial.is_initial(ctx.source, child) for child in statements)
+
+
+def _is_of_other_loop(ctx: Context, name: ast.Name) -> bool:
+    """Return whether a name that is read has its value from a `for` around it."""
+    child: ast.AST = name
+    parent = ctx.source.parents[name]
+    while not isinstance(parent, Function | ast.Lambda | ast.Module):
+        targets = _names(parent.target) if isinstance(parent, ast.For) and child in parent.body else ()
+        if name.id in {target.id for target in targets}:
+            return True
+        child, parent = parent, ctx.source.parents[parent]
+    return False
 
 
 def _names(node: ast.AST) -> list[ast.Name]:
