@@ -26,7 +26,7 @@ help:
 	@echo "make package    build the wheel and try it in an empty environment"
 	@echo "make benchmark  what DataParallel costs against a step written by hand"
 	@echo "make abroad     compare models of transformers and diffusers, an hour or two"
-	@echo "make ports      port models of torchvision, transformers and pytorch/examples, and prove them: hours, and it goes on where it was stopped"
+	@echo "make ports      port models of torchvision, transformers, timm and others, and prove them: hours, and it goes on where it was stopped"
 	@echo "make mutants    plants small mistakes, by hand and 100 drawn by SEED=31, and runs their tests; RESUME=--resume goes on where it was stopped"
 
 $(READY): pyproject.toml constraints-python3.11.txt constraints-python3.12.txt
@@ -138,7 +138,8 @@ ports: .venv-ports/.ready
 	.venv-ports/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) 'torch==2.13.0'
 	.venv-ports/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[torch,parity]' \
 	  --requirement benchmarks/ports/requirements.txt
-	.venv-ports/bin/python -m pip install --quiet --no-deps 'torchvision==0.28.0'
+	.venv-ports/bin/python -m pip install --quiet --no-deps 'torchvision==0.28.0' 'timm==1.0.31' \
+	  'segmentation-models-pytorch==0.6.0' 'vit-pytorch==1.26.11'
 	@touch $@
 
 mutants: $(READY)

@@ -5,6 +5,7 @@ None of it needs torchvision or transformers: `make ports` does.
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ sys.path.append(str(ROOT))  # benchmarks is no installed package
 
 from porting import modules  # noqa: E402
 
-from benchmarks.ports import ask, models, names, page, run  # noqa: E402
+from benchmarks.ports import ask, halves, models, names, page, run  # noqa: E402
 from jaxpar import parity  # noqa: E402
 from jaxpar.parity._port.writing import formatted  # noqa: E402
 
@@ -69,6 +70,29 @@ def test_the_page_says_what_was_said(answer, good, said):
     assert f"| MLP | {said} |" in page.write(answers, "make ports")
     for reason in (*answer.get("holes", ()), answer["failure"]):
         assert reason in page.write(answers, "make ports")
+
+
+def test_halves_are_drawn_by_a_seed():
+    names = [str(number) for number in range(9)]
+    development, reported = halves.halves(names)
+    assert sorted(development + reported) == names
+    assert halves.halves(names[::-1]) == (development, reported) != halves.halves(names, seed=33)
+    assert "PAN, vgg11_bn" not in [*itertools.chain(*halves.halves(["PAN, vgg11_bn", *names]))]
+
+
+def test_a_sample_takes_turns_of_the_frames():
+    first = run.drawn(1, 2)
+    assert [name.partition("/")[0] for name in first] == [*models.FRAMES] * 2
+    assert not {*first} & {*run.drawn(0, None)}
+
+
+def test_a_half_is_counted_alone():
+    development, reported = (
+        f"timm/{half[0]}" for half in halves.halves(c.name for c in models.GROUPS["timm"])
+    )
+    text = page.write({development: {**HOLES, "name": development}, reported: {**SAME, "name": reported}}, "")
+    assert "| timm | 32 | development | 49 | 1 | 0 | 1 | 0 |" in text
+    assert "| timm | 32 | reported | 49 | 1 | 1 | 0 | 0 |" in text
 
 
 def test_names_are_those_of_the_source(tmp_path):

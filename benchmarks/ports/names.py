@@ -15,7 +15,8 @@ from jaxpar.parity._port.reading.watching import is_users
 OURS = frozenset(
     {
         *("nnx", "jax", "jnp", "nn", "F", "struct", "rngs", "__call__", "__hash__"),
-        *("hole", "line", "NotImplementedError"),
+        *("hole", "line", "NotImplementedError", "INITIAL_VALUES", "initial_values", "initialise", "net"),
+        *("deterministic", "partial"),
     }
 )
 """What every port may say: what it imports, its random numbers, the hash of a config, and the function that

@@ -28,5 +28,6 @@ GROUPS = {
     "vit_pytorch": vit_pytorch_.CASES,
 }
 BY_NAME = {f"{group}/{case.name}": case for group, cases in GROUPS.items() for case in cases}
+REFUSED = frozenset(smp_.REFUSED)
 FRAMES = ("timm", "smp", "vit_pytorch")
 """The groups that are all of a library, of which one half is only asked."""

@@ -28,6 +28,11 @@ ENCODERS = (
 """The encoders with at most 30 million parameters."""
 UNSUPPORTED = {("mit_b", "UnetPlusPlus"), ("mit_b", "Linknet"), ("mit_b", "DPT")}
 """Pairs whose constructor raises in torch, by the beginning of the encoder's name."""
+REFUSED = (
+    *("DeepLabV3Plus, vgg16_bn", "DeepLabV3Plus, densenet201", "PAN, vgg11_bn", "PAN, dpn68"),
+    "PAN, resnext50_32x4d",
+)
+"""The names of those drawn that torch refuses as well: dilation beside pooling, an image of one pixel."""
 NUMBER, SEED = 40, 32
 
 
