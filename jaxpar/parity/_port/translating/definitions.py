@@ -256,6 +256,8 @@ def function_in(value: type, name: str) -> Any:
 
 def not_run(source: Source, node: ast.AST, watched: Watched, report: Callable[[ast.stmt], None]) -> None:
     """Report the first statements of blocks that did not run although the code around them did."""
+    if isinstance(node, ast.stmt) and watched.initial.is_initial(source, node):
+        return  # it ran, and what it did is in the initial values
     for body in blocks_of(node):
         if not isinstance(node, ast.ClassDef) and (source.path, body[0].lineno) not in watched.lines:
             # Refusals need not run.
