@@ -58,20 +58,20 @@ from ._training.eval_step import eval_step as eval_step
 from ._training.precision import Precision as Precision
 from ._training.distributed_data_parallel import DistributedDataParallel as DistributedDataParallel
 from .distributed.check_replicas import check_replicas as check_replicas
-from ._checkpointer import Checkpointer as Checkpointer
-from ._checkpointer import Restored as Restored
-from ._checkpointer import load_unwrapped_state as load_unwrapped_state
-from ._checkpointer import unwrapped_state as unwrapped_state
-from ._metrics import MetricsLog as MetricsLog
+from ._checkpointer.checkpointer import Checkpointer as Checkpointer
+from ._checkpointer.reading import Restored as Restored
+from ._checkpointer.unwrapped import load_unwrapped_state as load_unwrapped_state
+from ._checkpointer.unwrapped import unwrapped_state as unwrapped_state
+from ._metrics.log import MetricsLog as MetricsLog
 from ._metrics.progress import progress as progress
 from ._training.watchdog import beat as beat
 
 # Tools
-from ._tools.estimate import estimate as estimate
-from ._tools.estimate import Estimate as Estimate
-from ._tools.estimate import Hardware as Hardware
-from ._tools.estimate import memory_report as memory_report
-from ._tools.estimate import MemoryReport as MemoryReport
+from ._tools.estimate.estimate import estimate as estimate
+from ._tools.estimate.report import Estimate as Estimate
+from ._tools.estimate.hardware import Hardware as Hardware
+from ._tools.estimate.memory_report import memory_report as memory_report
+from ._tools.estimate.memory import MemoryReport as MemoryReport
 from ._tools.profile import profile as profile
 from ._tools.profile import Profile as Profile
 from ._tools.profile import Operation as Operation

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import lazy_loader
 
+from ._arguments import check_on_import
+
 COUNTERPARTS = {
     "torch.Tensor": "jax.Array",
     "torch.tensor": "jax.numpy.array",
@@ -106,9 +108,11 @@ NAMESPACES = tuple(
 def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return a package's `__getattr__`, `__dir__` and `__all__`, from the stub next to `file`.
 
-    A missing name raises AttributeError, or ImportError in `from package import name`, with its counterpart.
+    Its functions and classes check their arguments. A missing name raises AttributeError, or
+    ImportError in `from package import name`, with its counterpart.
     """
     load, names, exported = lazy_loader.attach_stub(package, file)
+    check_on_import(package, f"{file}i")
 
     def __getattr__(name: str) -> Any:
         if name in exported or name.startswith("_"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import operator
-import warnings
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
@@ -12,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ._arguments import warn
 from ._typing import Array, PyTree, Static, TreeDef
 from ._upstream import get_opaque_trace_state
 from .errors import DeletedError, LeafError, RangeError
@@ -234,8 +234,7 @@ def warn_narrowed(leaf: Any, name: str, function: str) -> None:
     narrow = jax.dtypes.canonicalize_dtype(leaf.dtype)
     if narrow != leaf.dtype:
         _narrowed.add((name, str(leaf.dtype)))
-        warnings.warn(
+        warn(
             f"{function}: {name} is {leaf.dtype} and becomes {narrow}, because jax_enable_x64 is off. Turn "
             f"it on, or convert before: {name}.astype(np.{narrow}).",
-            stacklevel=4,
         )

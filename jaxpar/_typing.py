@@ -13,9 +13,9 @@ import numpy as np
 
 PyTree: TypeAlias = Any
 TreeDef: TypeAlias = jax.tree_util.PyTreeDef
-Array: TypeAlias = "jax.Array | np.ndarray"
+Array: TypeAlias = jax.Array | np.ndarray
 Shape: TypeAlias = tuple[int, ...]
-DeviceLike: TypeAlias = "int | str | jax.Device"
+DeviceLike: TypeAlias = int | str | jax.Device
 
 REPLICA = "replica"  # the name of the mesh axis of the replicas
 

@@ -232,7 +232,7 @@ BAD = {
     "lengths with a point": lambda kit: kit.random_split(range(10), [5.0, 5.0]),
     "no length": lambda kit: kit.random_split(iter("ab"), [1, 1]),
 }
-OWN_WORDS = {"lengths with a point", "the length of a stream without"}
+OWN_WORDS = {"lengths of text", "lengths with a point", "the length of a stream without"}
 """Python's own errors, which name torch's types."""
 
 

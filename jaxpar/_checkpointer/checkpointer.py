@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
-from .._arguments import folder, whole
+from .._arguments import folder, warn, whole
 from .._training.watchdog import reached
 from .._typing import PyTree
 from ..errors import CheckpointError
@@ -21,7 +21,6 @@ from .reading import restore
 from .saver import Saver
 from .step import Damage, Metric, check_step
 from .store import BEST, BestStore, Store
-from .warn import warn
 
 P = ParamSpec("P")
 T = TypeVar("T")

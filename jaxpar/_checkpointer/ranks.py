@@ -18,6 +18,7 @@ from typing import TypeVar
 import jax
 import numpy as np
 
+from .._arguments import warn
 from ..distributed import call_log
 from ..distributed import preempted as preempted
 from ..distributed.exchange import PREFIX, delete, post, read
@@ -27,7 +28,6 @@ from ..distributed.partial_exchange import take_along as take_along
 from ..errors import CheckpointError, DistributedError, DivergenceError
 from .json_values import LARGE, decode, encode
 from .step import Manifest, SavedValue, digest
-from .warn import warn
 
 PATIENCE = 1800.0
 """Seconds to wait for rank 0's disk, and for reading; torch's timeout for a collective."""

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._arguments import warn
 from .._devices.context import Outside
 from .._typing import PyTree
 from ..errors import CheckpointError
@@ -18,7 +19,6 @@ from .json_values import decode, dtype_of, is_key
 from .ranks import agree, rank, rank_values
 from .step import Damage, SavedArray, SavedValue, read_arrays, read_manifest
 from .store import Store
-from .warn import warn
 
 Values: TypeAlias = "dict[str, dict[str, PyTree]]"
 """Values by item and leaf."""

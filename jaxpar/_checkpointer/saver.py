@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 import jax
 import numpy as np
 
+from .._arguments import warn
 from .._tree import check_alive, is_array
 from .._typing import PyTree
 from .._upstream import before_thread_pools_close
@@ -22,7 +23,6 @@ from .json_values import Array, encode, flat_bytes, is_storable
 from .ranks import Outcomes, agree, check_equal, of_rank
 from .step import Arrays, Damage, Metric, Parts, State, check_step, digest
 from .store import Store
-from .warn import warn
 
 
 class RankReport(NamedTuple):

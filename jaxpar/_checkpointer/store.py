@@ -20,10 +20,10 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
+from .._arguments import warn
 from .._training.watchdog import reached
 from ..errors import CheckpointError
 from .step import Arrays, Damage, Metric, Parts, State, flush, read_manifest
-from .warn import warn
 
 NUMBER = "(0|[1-9][0-9]*)"
 """Pattern of step names. `str.isdigit` would accept a folder called `²`."""

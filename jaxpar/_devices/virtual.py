@@ -11,8 +11,8 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import warnings
 
+from .._arguments import warn
 from ..errors import BackendError, DeviceError
 
 _VARIABLES = ("PJRT_NPROC", "NPROC")
@@ -125,10 +125,9 @@ def _warn_of_few_threads(n: int) -> None:
             f"Call jaxpar.virtual_devices before anything makes an array, or start with PJRT_NPROC={least}."
         )
     if max(threads, n) < least:
-        warnings.warn(
+        warn(
             f"{what} fewer than {least} threads, and a training loop on {n} virtual devices may stop for "
             f"ever in an all-reduce. {cure}",
-            stacklevel=3,
         )
 
 

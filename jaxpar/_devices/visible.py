@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from .._arguments import warn
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 START = Path("/proc/self/environ")
@@ -57,11 +58,10 @@ def check() -> None:
     if change and change != _memory.warned:
         _memory.warned = change
         then, now = ("unset" if value is None else repr(value) for value in change)
-        warnings.warn(
+        warn(
             f"{VARIABLE} is {now} now and was {then} when JAX started. The devices of a running process do "
             "not change, so this has no effect. Set it before JAX is used for the first time: outside of the "
             f"script ({VARIABLE}={change.now or '0'} python script.py), or in its first lines.",
-            stacklevel=3,
         )
 
 

@@ -250,6 +250,8 @@ def _board(tensorboard: bool | BoardWriter | None, directory: Path) -> BoardWrit
     if tensorboard is None or tensorboard is False:
         return None
     if tensorboard is not True:
+        if not (hasattr(tensorboard, "add_scalar") and hasattr(tensorboard, "flush")):
+            raise TypeError(f"MetricsLog: tensorboard is {tensorboard!r}, without add_scalar or flush.")
         return tensorboard
     try:
         module = import_module("tensorboardX")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from typing import Any
 
 from flax import linen, nnx
 
+from .._arguments import warn
 from .._tree import is_staged
 from .compiling import in_own_program
 
@@ -55,11 +55,9 @@ def _warn(wrapper: str, N: int) -> None:
     if wrapper in _warned:
         return
     _warned.add(wrapper)
-    warnings.warn(
+    warn(
         f"{wrapper}: BatchNorm takes the statistics of each of {N} replicas' own rows, as in torch. Under "
         f"jax.jit with a sharded batch and without {wrapper} they would be those of the whole batch. "
         "Call jaxpar.convert_sync_batchnorm(module) before you wrap it to have these. This warning comes "
         "once.",
-        UserWarning,
-        stacklevel=4,
     )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from .._arguments import whole
+from .._arguments import warn, whole
 from .._devices.context import outside, returned
 from .._tree import LazyPaths, check_alive, check_leaves, has_tracers, is_array, is_real, is_staged, paths
 from .._typing import DeviceLike, PyTree, Shape, TreeDef
@@ -125,11 +124,9 @@ def _check_shapes(shapes: Sequence[Shape], dim: int, name: str) -> None:
 
 
 def _warn_scalars() -> None:
-    warnings.warn(
+    warn(
         "Was asked to gather along dimension 0, but all input tensors were scalars; will instead "
         "unsqueeze and return a vector.",
-        UserWarning,
-        stacklevel=4,
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,6 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from .._arguments import warn
 from .._devices import devices as _devices
 from .._devices.topology import of_topology
 from .._typing import REPLICA, DeviceLike
@@ -153,11 +153,10 @@ def output(spec: DeviceLike | None, default: jax.Device) -> jax.Device:
     if spec is None:
         return default
     if spec == -1:
-        warnings.warn(
+        warn(
             "Using -1 to represent CPU tensor is deprecated. Please use a device object or string "
             'instead, e.g., "cpu".',
             FutureWarning,
-            stacklevel=4,
         )
         return _devices.device("cpu")
     return _devices.device(spec)

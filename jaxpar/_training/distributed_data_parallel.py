@@ -6,7 +6,6 @@ Unlike torch's, `value_and_grad` returns the mean gradient, because a JAX array 
 from __future__ import annotations
 
 import abc
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,6 +13,7 @@ import jax
 from flax import linen, nnx
 from jax.sharding import Mesh
 
+from .._arguments import warn
 from .._devices.context import outside, returned
 from .._parallel.backends import backend as _backend
 from .._parallel.mesh_placement import placement_for
@@ -133,10 +133,9 @@ def _members(process_group: Any) -> Group | None:
 
 def _buffers(forward_sync: bool | None, broadcast: bool | None) -> bool:
     if broadcast is not None:
-        warnings.warn(
+        warn(
             "DistributedDataParallel: broadcast_buffers is deprecated; use forward_sync_buffers.",
             FutureWarning,
-            stacklevel=4,
         )
     flags = [value for value in (forward_sync, broadcast) if value is not None]
     return flags[0] if flags else True

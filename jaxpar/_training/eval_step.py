@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from .._arguments import EXPLAINED
 from .._devices.context import outside_for, returned
 from .._parallel.compiling import begun
 from .._parallel.modules import Changes
@@ -37,9 +38,12 @@ from .state_optimizer import held_by
 from .work import Whole, WholeBatch
 from .world import ALONE
 
+# A Linen module is accepted, too.
+Nets: TypeAlias = Annotated[nnx.Module | Sequence[nnx.Module], EXPLAINED]
+
 
 def eval_step(
-    net: nnx.Module | Sequence[nnx.Module],
+    net: Nets,
     function: Callable[..., Any] | None = None,
     *,
     precision: Precision | None = None,

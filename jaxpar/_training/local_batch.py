@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._arguments import warn
 from .._parallel.branch import Kind
 from .._parallel.placement import Placement
 from .._parallel.replicated import leaf_marks
@@ -112,10 +112,9 @@ class Batches:
         if shapes not in self._shapes:
             check_rows(args, kwargs, "train_step")
             if len(self._shapes) == MANY - 1:
-                warnings.warn(
+                warn(
                     f"train_step: this is the third shape of batches, {[s[0] for s in shapes if s]}, and "
                     "every one is compiled by itself. Drop or pad uneven batches.",
-                    stacklevel=3,
                 )
         return form, shapes
 

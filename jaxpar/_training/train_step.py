@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from .._arguments import EXPLAINED
 from .._devices.context import outside_for, returned
 from .._devices.topology import refuse_topology
 from .._parallel.data_parallel import DataParallel
@@ -31,10 +32,14 @@ from .training_engine import training_engine
 from .update import update_of
 from .work import Objective
 
+# A Linen module and a function with their states are accepted, too: `networks` recognises them.
+Nets: TypeAlias = Annotated[nnx.Module | Sequence[nnx.Module], EXPLAINED]
+Optimizers: TypeAlias = Annotated[nnx.Optimizer | Sequence[nnx.Optimizer], EXPLAINED]
+
 
 def train_step(
-    net: nnx.Module | Sequence[nnx.Module],
-    optimizer: nnx.Optimizer | Sequence[nnx.Optimizer],
+    net: Nets,
+    optimizer: Optimizers,
     loss_fn: Callable[..., Any],
     *,
     accumulate: int = 1,

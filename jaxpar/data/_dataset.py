@@ -8,12 +8,12 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 
+from .._arguments import warn
 from ..errors import CountError
 from ..random import Generator
 from ._collate import is_array_like, is_numeric
@@ -330,7 +330,5 @@ def _of_fractions(rows: int, fractions: Sequence[float]) -> list[float]:
         lengths[i % len(lengths)] += 1
     for i, length in enumerate(lengths):
         if length == 0:
-            warnings.warn(
-                f"Length of split at index {i} is 0. This might result in an empty dataset.", stacklevel=3
-            )
+            warn(f"Length of split at index {i} is 0. This might result in an empty dataset.")
     return lengths

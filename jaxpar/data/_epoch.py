@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from typing import Any, Protocol
 
+from .._arguments import warn
 from ._fetch import END, Batch, Index
 
 
@@ -96,11 +96,10 @@ class Epoch:
     def _warn_of_length(self, promised: int) -> None:
         several = self._read_ahead is not None and self._read_ahead.stateful
         share = " Or each worker reads all of it: take a share by get_worker_info." if several else ""
-        warnings.warn(
+        warn(
             f"DataLoader: the iterable data set is longer than it said: len(loader) was {promised}, and "
             f"batch {promised} has been read. Whatever asked for the length is wrong; correct "
             f"__len__.{share}",
-            stacklevel=3,
         )
 
     def _read(self) -> Batch:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import warnings
 from typing import Final
 
+from .._arguments import warn
 from ..errors import GroupError
 
 
@@ -136,9 +136,8 @@ def member(group: object, function: str) -> Group | None:
     """Resolve a `group=` argument; on a rank outside the group return None with torch's warning."""
     if isinstance(group, NonMember):
         global_rank = default_group().rank
-        warnings.warn(
+        warn(
             f"Running {function} on global rank {global_rank} which does not belong to the given group.",
-            stacklevel=3,
         )
         return None
     return _resolved(group, function)

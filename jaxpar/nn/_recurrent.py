@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
-import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -17,6 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from .._arguments import warn
 from . import functional
 from ._gates import Lengths, weight_names
 from ._layer import TypedLayer, arrays, cast, optional, uniform
@@ -63,11 +63,9 @@ class _Stack(TypedLayer):
                 "zeroed"
             )
         if dropout > 0 and num_layers == 1:
-            warnings.warn(
+            warn(
                 "dropout option adds dropout after all but last recurrent layer, so non-zero dropout expects "
-                f"num_layers greater than 1, but got dropout={dropout} and num_layers={num_layers}",
-                # This, __post_init__, __init__ (two of RNN), above them three frames of Flax, the caller.
-                stacklevel=8 if isinstance(self, RNN) else 7,
+                f"num_layers greater than 1, but got dropout={dropout} and num_layers={num_layers}"
             )
         for name in ("bias", "batch_first"):
             if not isinstance(getattr(self, name), bool):

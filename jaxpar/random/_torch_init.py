@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 from flax import nnx
-from numpy.typing import DTypeLike
+from jax.typing import DTypeLike
 
 from .._rulebook import Rule, rule_for
 from ..errors import MatchError

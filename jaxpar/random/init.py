@@ -8,11 +8,11 @@ torch. Source: torch/nn/init.py, torch 2.13.
 from __future__ import annotations
 
 import math
-import warnings
 from typing import TypeVar
 
 import numpy as np
 
+from .._arguments import warn
 from ._dtypes import is_floating
 from ._generator import Generator
 from ._uniform import compute_dtype
@@ -187,10 +187,9 @@ def trunc_normal_(
     torch counterpart: `torch.nn.init.trunc_normal_` of torch 2.13; earlier versions draw different numbers.
     """
     if mean < a - 2 * std or mean > b + 2 * std:
-        warnings.warn(
+        warn(
             "mean is more than 2 std from [a, b] in nn.init.trunc_normal_. "
             "The distribution of values may be incorrect.",
-            stacklevel=2,
         )
     if _below((b - mean) / std) - _below((a - mean) / std) <= 0.3:
         return _accepted(x, mean, std, a, b, generator)
@@ -280,7 +279,7 @@ def _kaiming(x: np.ndarray, a: float, mode: str, nonlinearity: str) -> float:
 
 def _is_empty(x: np.ndarray) -> bool:
     if 0 in x.shape:
-        warnings.warn("Initializing zero-element tensors is a no-op", stacklevel=3)
+        warn("Initializing zero-element tensors is a no-op")
     return 0 in x.shape
 
 

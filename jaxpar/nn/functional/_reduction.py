@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from ..._arguments import warn
 from ...errors import RangeError
 
 
@@ -38,11 +37,10 @@ def broadcast_pair(input: ArrayLike, target: ArrayLike) -> tuple[jax.Array, jax.
     """Broadcast two arrays to one shape and type; warn as torch does."""
     input, target = values(input, "input"), values(target, "target")
     if input.shape != target.shape:
-        warnings.warn(
+        warn(
             f"Using a target size ({target.shape}) that is different to the input size ({input.shape}). This "
             "will likely lead to incorrect results due to broadcasting. "
             "Please ensure they have the same size.",
-            stacklevel=3,
         )
     dtype = jnp.result_type(input, target)
     shape = jnp.broadcast_shapes(input.shape, target.shape)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import warnings
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from ..._arguments import warn
 from ._reduction import absolute, broadcast_pair, check_reduction, clamp_min, reduce, values
 
 
@@ -143,10 +143,9 @@ def kl_div(
     """
     check_reduction(reduction, ("none", "mean", "batchmean", "sum"))
     if reduction == "mean":
-        warnings.warn(
+        warn(
             "reduction: 'mean' divides the total loss by both the batch size and the support size."
             "'batchmean' divides only by the batch size, and aligns with the KL div math definition.",
-            stacklevel=2,
         )
     target = values(target, "target")
     if log_target:

@@ -91,7 +91,7 @@ REFUSED = [
     refused("4, 6, (3, 3), stride=0", RuntimeError, "non-positive stride is not supported"),
     refused("4, 6, (3, 3), dilation=(1, 0)", RuntimeError, "non-positive dilation is not supported"),
     refused("4, 6, (0, 3)", RuntimeError, "non-positive kernel_size is not supported"),
-    refused("4, 6, (2.5, 3)", TypeError, "'float' object cannot be interpreted as an integer"),
+    refused("4, 6, (2.5, 3)", TypeError, "kernel_size is (2.5, 3)"),
     refused("4, 6, (3, 3), padding=-1", RuntimeError, "negative padding is not supported"),
     refused("4, 6, (3, 3), stride=(1, 2, 3)", ValueError, "has 3 numbers for 2 spatial axes"),
     refused(

@@ -85,7 +85,7 @@ REFUSED = [
     ),
     Refused("LayerNorm(())", "LayerNorm(())", RuntimeError, "at least 1-dimensional", inputs=((2, 3),)),
     Refused("RMSNorm([])", "RMSNorm([])", RuntimeError, "at least 1-dimensional", inputs=((2, 3),)),
-    Refused("LayerNorm(2.5)", "LayerNorm(2.5)", TypeError, "'float' object"),
+    Refused("LayerNorm(2.5)", "LayerNorm(2.5)", TypeError, "normalized_shape is 2.5"),
     Refused(
         "GroupNorm(4, 6)",
         "GroupNorm(4, 6)",

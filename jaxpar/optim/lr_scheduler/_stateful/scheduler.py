@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, SupportsFloat
 
 from flax import nnx
 
+from ...._arguments import warn
 from ..._groups import ParamGroup, check_optimizer, param_groups_of
 from .._checks import check_milestones, check_not_empty, check_plateau, refuse_plateau
 
@@ -62,15 +62,13 @@ class LRScheduler:
         """Write the next rate, after the optimizer's step; with `epoch` (deprecated) that epoch's."""
         # torch detects this by wrapping optimizer.step; nnx's optimizer counts its steps.
         if self._step_count == 1 and int(self.optimizer.step[...]) == 0:
-            warnings.warn(
+            warn(
                 "Detected call of `lr_scheduler.step()` before `optimizer.step()`: the first value of the "
                 "learning rate schedule is skipped. Train first, then step the scheduler.",
-                UserWarning,
-                stacklevel=2,
             )
         self._step_count += 1
         if epoch is not None:
-            warnings.warn(EPOCH_IS_DEPRECATED, UserWarning, stacklevel=2)
+            warn(EPOCH_IS_DEPRECATED)
         self._update_lr(epoch)
 
     def get_lr(self) -> list[float]:
@@ -173,7 +171,7 @@ class ReduceLROnPlateau(LRScheduler):
             raise TypeError("ReduceLROnPlateau.step: the metric is None; give the epoch's loss or score.")
         current = float(metrics)
         if epoch is not None:
-            warnings.warn(EPOCH_IS_DEPRECATED, UserWarning, stacklevel=2)
+            warn(EPOCH_IS_DEPRECATED)
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
         if self._is_better(current, self.best):
             self.best, self.num_bad_epochs = current, 0

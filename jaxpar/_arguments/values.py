@@ -1,4 +1,4 @@
-"""Checks of arguments at construction, with one text for each kind of mistake."""
+"""Whole numbers and paths, and how an error text shows a value."""
 
 from __future__ import annotations
 
@@ -30,3 +30,15 @@ def folder(function: str, name: str, value: Any) -> str:
     if not path or "\0" in path:
         raise ValueError(f"{function}: {name} is {path!r}, which is not the name of a folder.")
     return path
+
+
+def shown(value: Any) -> str:
+    """Return a value for an error text: an array by type and shape, and nothing longer than a line."""
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple) and shape:
+        return f"{value.dtype}{list(shape)}"
+    try:
+        text = repr(value)
+    except RuntimeError:  # an array that was donated
+        text = type(value).__name__
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,12 @@
+"""Checks of arguments, with one text for each kind of mistake.
+
+`checked` compares the arguments of every public function and class with their annotations, `kinds` defines
+what an annotation accepts, `values` checks numbers and paths by hand, and `warn` points to the caller's line.
+"""
+
+from .checked import check_on_import as check_on_import
+from .kinds import EXPLAINED as EXPLAINED
+from .kinds import Least as Least
+from .values import folder as folder
+from .values import whole as whole
+from .warn import warn as warn

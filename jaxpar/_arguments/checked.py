@@ -1,0 +1,238 @@
+"""Checks of the arguments of public functions and classes by their annotations.
+
+A module's public names are replaced by checked ones as soon as its code has run, so that each is one object
+wherever it is used, keeps its signature and can be pickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import inspect
+import opcode
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .kinds import Accepts, accepts_of, bound_of, described, is_data
+from .values import shown
+
+_PUBLIC: dict[str, set[str]] = {}
+"""The public names of each module."""
+_DOCUMENTED = (TypeError, ValueError, RuntimeError, OSError, ImportError, Warning)
+_RAW = (RecursionError, UnicodeError)
+"""Subclasses of these that describe the library's code and not the call."""
+
+
+def check_on_import(package: str, stub: str) -> None:
+    """Check the arguments of all public functions and classes in a package's `.pyi` by their annotations.
+
+    It happens when their own module is imported, so that a name is the same object wherever it is used.
+    """
+    if _Finder not in sys.meta_path:
+        sys.meta_path.insert(0, _Finder)
+    for module, name in re.findall(r"from (\.[\w.]+) import (\w+) as", Path(stub).read_text()):
+        _PUBLIC.setdefault(importlib.util.resolve_name(module, package), set()).add(name)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Find the modules with public names, and check these after each module's code has run."""
+
+    @staticmethod
+    def find_spec(fullname: str, path: Any = None, target: Any = None) -> Any:
+        if fullname not in _PUBLIC:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: types.ModuleType) -> None:
+                execute(module)
+                _check_names(module, _PUBLIC[fullname])
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _check_names(module: types.ModuleType, names: set[str]) -> None:
+    for name in names & vars(module).keys():
+        value = getattr(module, name)
+        if isinstance(value, types.FunctionType) and not _is_checked(value):
+            function = checked(value)
+            for holder in (module, sys.modules[value.__module__]):
+                if vars(holder).get(name) is value:
+                    setattr(holder, name, function)
+        elif isinstance(value, type) and not _is_result(value):
+            _check_class(value)
+
+
+def _check_class(kind: type) -> None:
+    for method in ("__new__", "__init__"):
+        owner = next(base for base in kind.__mro__ if method in vars(base))
+        function = getattr(owner, method)
+        if owner.__module__.startswith("jaxpar.") and not _is_checked(function):
+            check = checked(function, owner)
+            setattr(owner, method, staticmethod(check) if method == "__new__" else check)
+
+
+def _is_result(kind: type) -> bool:
+    """Whether the library makes a class's objects: they are plain data."""
+    attributes = {name for base in kind.__mro__ for name in vars(base)}
+    plain = issubclass(kind, tuple) or dataclasses.is_dataclass(kind)
+    return plain and not attributes & {"__post_init__", "__call__"}
+
+
+def checked(function: Callable[..., Any], owner: type | None = None) -> Callable[..., Any]:
+    """Return the function with checks of its arguments: TypeError, or ValueError for a number below `Least`.
+
+    An error that the function itself raises for the argument goes first, as its text explains more.
+    Annotations that cannot be evaluated, and Any, accept everything. They are read at the first call.
+    """
+    signature = _Parameters(function, owner)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        positional, named = signature.checks
+        for accepts, value in zip(positional, args):  # noqa: B905, because there may be more of either
+            if accepts is not None and not accepts(value):
+                return signature.call_with_wrong(args, kwargs)
+        for name, value in kwargs.items():
+            accepts = named.get(name)
+            if accepts is not None and not accepts(value):
+                return signature.call_with_wrong(args, kwargs)
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            signature.explain(error, args, kwargs)
+            raise
+
+    return call
+
+
+def _is_checked(function: Any) -> bool:
+    # Not an attribute, which functools.wraps would copy to a wrapper with other parameters.
+    return getattr(function, "__code__", None) is _CODE
+
+
+class _Parameters:
+    """A function's or a constructor's parameters, with the check of each."""
+
+    def __init__(self, function: Callable[..., Any], owner: type | None):
+        self.function, self.owner = function, owner
+
+    @functools.cached_property
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        return inspect.signature(self.function).parameters
+
+    @functools.cached_property
+    def checks(self) -> tuple[list[Accepts | None], dict[str, Accepts | None]]:
+        """The checks of positional arguments, and of named ones."""
+        checks = {name: accepts_of(self.annotation(name)) for name in self.parameters}
+        positional = []
+        for name, parameter in self.parameters.items():
+            if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+                break
+            positional.append(checks[name])
+        several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        return positional, {
+            name: checks[name] for name, p in self.parameters.items() if p.kind not in several
+        }
+
+    def annotation(self, name: str) -> Any:
+        """Return a parameter's type, or Any if it has none or names what only type checkers import."""
+        annotation = self.parameters[name].annotation
+        # A dataclass inherits fields, whose annotations are the text of a base in another module.
+        bases = [base for base in getattr(self.owner, "__mro__", ()) if base.__module__ in sys.modules]
+        spaces = [vars(sys.modules[base.__module__]) for base in reversed(bases)]
+        names = {name: value for space in spaces for name, value in space.items()}
+        names |= inspect.unwrap(self.function).__globals__
+        with contextlib.suppress(NameError, TypeError, AttributeError):
+            while isinstance(annotation, str):
+                annotation = eval(annotation, names)
+        if isinstance(annotation, dataclasses.InitVar):
+            annotation = annotation.type
+        return Any if annotation is inspect.Parameter.empty or isinstance(annotation, str) else annotation
+
+    def name(self, args: Sequence[Any]) -> str:
+        if self.owner is None:
+            return self.function.__name__
+        kind = args[0] if self.function.__name__ == "__new__" else type(args[0])
+        return str(kind.__name__)
+
+    def by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        values = list(zip(self.parameters, args, strict=False))[self.owner is not None :]
+        return dict(values) | dict(kwargs)
+
+    def call_with_wrong(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call with an argument that its annotation excludes, and raise if the function does not."""
+        problem = self.problem(args, kwargs)
+        if isinstance(problem, OverflowError):
+            raise ValueError(str(problem))  # before a loop or an allocation of that length
+        try:
+            result = self.function(*args, **kwargs)
+        except Exception as error:
+            if problem is None or (_is_raised_by_library(error) and not isinstance(error, KeyError)):
+                self.explain(error, args, kwargs)
+                raise
+            raise problem from error
+        if problem is not None:
+            raise problem
+        return result
+
+    def problem(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception | None:
+        """Return the error of the first argument that its annotation excludes; a default is accepted."""
+        for name, value in self.by_name(args, kwargs).items():
+            accepts = self.checks[1].get(name)
+            if accepts is None or accepts(value) or value is self.parameters[name].default:
+                continue
+            annotation = self.annotation(name)
+            text = f"{self.name(args)}: {name} is {shown(value)}; it must be"
+            if isinstance(value, int) and value.bit_length() > 64 and accepts(0):
+                return OverflowError(f"{text} a number of 64 bits.")
+            if typing.get_origin(annotation) is typing.Annotated:
+                accepts = accepts_of(typing.get_args(annotation)[0])
+                if accepts is None or accepts(value):
+                    return ValueError(f"{text} {bound_of(annotation):g} or more.")
+            return TypeError(f"{text} {described(annotation)}.")
+        return None
+
+    def explain(self, error: Exception, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Add the arguments to an error's notes; raise ValueError instead of an error of Python's own."""
+        values = self.by_name(args, kwargs)
+        is_own = _is_raised_by_library(error)
+        if not is_own and not all(map(is_data, values.values())):
+            return  # the user's code that runs inside may raise anything
+        listed = ", ".join(f"{name}={shown(value)}" for name, value in values.items())
+        text = f"{self.name(args)} was called with {listed or 'no arguments'}"
+        if not is_own and not _is_documented(error):
+            raise ValueError(f"{text}: {type(error).__name__}: {error}") from error
+        is_named = values.keys() & set(re.findall(r"\w+", str(error)))
+        if not is_named or not str(error).startswith(f"{self.name(args)}:"):
+            error.add_note(text)
+
+
+def _is_documented(error: Exception) -> bool:
+    if type(error).__module__ == "jaxpar.errors":
+        return True
+    return isinstance(error, _DOCUMENTED) and not isinstance(error, _RAW)
+
+
+def _is_raised_by_library(error: Exception) -> bool:
+    """Whether a `raise` statement of this package is where an error comes from."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    if traceback is None or not traceback.tb_frame.f_globals.get("__name__", "").startswith("jaxpar."):
+        return False
+    return traceback.tb_frame.f_code.co_code[traceback.tb_lasti] == opcode.opmap["RAISE_VARARGS"]
+
+
+_CODE = checked(lambda: None).__code__

@@ -1,0 +1,234 @@
+"""What an annotation accepts: numbers of NumPy and JAX are numbers, and any sequence is a list or a tuple."""
+
+from __future__ import annotations
+
+import collections.abc
+import contextlib
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+Accepts: TypeAlias = Callable[[Any], bool]
+EXPLAINED = object()
+"""In `Annotated[type, EXPLAINED]`: the function itself refuses other types, and its text explains more."""
+
+
+class Least(NamedTuple):
+    """A bound of `Annotated[int, Least(1)]`: the number or more; for a sequence, of each member."""
+
+    bound: float
+
+
+def accepts_of(annotation: Any) -> Accepts | None:
+    """Return the check of a type, or None if it accepts everything."""
+    origin, members = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated and EXPLAINED in annotation.__metadata__:
+        return None
+    if origin is typing.Annotated:
+        accepts, bound = accepts_of(members[0]), bound_of(annotation)
+        return lambda value: accepts is None or (accepts(value) and _is_least(value, bound))
+    if origin in (typing.Union, types.UnionType):
+        checks = [accepts_of(member) for member in members]
+        if any(getattr(member, "__name__", "").endswith("SupportsDType") for member in members):
+            checks = [_is_dtype, *(_is_none for member in members if member is types.NoneType)]
+        return None if None in checks else _either([check for check in checks if check is not None])
+    if origin is typing.Literal:
+        return lambda value: type(value) in set(map(type, members))  # the function checks the value
+    kind = origin or annotation
+    if kind in _CONTAINERS:
+        return _container(kind, members)
+    if kind is Any or kind is object:
+        return None
+    if kind in _KINDS:
+        return _KINDS[kind]
+    if _is_array_type(kind):
+        return _is_array
+    if not isinstance(kind, type):
+        return None
+    if getattr(kind, "_is_protocol", False):
+        methods = [name for name in vars(kind) if not name.startswith("_")]
+        return lambda value: all(hasattr(value, name) for name in methods)
+    return lambda value: isinstance(value, kind)
+
+
+def _either(checks: list[Accepts]) -> Accepts:
+    def accepts(value: Any) -> bool:
+        for check in checks:  # noqa: SIM110, because `any` takes three times as long
+            if check(value):
+                return True
+        return False
+
+    return accepts
+
+
+def _container(kind: Any, members: tuple[Any, ...]) -> Accepts:
+    is_kind = _CONTAINERS[kind]
+    checks = [accepts_of(member) for member in members if member is not ...]
+    if kind is tuple and checks and ... not in members:
+        return lambda value: (
+            is_kind(value)
+            and len(value) == len(checks)
+            and all(check is None or check(member) for check, member in zip(checks, value, strict=True))
+        )
+    if len(checks) == 2:
+        keys, values = checks
+        return lambda value: (
+            is_kind(value)
+            and all((keys is None or keys(key)) and (values is None or values(value[key])) for key in value)
+        )
+    check = checks[0] if checks else None
+    if check is None:
+        return is_kind
+    # Other iterables are read by the function only: reading may take a batch, or draw a number.
+    return lambda value: is_kind(value) and all(map(check, _members(value)))
+
+
+def _members(value: Any) -> Any:
+    """Return the members that a check may read: all of a list, the first of an array."""
+    if isinstance(value, (list, tuple, set, frozenset, str)):
+        return value
+    return value[:1] if getattr(value, "shape", ()) else ()
+
+
+def _is_none(value: Any) -> bool:
+    return value is None
+
+
+def _is_whole(value: Any) -> bool:
+    if isinstance(value, int):
+        return value.bit_length() <= 64
+    return hasattr(type(value), "__index__") and _has_kind(value, "biu")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or _is_whole(value) or _has_kind(value, "biufV")
+
+
+def _is_bool(value: Any) -> bool:
+    return value is True or value is False or _has_kind(value, "b") or (_is_whole(value) and value in (0, 1))
+
+
+def _has_kind(value: Any, kinds: str) -> bool:
+    """Whether it is a number of NumPy or JAX, also a traced one."""
+    kind = getattr(getattr(value, "dtype", None), "kind", None)
+    return kind is not None and kind in kinds and getattr(value, "shape", None) == ()
+
+
+def _is_array(value: Any) -> bool:
+    kind = type(value)
+    if kind in _ARRAYS or isinstance(value, (int, float, complex)):
+        return True
+    if isinstance(
+        value, (list, tuple)
+    ):  # losses take lists; JAX's own functions refuse them with a clear text
+        return bool(value) and all(map(_is_array, value))
+    if not hasattr(value, "shape") or getattr(getattr(value, "dtype", None), "kind", "V") in "OSUMm":
+        return False
+    if kind.__module__.startswith("jax"):
+        _ARRAYS.add(kind)  # its arrays hold numbers only
+    return hasattr(value, "dtype")
+
+
+def _is_array_type(kind: Any) -> bool:
+    return getattr(kind, "__name__", "").rpartition(".")[2] in ("Array", "ndarray")
+
+
+def _is_dtype(value: Any) -> bool:
+    from jax import numpy  # `import jaxpar` does not load JAX
+
+    if value is None or hasattr(value, "shape") or (isinstance(value, str) and not value.isidentifier()):
+        return isinstance(value, numpy.dtype)
+    with contextlib.suppress(TypeError):
+        dtype = numpy.dtype(value)
+        return bool(numpy.issubdtype(dtype, numpy.number) or dtype.kind == "b")
+    return False
+
+
+def _is_sequence(value: Any) -> bool:
+    return (
+        hasattr(value, "__len__")
+        and hasattr(value, "__getitem__")
+        and not isinstance(value, (Mapping, type, bytes))
+        and getattr(value, "shape", None) != ()
+    )
+
+
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, Mapping) or (hasattr(value, "keys") and hasattr(value, "__getitem__"))
+
+
+def _is_iterable(value: Any) -> bool:
+    return not isinstance(value, (type, bytes)) and hasattr(
+        type(value), "__iter__" if not hasattr(type(value), "__getitem__") else "__getitem__"
+    )
+
+
+def _is_least(value: Any, bound: float) -> bool:
+    if _is_sequence(value) and not isinstance(value, str):
+        return all(_is_least(member, bound) for member in value)
+    if value is None or isinstance(value, str):
+        return True
+    with contextlib.suppress(TypeError):  # a traced number
+        return bool(value >= bound)
+    return True
+
+
+def bound_of(annotation: Any) -> float:
+    return next(mark.bound for mark in annotation.__metadata__ if isinstance(mark, Least))
+
+
+_ARRAYS: set[type] = set()
+_KINDS: dict[Any, Accepts] = {
+    int: _is_whole,
+    typing.SupportsIndex: _is_whole,
+    float: _is_number,
+    bool: _is_bool,
+    types.NoneType: _is_none,
+    None: _is_none,
+    collections.abc.Callable: callable,
+}
+_CONTAINERS: dict[Any, Accepts] = {
+    list: _is_sequence,
+    tuple: _is_sequence,
+    collections.abc.Sequence: _is_sequence,
+    dict: _is_mapping,
+    collections.abc.Mapping: _is_mapping,
+    collections.abc.Iterable: _is_iterable,
+    collections.abc.Sized: lambda value: hasattr(value, "__len__"),
+}
+
+
+def described(annotation: Any) -> str:
+    origin, members = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return described(members[0])
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(dict.fromkeys(map(described, members)))
+    if origin is typing.Literal:
+        return " or ".join(map(repr, members))
+    kind = origin or annotation
+    if kind is types.NoneType or kind is None:
+        return "None"
+    if kind is collections.abc.Callable:
+        return "a function"
+    if _is_array_type(kind):
+        return "an array"
+    name: str = getattr(kind, "__name__", str(kind))
+    if kind in _CONTAINERS and members:
+        name += f"[{', '.join('...' if member is ... else described(member) for member in members)}]"
+    return name
+
+
+def is_data(value: Any) -> bool:
+    """Whether a value runs no code of the user: numbers, text, arrays, containers of these, streams."""
+    if isinstance(value, (list, tuple)):
+        return all(map(is_data, value))
+    if isinstance(value, dict):
+        return all(map(is_data, value.values()))
+    kind = type(value)
+    if kind.__module__ == "flax.nnx.rnglib":
+        return True
+    libraries = ("numpy", "jax", "jaxlib", "ml_dtypes", "jaxpar", "flax")
+    builtin = (object, str, bytes, int, float, complex, bool, types.NoneType, set, slice)
+    return not callable(value) and (kind in builtin or kind.__module__.partition(".")[0] in libraries)

@@ -1,0 +1,239 @@
+"""Every public function and class refuses nonsense by name: of a valid call one argument is replaced.
+
+The outcome is an error of a documented class, whose text names the function and the argument, or a result
+where the value is one that the argument's annotation allows.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from valid_calls import public, valid_call
+
+import jaxpar
+from jaxpar._arguments.checked import checked
+
+# Kinds of arguments that may take a value; every argument of these kinds takes it or refuses it by name.
+NUMBER = {"int", "float", "Array", "any"}
+MANY = {"Sequence", "any"}
+HOSTILE: dict[str, tuple[Any, set[str]]] = {
+    "an object": (object(), {"any"}),
+    "None": (None, {"None", "any"}),
+    "NUL": ("\0", {"str", "any"}),
+    "bytes": (b"x", {"any"}),
+    "NaN": (float("nan"), {"float", "Array", "any"}),
+    "a fraction": (2.5, {"float", "Array", "any"}),
+    "a negative number": (-1, NUMBER),
+    "a huge number": (10**400, NUMBER),
+    "no elements": ([], MANY),
+    "an empty tuple": ((), MANY),
+    "an empty dict": ({}, {"dict", "Sequence", "any"}),
+    "a set": ({"x"}, {"any", "Sequence"}),
+    "a function": (lambda *args, **kwargs: None, {"function", "any"}),
+    "text in an array": (np.array(["a", "b"]), {"any", "Sequence"}),
+    "an empty array": (jnp.ones(0), {"Array", "Sequence", "any"}),
+    "many axes": (jnp.ones((1, 2, 1, 2, 1, 3, 1)), {"Array", "Sequence", "any"}),
+}
+# Words of annotations, and the kinds of values that they take; any other word is a class.
+KINDS = {
+    "bool": "bool",
+    "int": "int",
+    "SupportsIndex": "int",
+    "float": "float int",
+    "str": "str",
+    "PathLike": "str",
+    "None": "None",
+    "Array": "Array",
+    "ndarray": "Array",
+    "ArrayLike": "Array int",
+    "Ints": "int Sequence",
+    "Sizes": "int Sequence None",
+    "Scalar": "float int Array",
+    "ScalarOrSchedule": "float int Array function",
+    "PerGroup": "float int Sequence",
+    "DeviceLike": "int str",
+    "AxisName": "str Sequence None",
+    "Axis": "str Sequence None",
+    "Axes": "int Sequence None",
+    "Key": "Array",
+    "Padding": "int Sequence",
+    "Lengths": "Array Sequence None",
+    "State": "Array Sequence None",
+    "Callable": "function",
+    "Rate": "function",
+    "Factor": "function",
+    "Advance": "function",
+    "Activation": "function",
+    "Fill": "function",
+    "Visit": "function",
+    "Sequence": "Sequence",
+    "list": "Sequence",
+    "tuple": "Sequence",
+    "Iterable": "Sequence dict str",
+    "Sized": "any",
+    "Mapping": "dict",
+    "dict": "dict",
+    "Variables": "dict",
+    "TorchWeights": "dict str",
+    "Progress": "function",
+}
+OPEN = {
+    "Inputs",
+    "Outputs",
+    "Arrays",
+    "Entries",
+    "Target",
+    "Any",
+    "PyTree",
+    "object",
+    "Sample",
+    "Image",
+    "M",
+    "T",
+    "Dataset",
+    "",
+}
+# How the texts of jaxpar.parity and of torch spell an argument.
+SPELLED = {"torch_module": "torch", "flax_module": "Flax", "like": "torch"}
+CLEAR = (TypeError, ValueError, RuntimeError, OSError)
+TORCHS = (IndexError, AssertionError, NotImplementedError)
+
+
+def kinds_of(annotation: Any) -> set[str]:
+    """What an argument takes: the words of its annotation that are not inside of brackets."""
+    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+    if annotation is inspect.Parameter.empty:
+        return {"any"}
+    if "Literal" in text:
+        text = text.replace(re.search(r"Literal\[.*?\]", text).group(), "str")
+    inside = {"str"} if re.search(r"(Sequence|Iterable)\[(Any|Sample|PyTree)\]", text) else set()
+    while "[" in text and (shorter := re.sub(r"\[[^\[\]]*\]", "", text)) != text:
+        text = shorter
+    words = [word.rpartition(".")[2] for word in re.findall(r"[\w.]+", text)]
+    if OPEN & set(words):
+        return {"any"}
+    return inside | {kind for word in words for kind in KINDS.get(word, "").split()}
+
+
+def arguments(function: Any) -> list[inspect.Parameter]:
+    return [p for p in inspect.signature(function).parameters.values() if p.kind in (1, 3)]
+
+
+def outcome(name: str, function: Callable[..., Any], argument: inspect.Parameter, hostile: str) -> str:
+    """Return "" or what is wrong with the answer to a hostile value."""
+    value, takers = HOSTILE[hostile]
+    args, kwargs = valid_call(name, function)
+    short = name.rpartition(".")[2]
+    kinds = kinds_of(argument.annotation) | ({"None"} if argument.default is None else set())
+    if takers & kinds and short in SLOW:
+        return ""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            function(*args, **{**kwargs, argument.name: value})
+    except (*CLEAR, *TORCHS) as error:
+        text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        words = set(re.findall(r"\w+", text))
+        if type(error) in TORCHS and "Dimension out of range" not in text and short not in text:
+            return f"raises {error!r}"
+        # An open argument holds the user's data, a function is the user's, and a singular names a member.
+        if (
+            takers & kinds & {"any", "function"}
+            or "Any" in str(argument.annotation)
+            or {argument.name, argument.name.removesuffix("s"), SPELLED.get(argument.name)} & words
+        ):
+            return ""
+        return f"does not name the argument in {text!r}"
+    except Exception as error:
+        return "" if type(error).__module__ == "jaxpar.errors" else f"raises {error!r}"
+    return "" if takers & kinds else "accepts it"
+
+
+# Here an allowed value trains for seconds, waits for other ranks, or sets up the process.
+SLOW = {"compare", "record", "port", "check", "assert_parity", "init_process_group", "virtual_devices"}
+PUBLIC = public()
+CASES = [(name, argument) for name, function in PUBLIC.items() for argument in arguments(function)]
+
+
+@given(st.sampled_from(CASES), st.sampled_from(sorted(HOSTILE)))
+@settings(max_examples=600, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+def test_a_hostile_value_is_refused_by_name(case, hostile):
+    name, argument = case
+    wrong = outcome(name, PUBLIC[name], argument, hostile)
+    assert not wrong, f"{name}({argument.name}={hostile}) {wrong}"
+
+
+def element(n: int) -> int:
+    """A function without a check: Python's own errors, and text where a number is meant."""
+    return [1, 2, 3, 4, 5, 6, 7][n]
+
+
+def twice(n: int) -> int:
+    return n * 2
+
+
+PLANTED = [
+    (element, "None", "does not name the argument"),
+    (element, "a huge number", "raises IndexError"),
+    (twice, "NUL", "accepts it"),
+    (twice, "NaN", "accepts it"),
+]
+
+
+@pytest.mark.parametrize(("function", "hostile", "problem"), PLANTED)
+def test_a_function_without_a_check_is_found(function, hostile, problem):
+    (argument,) = arguments(function)
+    assert problem in outcome("planted", function, argument, hostile)
+    assert outcome(function.__name__, checked(function), argument, hostile) == ""
+
+
+def test_checked_functions_keep_signature_and_identity():
+    functions = [value for value in PUBLIC.values() if inspect.isfunction(value)]
+    assert len(functions) > 200
+    for function in functions:
+        assert inspect.signature(function) == inspect.signature(function.__wrapped__)
+        assert pickle.loads(pickle.dumps(function)) is function
+
+
+def test_an_own_error_goes_first_and_the_users_unchanged():
+    with pytest.raises(ValueError, match=r"T_0, but got -1\n") as caught:
+        jaxpar.optim.lr_scheduler.cosine_annealing_warm_restarts(0.1, -1)
+    assert caught.value.__notes__ == ["cosine_annealing_warm_restarts was called with lr=0.1, T_0=-1"]
+
+    def fail(*_):
+        return {}["missing"]
+
+    with pytest.raises(KeyError, match="missing") as caught:
+        jaxpar.data_parallel(fail, jnp.ones((4, 2)), [0, 1])
+    assert not any("data_parallel was called" in note for note in getattr(caught.value, "__notes__", ()))
+
+
+def test_warnings_name_the_line_of_the_caller():
+    with pytest.warns(UserWarning, match="target size") as caught:
+        jaxpar.nn.functional.mse_loss(jnp.ones(2), jnp.ones((2, 2)))
+    assert caught[0].filename == __file__
+
+
+NUMBERS = [3, True, np.int64(3), np.uint8(3), jnp.int32(3)]
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=repr)
+def test_numbers_of_other_libraries_are_numbers(number):
+    assert checked(twice)(number) == 2 * number
+    assert jax.jit(checked(twice))(number) == 2 * number
+
+
+def test_what_jax_traces_is_an_array():
+    for wrap in (jax.jit, jax.grad, jax.vmap):
+        wrap(lambda x: jaxpar.nn.functional.leaky_relu(x, 0.1).sum())(jnp.ones(2))
