@@ -30,7 +30,17 @@ def test_a_reason_is_none(name):
 LEFT_OUT = {
     "Initialized": ("start", "rescale", "erfinv", "initialize", "dd", "hole", "use_fused"),
     "Images": ("Unused", "register", "get_norm", "is_cuda", "num_batches_tracked", "hole("),
-    "Built": ("Unused", "Jupyter", "Shown", "__new__", "_start", "trunc_normal", "sdpa_kernel", "autocast"),
+    "Built": (
+        "Unused",
+        "def train",
+        "Jupyter",
+        "Shown",
+        "__new__",
+        "_start",
+        "trunc_normal",
+        "sdpa_kernel",
+        "autocast",
+    ),
     "Biased": ("not in self", "def train", "str(device)"),
 }
 """Initial values, registrations, choices that the constructor made, and what depends on the machine."""

@@ -63,6 +63,12 @@ ELSEWHERE = {
     "torch.utils._python_dispatch.TorchDispatchMode": (
         "parity computes in float64 below torch's own functions; torch documents the mode and keeps it there"
     ),
+    "torch.nn.modules.batchnorm._BatchNorm.forward": (
+        "parity/_port recognizes copies of its text in users' classes; torch has no public base of its norms"
+    ),
+    "torch.nn.modules.batchnorm._NormBase": (
+        "parity/_port reads which of torch's norms keep statistics; a list of the public ones would do"
+    ),
     "torch.nn.modules.dropout._DropoutNd": (
         "parity finds torch's dropout layers by their common class; a list of the public ones would do"
     ),

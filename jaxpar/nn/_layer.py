@@ -30,6 +30,7 @@ def deepcopy(module: M) -> M:
     for path, x in nnx.iter_graph(copied, graph=True):
         if isinstance(x, nnx.RngStream):
             x.key.set_value(streams[path]())
+            x.count.set_value(jnp.zeros_like(x.count[...]))
     return copied
 
 

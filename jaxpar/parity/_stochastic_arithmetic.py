@@ -11,11 +11,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ._comparison import Comparison
 from ._levels import Batches, Findings, Sides, resolved_updates, semantic, step_differences
 from ._model_pair import ModelPair
+from ._sides.torch_float64 import Rounding
 from .measuring import Judged, Key, Kind, Outcome, judge, key_of
 
 SEEDS = (1, 2, 3)
@@ -31,6 +33,8 @@ def judge_lost_digits(pair: ModelPair, batches: Batches, compared: Comparison) -
         return compared
     moves = _moves(pair, batches, max(row.difference.step for row in lost))
     rows = tuple(_judged(row, moves) if row in lost else row for row in compared.rows)
+    if any(row.outcome is Outcome.NOISE and math.isfinite(row.limit) for row in rows):
+        rows = _without_parted_ties(pair, batches, lost, rows)
     # Only differences that are already small can be the compiler's rounding; a second run costs a
     # compilation.
     small = [
@@ -48,6 +52,22 @@ def _most(row: Judged) -> float:
     return OUTPUTS if row.difference.kind in (Kind.OUTPUT, Kind.LOSS) else NOTHING
 
 
+def _without_parted_ties(
+    pair: ModelPair, batches: Batches, lost: Sequence[Judged], rows: Sequence[Judged]
+) -> tuple[Judged, ...]:
+    """Judge noise again without the perturbations that part equal numbers.
+
+    At a tie or a kink these move a derivative by any amount, and would excuse one that is wrong there.
+    """
+    moves = _moves(pair, batches, max(row.difference.step for row in lost), keeps_ties=True)
+    judged = {key_of(row.difference): _judged(row, moves) for row in lost}
+    is_noise = (row.outcome is Outcome.NOISE for row in rows)
+    return tuple(
+        judged.get(key_of(row.difference), row) if noise else row
+        for row, noise in zip(rows, is_noise, strict=True)
+    )
+
+
 class Perturbation(NamedTuple):
     """How far a tensor moves when the results of torch's operations are moved by one unit."""
 
@@ -55,11 +75,13 @@ class Perturbation(NamedTuple):
     max_abs: float = 0.0
 
 
-def _moves(pair: ModelPair, batches: Batches, steps: int) -> dict[Key, Perturbation]:
+def _moves(
+    pair: ModelPair, batches: Batches, steps: int, keeps_ties: bool = False
+) -> dict[Key, Perturbation]:
     farthest: dict[Key, Perturbation] = {}
     for seed in SEEDS:
         reference, moved = pair.reference("float64"), pair.reference("float64")
-        moved.rounding = seed
+        moved.rounding = functools.partial(Rounding, seed, keeps_ties)
         for number in range(1, steps + 1):
             # Before every step, so that one step's perturbation is measured and not the drift of several.
             moved.continue_from(reference)

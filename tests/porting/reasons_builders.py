@@ -96,6 +96,7 @@ class Built(Base):
         super().__init__()
         for number, block in enumerate(blocks):
             block.setdefault("ratio", number)
+        self.frozen = False
         self.widths = [0, width, 0]
         for index in range(3):
             self.widths[index] = width + index
@@ -114,6 +115,15 @@ class Built(Base):
     def fill(self):
         device = self.table.device
         self.register_buffer("mask", self.make_mask(device=device), persistent=False)
+
+    def train(self, mode=True):
+        """With a part that may be frozen."""
+        self.training = mode
+        for name, module in self.named_children():
+            if self.frozen and name == "blocks":
+                continue
+            module.train(mode)
+        return self
 
     def make_mask(self, device=None):
         return torch.eye(3, dtype=torch.bool, device=device)

@@ -87,11 +87,14 @@ def wide(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Rounding(TorchDispatchMode):
-    """Perturbs the result of every forward and backward operation by up to 2**-51, relative, at random."""
+    """Perturbs the result of every forward and backward operation by up to 2**-51, relative, at random.
 
-    def __init__(self, seed: int):
+    With `keeps_ties`, equal numbers of a result move alike: rounding does not part what is exactly equal.
+    """
+
+    def __init__(self, seed: int, keeps_ties: bool = False):
         super().__init__()
-        self.random = np.random.RandomState(seed)
+        self.random, self.keeps_ties = np.random.RandomState(seed), keeps_ties
 
     def __torch_dispatch__(
         self, operation: Any, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
@@ -104,8 +107,16 @@ class Rounding(TorchDispatchMode):
     def _moved(self, x: Any) -> Any:
         if not isinstance(x, torch.Tensor) or x.dtype != torch.float64 or not x.numel():
             return x
-        factors = np.asarray(1 + 2.0**-51 * self.random.uniform(-1, 1, tuple(x.shape)))
-        return x * torch.from_numpy(factors)
+        draws = self._by_value(x) if self.keeps_ties else self.random.uniform(-1, 1, tuple(x.shape))
+        return x * torch.from_numpy(np.asarray(1 + 2.0**-51 * draws))
+
+    def _by_value(self, x: torch.Tensor) -> np.ndarray:
+        """Return numbers between -1 and 1: hashes of x's bits, with another key in each call."""
+        key = self.random.randint(2**63, dtype=np.uint64)
+        hashes = np.ravel(x.detach().cpu().numpy()).view(np.uint64) ^ key
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):  # splitmix64's
+            hashes = (hashes ^ (hashes >> np.uint64(shift))) * np.uint64(factor)
+        return ((hashes >> np.uint64(11)) * 2.0**-52 - 1).reshape(x.shape)
 
 
 class _Numbers(TorchFunctionMode):

@@ -39,7 +39,8 @@ class TorchSide:
     """A CPU copy of `module` with floating tensors in `dtype` ("float64", "bfloat16"; OWN keeps their types).
 
     `returned` describes the structure of the last outputs, and `drawn` has the names of random functions that
-    the last step ran besides dropout; `rounding` is the seed for `Rounding`, or None.
+    the last step ran besides dropout; `rounding` makes a `Rounding` for each step, or is
+    None.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class TorchSide:
         elif dtype != OWN:
             getattr(self.module, TO[dtype])()
         self.links, self.task = links, task
-        self.rounding: int | None = None
+        self.rounding: Callable[[], Rounding] | None = None
         self.device = torch.device("cpu")
         self.steps = 0
         self.returned = Outputs({})
@@ -123,7 +124,7 @@ class TorchSide:
     @contextmanager
     def _wide(self) -> Iterator[None]:
         with (
-            Rounding(self.rounding) if self.rounding is not None else nullcontext(),
+            self.rounding() if self.rounding else nullcontext(),
             in_float64(self.constants) if self.constants else nullcontext(),
         ):
             yield

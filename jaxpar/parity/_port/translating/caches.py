@@ -6,6 +6,10 @@ A compiled program has no such memory: the value is computed in each call.
 from __future__ import annotations
 
 import ast
+import copy
+from typing import Any
+
+from torch import nn
 
 from ..reading.source import Function
 from .context import Context
@@ -35,7 +39,7 @@ def cached_in(ctx: Context, node: ast.AST) -> ast.Assign | None:
 
 
 def only_empties_caches(ctx: Context, node: Function) -> bool:
-    """Return whether a method `train` does nothing but empty caches besides nn.Module's."""
+    """Return whether a method `train` only empties caches and calls nn.Module's, in the lines that ran."""
     tree = ctx.source.tree
     assignments = filter(None, (cached_in(ctx, child) for child in ast.walk(tree)))
     caches = {
@@ -47,7 +51,8 @@ def only_empties_caches(ctx: Context, node: Function) -> bool:
 
     def empties(statement: ast.stmt) -> bool:
         if isinstance(statement, ast.If):
-            return all(map(empties, [*statement.body, *statement.orelse]))
+            blocks = [block for block in (statement.body, statement.orelse) if block and ctx.ran(block[0])]
+            return all(empties(child) for block in blocks for child in block)
         if isinstance(statement, ast.Assign):
             return ast.unparse(statement.targets[0]) in caches
         written = ast.unparse(statement)
@@ -56,4 +61,30 @@ def only_empties_caches(ctx: Context, node: Function) -> bool:
             "return super().train(mode)",
         )
 
-    return node.name == "train" and all(map(empties, node.body))
+    return node.name == "train" and all(map(empties, node.body[ast.get_docstring(node) is not None :]))
+
+
+def only_sets_modes(ctx: Context, node: Function) -> bool:
+    """Return whether a method `train` did what nn.Module's does, to all modules of the example."""
+    names = [child for child in ast.walk(node) if isinstance(child, ast.Name) and child.id == "self"]
+    modules = {id(module): module for name in names for module in ctx.modules(name)}
+    return node.name == "train" and bool(modules) and all(map(_sets_modes, modules.values()))
+
+
+def _sets_modes(module: nn.Module) -> bool:
+    copied = copy.deepcopy(module)
+    before = _state(copied)
+    for mode in (False, True):
+        copied.train(mode)
+        if _state(copied) != before or any(child.training is not mode for child in copied.modules()):
+            return False
+    return True
+
+
+def _state(module: nn.Module) -> list[Any]:
+    """Return all that modules hold but their modes, by identity, and which parameters are trained."""
+    attributes = [
+        {name: id(value) for name, value in vars(child).items() if name != "training"}
+        for child in module.modules()
+    ]
+    return [*attributes, *(parameter.requires_grad for parameter in module.parameters())]

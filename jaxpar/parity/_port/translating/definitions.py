@@ -20,7 +20,7 @@ from ..reading.scope import Scope, definition
 from ..reading.source import Function, Source, defined, end_of, start_of
 from ..reading.watching import INSTALLED, Watched, is_users
 from .blocks import begin_of, blocks_of, written_statement
-from .caches import only_empties_caches
+from .caches import only_empties_caches, only_sets_modes
 from .calls import PARTIAL
 from .constructors import MODE, reads_training_first
 from .context import Context
@@ -241,7 +241,8 @@ def _method(ctx: Context, value: type, node: Function) -> str | None:
         if method.__code__ not in ctx.watched.functions:
             ctx.needs.note(f"{name} is not ported: the example does not run it")
         return None
-    if only_empties_caches(ctx, node):
+    if only_empties_caches(ctx, node) or only_sets_modes(ctx, node):
+        not_run(ctx.source, node, ctx.watched, lambda child: ctx.note(child, "did not run, and is left out"))
         return None
     return function(ctx, node, RNGS if node.name == "__init__" or needs_rngs(ctx, method) else "")
 
@@ -256,6 +257,8 @@ def function_in(value: type, name: str) -> Any:
 
 def not_run(source: Source, node: ast.AST, watched: Watched, report: Callable[[ast.stmt], None]) -> None:
     """Report the first statements of blocks that did not run although the code around them did."""
+    if isinstance(node, ast.stmt) and watched.initial.is_initial(source, node):
+        return  # it ran, and what it did is in the initial values
     for body in blocks_of(node):
         if not isinstance(node, ast.ClassDef) and (source.path, body[0].lineno) not in watched.lines:
             # Refusals need not run.

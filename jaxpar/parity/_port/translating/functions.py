@@ -110,7 +110,8 @@ def _unbound(node: Function, written: str) -> frozenset[str]:
     indent = " " * node.body[0].col_offset
     head = "async def f():" if isinstance(node, ast.AsyncFunctionDef) else "def f():"
     body = ast.parse(f"{head}\n{indent}{written.strip()}")
-    return frozenset(_names(body, ast.Load) & _names(node, ast.Store) - _names(body, ast.Store))
+    parameters = {child.arg for child in ast.walk(node.args) if isinstance(child, ast.arg)}
+    return frozenset(_names(body, ast.Load) & _names(node, ast.Store) - _names(body, ast.Store) - parameters)
 
 
 def _names(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
