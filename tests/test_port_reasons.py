@@ -8,6 +8,7 @@ import torch
 from porting import reasons, reasons_builders
 
 from jaxpar import parity
+from jaxpar.parity._port.translating import caches
 
 NAMES = ("Initialized", "Images", "Biased", "Built")
 KINDS = {name: getattr(reasons, name, None) or getattr(reasons_builders, name) for name in NAMES}
@@ -75,3 +76,26 @@ def test_arguments_are_those_before_the_constructor_changed_them():
     port = parity.port(lambda: reasons_builders.popping(), torch.ones(2, 4))
     assert port.build == "Popping(settings={'kind': 'scale', 'width': 4}, rngs=rngs)"
     assert port.same
+
+
+@pytest.mark.parametrize("name", ["skips", "counts", "freezes"])
+def test_a_train_that_does_more_is_noticed(name):
+    """Planted: a child that stays in its mode, an attribute that changes, a parameter that is frozen."""
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.count = torch.nn.Linear(2, 2), 0
+
+        def train(self, mode=True):
+            if name == "skips":
+                self.training = mode
+                return self
+            if name == "counts":
+                self.count += 1000
+            else:
+                self.layer.weight.requires_grad_(mode)
+            return super().train(mode)
+
+    assert not caches._sets_modes(Net())
+    assert caches._sets_modes(torch.nn.Sequential(torch.nn.Linear(2, 2)))

@@ -49,7 +49,8 @@ The frames are all of a library: of each file of `timm.models` its smallest mode
 and a decoder of segmentation-models-pytorch, less 5 that torch refuses; of vit-pytorch the model of each file
 that takes images, video or signals alone. A seed shuffles a frame's names. The failures of the first half are
 read, and the rules mended; of the second half, the numbers are only reported. A sample is the first names of
-a half. *lines* is the median ratio to torch's, and *seconds* the median of the processor's."""
+a half. *beyond* is the same but for constants that torch has in float32, or for digits that cancel. *lines* is
+the median ratio to torch's, and *seconds* the median of the processor's."""
 
 HEAD = """\
 # Ported models: torchvision, transformers, pytorch/examples
@@ -176,7 +177,8 @@ def libraries(answers: Answers) -> list[str]:
             head = ("", "half", "verdict", "largest", "lines", "torch's", "ratio", "seconds")
             parts.append(f"## {TITLES[group]}\n\n{table(head, models)}")
             parts += reasons(x for x in found if x["name"].partition("/")[2] in drawn[HALVES[0]])
-    head = ("frame", "seed", "half", "models", "asked", "same", "holes", "different", "no proof", "no file")
+    head = ("frame", "seed", "half", "models", "asked", "same", "beyond", "holes", "different")
+    head += ("no proof", "no file")
     return [IN_HALVES, table((*head, "lines", "seconds"), rows), *parts]
 
 
@@ -184,11 +186,12 @@ def _outcome(asked: list[Answer]) -> tuple[object, ...]:
     """How many were asked, the counts of the verdicts, and two medians."""
     verdicts = [verdict(answer) for answer in asked]
     counts = [verdicts.count(text) for text in ("same", "**different**", "no proof", "no file")]
+    beyond = sum(text.startswith("same ") for text in verdicts)
     holes = sum("hole" in text for text in verdicts)
     written = [answer for answer in asked if answer["written"]]
     lines = f"{statistics.median(map(ratio, written)):.2f}" if written else ""
     seconds = f"{statistics.median(answer['processor'] for answer in written):.0f}" if written else ""
-    return len(asked), counts[0], holes, *counts[1:], lines, seconds
+    return len(asked), counts[0], beyond, holes, *counts[1:], lines, seconds
 
 
 def bars(answers: Answers) -> str:
