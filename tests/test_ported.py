@@ -62,6 +62,7 @@ def test_groups_and_names_are_chosen():
         (DIFFERENT, False, "**different**"),
         (HOLES, True, "1 hole"),
         (NO_FILE, True, "no file"),
+        ({**NO_FILE, "failure": "it timed out after 300 seconds"}, True, "out of time"),
     ],
 )
 def test_the_page_says_what_was_said(answer, good, said):
@@ -155,11 +156,11 @@ def test_the_page_counts_its_own_rows():
         verdicts = [row[1] for row in rows]
         assert int(models_of) == len(models.GROUPS[GROUP_OF[title]])
         assert int(asked) == len(rows)
-        assert int(written) == len(rows) - verdicts.count("no file")
+        assert int(written) == len(rows) - verdicts.count("no file") - verdicts.count("out of time")
         assert int(same) == verdicts.count("same")
         assert int(holes) == sum("hole" in verdict for verdict in verdicts)
         assert int(different) == sum("different" in verdict for verdict in verdicts)
-        assert int(no_proof) == sum(verdict in ("no proof", "no file") for verdict in verdicts)
+        assert int(no_proof) == sum(verdict in ("no proof", "no file", "out of time") for verdict in verdicts)
 
 
 def test_no_file_of_the_page_is_wrong():

@@ -49,8 +49,9 @@ The frames are all of a library: of each file of `timm.models` its smallest mode
 and a decoder of segmentation-models-pytorch, less 5 that torch refuses; of vit-pytorch the model of each file
 that takes images, video or signals alone. A seed shuffles a frame's names. The failures of the first half are
 read, and the rules mended; of the second half, the numbers are only reported. A sample is the first names of
-a half. *beyond* is the same but for constants that torch has in float32, or for digits that cancel. *lines* is
-the median ratio to torch's, and *seconds* the median of the processor's."""
+a half. *beyond* is the same but for constants that torch has in float32, or for digits that cancel; *out of
+time* needed more than 300 seconds beside other work. *lines* is the median ratio to torch's, and *seconds*
+the median of the processor's."""
 
 HEAD = """\
 # Ported models: torchvision, transformers, pytorch/examples
@@ -103,12 +104,13 @@ def same(answer: Answer) -> bool:
 def verdict(answer: Answer) -> str:
     holes = len(answer.get("holes", ()))
     constants = answer.get("constants", False)
+    out_of_time = "timed out" in answer.get("failure", "")
     beyond = "same but for constants in float32" if constants else "same where digits do not cancel"
     return {
         0: "same" if same(answer) else beyond,
         1: "**different**",
         2: f"{holes} hole{'s' * (holes != 1)}",
-        3: "no proof" if answer["written"] else "no file",
+        3: "no proof" if answer["written"] else "out of time" if out_of_time else "no file",
     }[answer["status"]]
 
 
@@ -178,14 +180,16 @@ def libraries(answers: Answers) -> list[str]:
             parts.append(f"## {TITLES[group]}\n\n{table(head, models)}")
             parts += reasons(x for x in found if x["name"].partition("/")[2] in drawn[HALVES[0]])
     head = ("frame", "seed", "half", "models", "asked", "same", "beyond", "holes", "different")
-    head += ("no proof", "no file")
+    head += ("no proof", "no file", "out of time")
     return [IN_HALVES, table((*head, "lines", "seconds"), rows), *parts]
 
 
 def _outcome(asked: list[Answer]) -> tuple[object, ...]:
     """How many were asked, the counts of the verdicts, and two medians."""
     verdicts = [verdict(answer) for answer in asked]
-    counts = [verdicts.count(text) for text in ("same", "**different**", "no proof", "no file")]
+    counts = [
+        verdicts.count(text) for text in ("same", "**different**", "no proof", "no file", "out of time")
+    ]
     beyond = sum(text.startswith("same ") for text in verdicts)
     holes = sum("hole" in text for text in verdicts)
     written = [answer for answer in asked if answer["written"]]
