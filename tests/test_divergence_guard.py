@@ -16,7 +16,7 @@ from jaxpar._parallel.modules.nnx_view import view_nnx
 from jaxpar._training import distributed_base, divergence_guard, local_batch
 from jaxpar._training.divergence_guard import StepMetadata
 from jaxpar._training.world import make_world
-from jaxpar.distributed import step_agreement
+from jaxpar.distributed import exchange, step_agreement
 from jaxpar.distributed.group import Group
 from jaxpar.distributed.guard import fingerprint
 from jaxpar.distributed.step_agreement import LENGTH, Ledger
@@ -111,32 +111,32 @@ GROUP = Group(0, 2, "", 1, 1.0, 0, (0, 1))
 
 @pytest.fixture
 def book(monkeypatch):
-    monkeypatch.setattr(Ledger, "_ask", lambda *_: None)
+    monkeypatch.setattr(Ledger, "ask", lambda *_: ())
     return Ledger("here", GROUP)
 
 
 def test_a_step_that_was_left_out_is_said(book):
     for step in (3, 4, 6):
         book.check(step, "key", lambda: {"x": "1"})
-    assert book._at(4) == {"x": "1"}
+    assert book.at(4) == {"x": "1"}
     for step in (2, 5):
-        assert book._at(step) == {"step": f"left out step {step} (it is at 6, its first was 3)"}
+        assert book.at(step) == {"step": f"left out step {step} (it is at 6, its first was 3)"}
 
 
 def test_a_step_that_was_too_long_ago_is_not_known(book):
     for step in (0, 1, LENGTH, LENGTH + 1):
         book.check(step, "key", lambda: {"x": "1"})
-    assert book._at(0) == book._at(1) == {}
-    assert "left out" in book._at(2)["step"]
-    assert book._at(LENGTH) == {"x": "1"}
+    assert book.at(0) == book.at(1) == {}
+    assert "left out" in book.at(2)["step"]
+    assert book.at(LENGTH) == {"x": "1"}
 
 
 def test_a_step_that_all_refused_is_asked_again(monkeypatch):
     """Nobody has run it, so the group goes on; what another rank is in already ends it for good."""
     asked = []
     answers = {"parts": {"x": "2"}, "asked": True}
-    monkeypatch.setattr(step_agreement._messages, "send", lambda *_, **said: asked.append(said["step"]))
-    monkeypatch.setattr(step_agreement, "delete", lambda folder: None)
+    monkeypatch.setattr(exchange, "send", lambda *_, **said: asked.append(said["step"]))
+    monkeypatch.setattr(exchange, "delete", lambda folder: None)
     monkeypatch.setattr(step_agreement, "read", lambda key, timeout: json.dumps(answers))
     book = Ledger("here", GROUP)
     for step in (0, 1):
@@ -153,10 +153,12 @@ def test_a_step_that_all_refused_is_asked_again(monkeypatch):
 @pytest.mark.parametrize("at", [3, 4])
 def test_a_question_is_answered_at_its_step(at, book, monkeypatch):
     put = {}
-    monkeypatch.setattr(step_agreement, "post", lambda key, text: put.__setitem__(key, json.loads(text)))
+    for module in (step_agreement, exchange):
+        monkeypatch.setattr(module, "post", lambda key, text: put.__setitem__(key, json.loads(text)))
     for step in range(at):
         book.check(step, "key", lambda: {"x": "1"})
-    book.hear({"step": 3, "folder": "f", "rank": 1, "parts": {"x": "1"}})
+    for post in book.hear({"step": 3, "folder": "f", "rank": 1, "parts": {"x": "1"}}):
+        put[post.key] = json.loads(post.text)
     assert put == ({} if at == 3 else {"f/0": {"parts": {"x": "1"}, "asked": False}})
     if at == 3:
         book.check(3, "key", lambda: {"x": "1"})

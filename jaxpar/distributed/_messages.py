@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import DistributedError
-from .exchange import PREFIX, next_number, post, read_blocking
-from .group import Group, current
+from .exchange import PREFIX, read_blocking
+from .exchange import send as send
+from .group import Group
 
 Message = dict[str, Any]
 """A JSON object: `kind`, the sender's `rank`, and the fields of that kind."""
@@ -25,14 +26,6 @@ _thread: threading.Thread | None = None
 def on(kind: str, listener: Listener) -> None:
     """Call `listener` with every message of a kind, in the background thread. It must not block."""
     _listeners[kind] = listener
-
-
-def send(kind: str, **fields: object) -> None:
-    group = current()
-    assert group is not None
-    # The counter gives every message a number of its own, also if two ranks send at once.
-    number = next_number(f"{_folder(group)}/last")
-    post(f"{_folder(group)}/{number}", json.dumps({"kind": kind, "rank": group.rank} | fields))
 
 
 def start(group: Group) -> None:

@@ -208,6 +208,8 @@ def _in_child() -> None:
     if group is not None and group.size > 1:
         from .._upstream import fork
 
+        # The message thread, which the child lacks, may have held the lock.
+        call_log.machine = threading.RLock()
         atexit.unregister(_at_end)
         _fail_together.forget()
         fork.abandon()

@@ -1,8 +1,6 @@
-"""call_log: record the collective calls that this rank has begun, and detect deadlocks between ranks.
+"""call_log: record the collective calls that this rank has begun, with the user's source lines.
 
-Ranks make the same calls in the same order, so the calls begun by one of two ranks include the calls begun by
-the other. If each has begun a call that the other has not, they deadlock, however slow a rank is. torch
-compares collectives only with TORCH_DISTRIBUTED_DEBUG=DETAIL.
+`_protocol.calls` finds deadlocks in the logs of several ranks.
 """
 
 from __future__ import annotations
@@ -13,41 +11,28 @@ import os
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import NamedTuple, TypeAlias
 
 from ..errors import DivergenceError
-from .group import Group, ranks_text
+from ._protocol.calls import Begun as Begun
+from ._protocol.calls import BegunLog
+from ._protocol.calls import deadlock as deadlock
+from .group import Group
 
 END = "the end of its script"
 
-
-class Begun(NamedTuple):
-    """The last call of one name: how many calls of the name have begun, the ranks it needs in order to end
-    (None for all), its position among this rank's calls, its public name, and the user's source line."""
-
-    calls: int
-    needs: Sequence[int] | None
-    number: int
-    call: str
-    line: str
-
-    def __str__(self) -> str:
-        return f"{self.call} ({self.line})" if self.line else self.call
+machine = threading.RLock()
+"""Held while a thread advances the state machine of `_protocol`."""
 
 
-BegunCalls: TypeAlias = "Mapping[str, Begun]"
-"""The calls that a rank has begun, by counted name."""
+class CallLog(BegunLog):
+    """This process's log, and what its threads know of a deadlock."""
 
-
-class CallLog:
     def __init__(self, group: Group):
+        super().__init__(group.rank, lambda call_site: _line(*call_site))
         self.group = group
-        self.number = 0
-        """Number of calls begun so far, which the watching thread polls."""
-        self._begun: dict[str, tuple[int, Sequence[int] | None, int, str, CodeType, int]] = {}
         self.waits_for: list[int] = []
         """Ranks that the main thread waits for on the host."""
         self.problem = ""
@@ -61,34 +46,16 @@ class CallLog:
         if self.problem:
             self.complain()
         frame = _outside(sys._getframe(2))
-        before = self._begun.get(name)
-        self.number += 1
         # Not the frame itself, which would keep its function's arrays alive. The line number is computed only
         # for an error, because that takes longer than all the rest of a call.
-        call_site = call, frame.f_code, frame.f_lasti
-        self._begun[name] = (before[0] + 1 if before else 1, needs, self.number, *call_site)
+        with machine:
+            self.record(call, name, needs, (frame.f_code, frame.f_lasti))
         if self.after is not None:
             self.after()
 
     def complain(self) -> None:
         self.raised = True
         raise DivergenceError(self.problem)
-
-    def calls(self) -> dict[str, Begun]:
-        return {
-            name: Begun(count, needs, number, call, _line(code, instruction))
-            for name, (count, needs, number, call, code, instruction) in dict(self._begun).items()
-        }
-
-    def counts(self, rank: int) -> dict[str, int]:
-        """Return the calls begun per name; on ranks other than `rank`, only calls that need `rank`."""
-        is_own = self.group.rank == rank
-        begun = dict(self._begun).items()
-        return {name: n for name, (n, needs, *_) in begun if is_own or needs is None or rank in needs}
-
-    @property
-    def last(self) -> str:
-        return str(max(self.calls().values(), key=lambda begun: begun.number, default=""))
 
 
 class _ProcessLog:
@@ -126,9 +93,14 @@ def begin(call: str, name: str = "", needs: Sequence[int] | Group | None = None)
         return
     name = name or call
     if isinstance(needs, Group):
-        # Calls are counted per group: calls in different groups need no common order.
-        name, needs = (f"{name}, {needs.name}", needs.ranks) if needs.name else (name, None)
+        name, needs = counted(name, needs)
     log.begin(call, name, needs)
+
+
+def counted(name: str, group: Group) -> tuple[str, Sequence[int] | None]:
+    """Return the counted name and the needed ranks of a call of a group."""
+    # Calls are counted per group: calls in different groups need no common order.
+    return (f"{name}, {group.name}", group.ranks) if group.name else (name, None)
 
 
 def waits() -> None:
@@ -157,40 +129,6 @@ def check() -> None:
     log = _process.log
     if log is not None and log.problem and threading.get_ident() == _process.main:
         log.complain()
-
-
-def first_missed(waiting_rank: BegunCalls, other_rank: BegunCalls, rank: int) -> Begun | None:
-    calls = [
-        begun
-        for name, begun in waiting_rank.items()
-        if (begun.needs is None or rank in begun.needs)
-        and begun.calls > (other_rank[name].calls if name in other_rank else 0)
-    ]
-    return min(calls, key=lambda begun: begun.number, default=None)
-
-
-def deadlock(snapshots: Mapping[int, BegunCalls], rank: int) -> str:
-    """Return the error text if this rank and a second rank are deadlocked, or ""."""
-    # One missing call proves nothing, since that rank may be slow. Only two that miss each other do.
-    calls: dict[int, Begun] = {}
-    for r, other_snapshot in snapshots.items():
-        own_call, other_call = (
-            first_missed(snapshots[rank], other_snapshot, r),
-            first_missed(other_snapshot, snapshots[rank], rank),
-        )
-        if own_call and other_call:
-            calls |= {rank: own_call, r: other_call}
-    if not calls:
-        return ""
-    ranks: dict[str, list[int]] = {}
-    for r in sorted(calls):
-        ranks.setdefault(str(calls[r]), []).append(r)
-    positions = (f"{ranks_text(r)} {'are' if len(r) > 1 else 'is'} at {call}" for call, r in ranks.items())
-    return (
-        f"The ranks wait for each other in different calls: {', '.join(positions)}. All make the same calls "
-        "in the same order: take the call out of the `if` or the loop that only some of them pass, and end "
-        "the job."
-    )
 
 
 def caller() -> str:

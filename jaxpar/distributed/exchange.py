@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 import time
-from collections import Counter
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from ..errors import DistributedError
 from . import call_log
+from ._protocol.effects import Begin, Delete, Effect, Effects, Post, Read, ReadFolder, Send, Wait
+from ._protocol.lockstep import Lockstep
 from .group import Group, current
 from .group import ranks_text as ranks_text
 
@@ -23,8 +24,8 @@ PREFIX = "jaxpar"
 SLICE = 1.0
 """Seconds between checks, while waiting, whether the ranks are deadlocked in different calls."""
 
-_calls: Counter[str] = Counter()
-_lock = threading.Lock()
+T = TypeVar("T")
+_lockstep = Lockstep()
 
 
 def exchange(
@@ -75,27 +76,56 @@ def collect(
     if group is None or group.size == 1:
         return [text]
     folder = f"{PREFIX}/{group.folder}/{what}"
-    with _lock:
-        _calls[folder] += 1
-        call = _calls[folder]
-    call_log.begin(label or what, what, group)
     deadline = time.monotonic() + timeout
-    # Written before the first read, or two ranks would wait for each other's text.
-    post(f"{folder}/{call}/{group.rank}", text)
-    texts: list[str | None] = [None] * group.size
-    for rank in range(group.size):
-        with call_log.waiting([group.ranks[rank]]):
-            texts[rank] = (
-                read(f"{folder}/{call}/{rank}", deadline - time.monotonic()) if rank != group.rank else text
-            )
-        # After a timeout, ranks after this one may still have arrived: read what exists without waiting.
-        if texts[rank] is None:
-            stored = read_folder(f"{folder}/{call}")
-            return [stored.get(f"{folder}/{call}/{rank}") for rank in range(group.size)]
-    # This call is complete, so every rank has begun it and has therefore read all texts of the previous one.
-    if call > 1:
-        delete(f"{folder}/{call - 1}/{group.rank}")
-    return texts
+    begin = Begin(label or what, *call_log.counted(what, group))
+    call = _lockstep.collect(folder, begin, group.ranks, group.rank, text)
+    return run(call, lambda wait: read(wait.key, deadline - time.monotonic()))
+
+
+def run(call: Effects[T], wait_for: Callable[[Read], str | None]) -> T:
+    """Run one call of the state machine; `wait_for` reads a key that may not be set yet."""
+    received: Any = None
+    error: BaseException | None = None
+    while True:
+        with call_log.machine:
+            try:
+                effect = call.throw(error) if error is not None else call.send(received)
+            except StopIteration as end:
+                return end.value
+        received, error = None, None
+        try:
+            received = _perform(effect, wait_for)
+        except BaseException as raised:
+            error = raised
+
+
+def _perform(effect: Effect, wait_for: Callable[[Read], str | None]) -> str | dict[str, str] | None:
+    match effect:
+        case Begin():
+            call_log.begin(*effect)
+        case Wait():
+            call_log.waits()
+        case Post():
+            post(effect.key, effect.text)
+        case Delete():
+            delete(effect.key)
+        case Send():
+            send(effect.kind, **effect.fields)
+        case ReadFolder():
+            return read_folder(effect.key)
+        case Read():
+            with call_log.waiting([effect.rank]):
+                return wait_for(effect)
+    return None
+
+
+def send(kind: str, **fields: object) -> None:
+    """Send a message to the message threads of all ranks."""
+    group = current()
+    assert group is not None
+    folder = f"{PREFIX}/{group.generation}/messages"
+    # The counter gives every message a number of its own, also if two ranks send at once.
+    post(f"{folder}/{next_number(f'{folder}/last')}", json.dumps({"kind": kind, "rank": group.rank} | fields))
 
 
 def post(key: str, text: str, *, replace: bool = False) -> None:

@@ -1,0 +1,97 @@
+"""The collective calls that a rank has begun, and which of them show that two ranks are deadlocked.
+
+Ranks make the same calls in the same order, so the calls begun by one of two ranks include the calls begun by
+the other. If each has begun a call that the other has not, they deadlock, however slow a rank is. torch
+compares collectives only with TORCH_DISTRIBUTED_DEBUG=DETAIL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from ..group import ranks_text
+
+
+class Begun(NamedTuple):
+    """The last call of one name: how many calls of the name have begun, the ranks it needs in order to end
+    (None for all), its position among this rank's calls, its public name, and the user's source line."""
+
+    calls: int
+    needs: Sequence[int] | None
+    number: int
+    call: str
+    line: str
+
+    def __str__(self) -> str:
+        return f"{self.call} ({self.line})" if self.line else self.call
+
+
+BegunCalls: TypeAlias = "Mapping[str, Begun]"
+"""The calls that a rank has begun, by counted name."""
+
+
+class BegunLog:
+    """The calls of one rank. `line` turns a call site into a source line, only when an error needs it."""
+
+    def __init__(self, rank: int, line: Callable[[Any], str]):
+        self.rank = rank
+        self.number = 0
+        """Number of calls begun so far, which the watching thread polls."""
+        self._line = line
+        self._begun: dict[str, tuple[int, Sequence[int] | None, int, str, Any]] = {}
+
+    def record(self, call: str, name: str, needs: Sequence[int] | None, call_site: Any) -> None:
+        before = self._begun.get(name)
+        self.number += 1
+        self._begun[name] = (before[0] + 1 if before else 1, needs, self.number, call, call_site)
+
+    def calls(self) -> dict[str, Begun]:
+        return {
+            name: Begun(count, needs, number, call, self._line(call_site))
+            for name, (count, needs, number, call, call_site) in dict(self._begun).items()
+        }
+
+    def counts(self, rank: int) -> dict[str, int]:
+        """Return the calls begun per name; on ranks other than `rank`, only calls that need `rank`."""
+        is_own = self.rank == rank
+        begun = dict(self._begun).items()
+        return {name: n for name, (n, needs, *_) in begun if is_own or needs is None or rank in needs}
+
+    @property
+    def last(self) -> str:
+        return str(max(self.calls().values(), key=lambda begun: begun.number, default=""))
+
+
+def first_missed(waiting_rank: BegunCalls, other_rank: BegunCalls, rank: int) -> Begun | None:
+    calls = [
+        begun
+        for name, begun in waiting_rank.items()
+        if (begun.needs is None or rank in begun.needs)
+        and begun.calls > (other_rank[name].calls if name in other_rank else 0)
+    ]
+    return min(calls, key=lambda begun: begun.number, default=None)
+
+
+def deadlock(snapshots: Mapping[int, BegunCalls], rank: int) -> str:
+    """Return the error text if this rank and a second rank are deadlocked, or ""."""
+    # One missing call proves nothing, since that rank may be slow. Only two that miss each other do.
+    calls: dict[int, Begun] = {}
+    for r, other_snapshot in snapshots.items():
+        own_call, other_call = (
+            first_missed(snapshots[rank], other_snapshot, r),
+            first_missed(other_snapshot, snapshots[rank], rank),
+        )
+        if own_call and other_call:
+            calls |= {rank: own_call, r: other_call}
+    if not calls:
+        return ""
+    ranks: dict[str, list[int]] = {}
+    for r in sorted(calls):
+        ranks.setdefault(str(calls[r]), []).append(r)
+    positions = (f"{ranks_text(r)} {'are' if len(r) > 1 else 'is'} at {call}" for call, r in ranks.items())
+    return (
+        f"The ranks wait for each other in different calls: {', '.join(positions)}. All make the same calls "
+        "in the same order: take the call out of the `if` or the loop that only some of them pass, and end "
+        "the job."
+    )
