@@ -2,9 +2,10 @@
 
 A rank runs a program of OPERATIONS, chosen one by one, with the library's state machine. What it has received
 determines its state, so a state of the job is one `Local` of each rank. A text is read only under the one key
-that its writer posts once, so the store needs no state either. Messages between two ranks arrive in order, and
-at any time. Ranks that have made the same calls and owe each other nothing go on like ranks that have just
-begun (`fresh`), so what follows is explored once.
+that its writer posts once, so the store needs no state. Messages between two ranks arrive in order, at any
+time. Of orders that end in the same state one is explored (`following`). Ranks that have made the same calls
+and owe each other nothing go on like ranks that have just begun (`merged`), so what follows is explored once.
+A step is dispatched, as JAX does; `evaluate` waits for the devices, which run programs in order.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 from jaxpar.distributed import call_log
 from jaxpar.distributed._protocol import attendance, calls, lockstep, steps
-from jaxpar.distributed._protocol.effects import Begin, Delete, Post, Read, Send, Wait
+from jaxpar.distributed._protocol.effects import Begin, Post, Read, Send, Wait
 from jaxpar.distributed.group import Group
 from jaxpar.errors import DivergenceError
 
@@ -42,7 +43,8 @@ class Rank:
         self.log = calls.BegunLog(rank, str)
         self.lockstep = lockstep.Lockstep()
         self.records = [steps.StepRecord(name, self.group) for name in RECORDS]
-        for record, keys in zip(self.records, familiar, strict=True):
+        self.rate, *known = familiar
+        for record, keys in zip(self.records, known, strict=True):
             record.known = {key: {"what": str(key)} for key in keys}
         self.attendance = attendance.Attendance(
             self.log,
@@ -51,7 +53,6 @@ class Rank:
             lambda: steps.latest_steps(self.records),
             lambda latest, other: steps.asks_beyond(self.records, latest, other),
         )
-        self.rate = 0
         self.program = []
         self.calls = None  # the generator of the call that it is in
         self.effect = None  # what that wants done next
@@ -76,7 +77,7 @@ class Rank:
         yield from self.check(0, number, (mode, self.rate))
         yield from self.check(1, number, mode)
         if mode == "averaging":
-            yield Device("train_step")
+            self.devices.append("train_step")  # dispatched; `evaluate` waits for what was dispatched before
 
     def accumulate(self):
         return self.step("no_sync()")
@@ -175,11 +176,22 @@ class Local:
         self.live = self.replayed()
         for name in ("effect", "refusal"):
             setattr(self, name, getattr(self.live, name))
-        self.posts = before.posts if before and len(before.posts) == len(self.live.posts) else dict(self.live.posts)
+        self.posts = (
+            before.posts if before and len(before.posts) == len(self.live.posts) else dict(self.live.posts)
+        )
         self.sent, self.heard = tuple(self.live.sent), tuple(self.live.heard)
         self.devices, self.program = tuple(self.live.devices), tuple(self.live.program)
+        self.positions = self.live.positions()
         self.idle = self.live.calls is None
+        # Whether it could answer rank 0's announcement of a call in another way once it has gone on.
+        at_answer = isinstance(self.effect, Read) and HASTY.search(self.effect.key)
+        self.hasty = rank > 0 and bool(self.idle or at_answer)
         self.done = self.idle and self.program[-1:] == ("end",)
+        # Where its call began, and what it had heard when the call first went on.
+        kind = received[0] if received else "begin"
+        self.start = self if self.idle else before if kind == "begin" else before.start
+        self.early = before.early if before and before.advanced and not self.idle else self.heard
+        self.advanced = not self.idle and (kind == "advance" or (kind == "hear" and before.advanced))
 
     def replayed(self):
         history, local = [], self
@@ -194,6 +206,17 @@ class Local:
         for kind, *received in reversed(history):
             getattr(machine, kind)(*received)
         return machine
+
+    def unheard(self, sent):
+        """The state before the messages that came last, beyond the first `sent` of their senders."""
+        local = self
+        while (
+            local.before
+            and local.received[0] == "hear"
+            and local.heard[local.received[1]] > sent[local.received[1]]
+        ):
+            local = local.before
+        return local
 
     def machine(self):
         if self.live is None:
@@ -215,8 +238,9 @@ class Explorer:
         self.outcomes = {"success": 0, "refusal": 0, "failure of a peer": 0}
         self.problems = []
         self.roots = {}
+        self.merges = {}
         self.explored = {}
-        self.bases = [(((frozenset(),) * 3,) * size, (length,) * size)]
+        self.bases = [(((0, *[frozenset()] * 3),) * size, (length,) * size)]
 
     def run(self, problems=1):
         """Explore, until so many problems are known."""
@@ -242,7 +266,7 @@ class Explorer:
         while stack and len(self.problems) < problems:
             state = stack.pop()
             self.states += 1
-            if self.rebase and state is not first and self.synced(state, budgets):
+            if self.rebase and self.merged(state, budgets):
                 continue
             following = list(self.following(state, budgets))
             if not following:
@@ -255,19 +279,28 @@ class Explorer:
                     stack.append(new)
 
     def following(self, state, budgets) -> Iterator[tuple]:
-        # What one rank does commutes with what another does, and with hearing a message, but for `HASTY` reads.
-        for r, local in enumerate(state):
-            if not (isinstance(local.effect, Read) and HASTY.search(local.effect.key)):
-                moves = list(self.moves(state, r, budgets))
-                if moves:
-                    yield from moves
-                    return
-        for r, local in enumerate(state):
-            for sender, other in enumerate(state):
-                if sender != r and local.heard[sender] < len(other.sent):
-                    kind, text = other.sent[local.heard[sender]]
-                    yield replaced(state, r, local.then("hear", sender, kind, text))
+        # What one rank does commutes with what the others do; and with hearing a message, if it is not hasty
+        # (test_hearing_commutes). So the first such event is explored alone.
+        for r in range(self.size):
+            if question := next(self.hearings(state, r, ("question", "left")), None):
+                yield question
+                return
+        for r in sorted(range(self.size), key=lambda r: state[r].idle):
+            moves = [] if state[r].hasty else list(self.moves(state, r, budgets))
+            if moves:
+                yield from moves
+                return
+        for r in range(self.size):
+            yield from self.hearings(state, r)
             yield from self.moves(state, r, budgets)
+
+    def hearings(self, state, r, kinds=("question", "attend", "left")) -> Iterator[tuple]:
+        """What the message thread of rank r can do."""
+        for sender, other in enumerate(state):
+            if sender != r and state[r].heard[sender] < len(other.sent):
+                kind, text = other.sent[state[r].heard[sender]]
+                if kind in kinds:
+                    yield replaced(state, r, state[r].then("hear", sender, kind, text))
 
     def moves(self, state, r, budgets) -> Iterator[tuple]:
         """What the main thread of rank r can do."""
@@ -278,7 +311,11 @@ class Explorer:
         self.outcomes["failure of a peer"] += 1 + local.idle
         if local.idle:
             names = OPERATIONS if len(local.program) < budgets[r] else ()
+            # One directory is like the other, until one of them is used.
+            used = any("save_one" in other.program for other in state)
             for name in (*names, "end"):
+                if name == "save_all" and not used:
+                    continue
                 yield replaced(state, r, local.then("begin", name))
         elif isinstance(local.effect, Device):
             if self.entered(state, local):
@@ -298,12 +335,16 @@ class Explorer:
         if all(local.done for local in state):
             self.outcomes["success"] += 1
             return
-        positions = {r: local.machine().positions() for r, local in enumerate(state)}
-        texts = [text for r in positions if (text := calls.deadlock(positions, r))]
+        texts = self.apart(state)
         if not texts:
             self.problem("waits for ever", state)
         for text in texts:
             self.refusal(state, text, set(re.findall(r"\(rank(\d)\.py:\d+\)", text)))
+
+    def apart(self, state):
+        """What the watch would report: ranks that miss each other do so for good."""
+        positions = {r: local.positions for r, local in enumerate(state)}
+        return [text for r in positions if (text := calls.deadlock(positions, r))]
 
     def refused(self, state):
         for local in state:
@@ -315,7 +356,7 @@ class Explorer:
         self.outcomes["refusal"] += 1
         if len(named) < 2:
             self.problem(f"does not name both sides: {text}", state)
-        if compatible([local.program for local in state]):
+        if len({local.root[2][0] for local in state}) == 1 and compatible([local.program for local in state]):
             self.problem(f"is refused: {text}", state)
 
     def problem(self, what, state):
@@ -324,36 +365,55 @@ class Explorer:
 
     # ------------------------------------------------------------------------------------------- merging
 
-    def synced(self, state, budgets):
-        """Whether the ranks owe each other nothing; what follows is then explored from fresh ranks."""
+    def merged(self, state, budgets):
+        """Whether all of this follows from fresh ranks: those that their calls began from, once in step."""
+        sent = [len(local.start.sent) for local in state]
+        starts = tuple(local.start.unheard(sent) for local in state)
+        if all(start.before is None for start in starts):
+            return False
+        for r, local in enumerate(state):
+            if any(local.early[s] < len(start.sent) for s, start in enumerate(starts) if s != r):
+                return False
+        # A question that was heard before a call went on could have been heard before it began.
+        for r in range(self.size):
+            while hearings := list(self.hearings(starts, r, ("question",))):
+                starts = hearings[0]
+            if next(self.hearings(starts, r), None):
+                return False
+        if starts not in self.merges:
+            self.merges[starts] = self.synced(starts)
+        if self.merges[starts]:
+            left_over = (b - len(start.program) for b, start in zip(budgets, starts, strict=True))
+            self.bases.append((self.merges[starts], tuple(left_over)))
+        return bool(self.merges[starts])
+
+    def synced(self, state):
+        """Return what the ranks are familiar with, if they owe each other nothing."""
         if not all(local.idle and not local.done and local.devices == state[0].devices for local in state):
-            return False
-        if any(a.heard[r] < len(b.sent) for a in state for r, b in enumerate(state) if a is not b):
-            return False
+            return None
         machines = [local.machine() for local in state]
-        if len({(m.rate, *(record.latest for record in m.records)) for m in machines}) > 1:
-            return False
+        if len({tuple(record.latest for record in m.records) for m in machines}) > 1:
+            return None
         if any(m.attendance.pending or m.attendance._early for m in machines):
-            return False
+            return None
         if any(record.questions or record.problem for m in machines for record in m.records):
-            return False
+            return None
         begun = [m.log.calls() for m in machines]
         pairs = [(a, b) for a in range(self.size) for b in range(self.size) if a != b]
         if any(calls.first_missed(begun[a], begun[b], b) for a, b in pairs):
-            return False
+            return None
         for r, m in enumerate(machines):
             reads = machines[0].attendance._read
             if r and any(count != reads[what, r] for what, count in m.attendance._sent.items()):
-                return False
-        left_over = tuple(b - len(local.program) for b, local in zip(budgets, state, strict=True))
-        self.bases.append((tuple(map(fresh, machines)), left_over))
-        return True
+                return None
+        slowest = min(m.rate for m in machines)
+        return tuple(fresh(m, m.rate - slowest) for m in machines)
 
 
-def fresh(machine):
-    """The keys that a rank has compared and may use again, as they are called at rate 0."""
+def fresh(machine, rate):
+    """How often a rank has set the rate more than another one; the keys that it may use again."""
     first, second, third = (frozenset(record.known) for record in machine.records)
-    return frozenset((mode, 0) for mode, rate in first if rate == machine.rate), second, third
+    return rate, frozenset((mode, rate) for mode, number in first if number == machine.rate), second, third
 
 
 def replaced(state, r, local):
@@ -362,7 +422,8 @@ def replaced(state, r, local):
 
 def compatible(programs):
     """Whether ranks that are only slow could have got here: no refusal is right then."""
-    if not any("save_one" in program for program in programs[1:]):
-        programs = [[name for name in program if name != "save_one"] for program in programs]
+    for save in ("save_one", "save_all"):  # rank 0 may save alone
+        if not any(save in program for program in programs[1:]):
+            programs = [[name for name in program if name != save] for program in programs]
     longest = max(programs, key=len)
     return all(list(program) == list(longest)[: len(program)] for program in programs)

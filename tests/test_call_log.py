@@ -48,6 +48,13 @@ def test_what_needs_another_rank_alone_counts():
     assert deadlock({0: theirs, 2: mine}, 2)
 
 
+def test_a_call_that_a_rank_left_out_is_found_in_a_later_one():
+    """Rank 0 waits for a step that rank 1 has not dispatched, and both have begun the barrier."""
+    places = {0: place(["step", "step", "barrier"]), 1: place(["step", "barrier"])}
+    for r in places:
+        assert "rank 0 is at step, rank 1 is at barrier" in deadlock(places, r)
+
+
 def test_the_first_call_that_differs_is_named():
     places = {0: place(["step", "save", "barrier"]), 1: place(["step", "step"])}
     assert "rank 0 is at save, rank 1 is at step" in deadlock(places, 0)

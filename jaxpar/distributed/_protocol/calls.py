@@ -73,15 +73,33 @@ def first_missed(waiting_rank: BegunCalls, other_rank: BegunCalls, rank: int) ->
     return min(calls, key=lambda begun: begun.number, default=None)
 
 
+def skipping_call(rank: BegunCalls, other_rank: BegunCalls) -> Begun | None:
+    """Return a call that `rank` has begun without one that `other_rank` began before it, or None.
+
+    Steps are dispatched, so a rank that makes one too many waits only in a later call, which both make.
+    """
+    for skipped_name, skipped in other_rank.items():
+        if skipped.needs is not None or (skipped_name in rank and rank[skipped_name].calls >= skipped.calls):
+            continue
+        for name, begun in other_rank.items():
+            is_later = begun.needs is None and begun.number > skipped.number
+            if is_later and name in rank and rank[name].calls >= begun.calls:
+                return rank[name]
+    return None
+
+
 def deadlock(snapshots: Mapping[int, BegunCalls], rank: int) -> str:
     """Return the error text if this rank and a second rank are deadlocked, or ""."""
     # One missing call proves nothing, since that rank may be slow. Only two that miss each other do.
     calls: dict[int, Begun] = {}
     for r, other_snapshot in snapshots.items():
+        own_snapshot = snapshots[rank]
         own_call, other_call = (
-            first_missed(snapshots[rank], other_snapshot, r),
-            first_missed(other_snapshot, snapshots[rank], rank),
+            first_missed(own_snapshot, other_snapshot, r),
+            first_missed(other_snapshot, own_snapshot, rank),
         )
+        own_call = own_call or skipping_call(own_snapshot, other_snapshot)
+        other_call = other_call or skipping_call(other_snapshot, own_snapshot)
         if own_call and other_call:
             calls |= {rank: own_call, r: other_call}
     if not calls:

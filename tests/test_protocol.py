@@ -1,0 +1,139 @@
+"""No rank waits for ever: every order of two and three ranks, over all programs of a length."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+
+import pytest
+from protocol_model import ENDS, OPERATIONS, Explorer
+
+from jaxpar.distributed._protocol import attendance, calls, lockstep, steps
+
+JOBS = {"two ranks": (2, 3), "three ranks": (3, 1)}
+"""Ranks, and operations in a program. 2 and 4 take ten times as long, 3 and 2 more."""
+
+
+def programs(size, length):
+    """The number of tuples of programs: up to so many operations, then one of ENDS."""
+    return sum(len(OPERATIONS) ** n * len(ENDS) for n in range(length + 1)) ** size
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_every_wait_ends(job):
+    explorer = Explorer(*JOBS[job]).run()
+    print(f"{job}: {programs(*JOBS[job]):,} programs, {explorer.states:,} states, {explorer.outcomes}")
+    assert not explorer.problems
+    assert all(explorer.outcomes.values())
+
+
+def machine_state(local):
+    """All that a rank knows, in an order of its own."""
+    machine = local.machine()
+    records = [{k: v for k, v in vars(record).items() if k != "group"} for record in machine.records]
+    attends = {k: v for k, v in vars(machine.attendance).items() if not callable(v) and k != "_log"}
+    seen = machine.posts, machine.sent, machine.devices, machine.heard, machine.effect, machine.program
+    return plain([machine.log._begun, records, attends, *seen, bool(machine.refusal)])
+
+
+def plain(value):
+    if isinstance(value, dict):
+        return sorted((repr(key), plain(entry)) for key, entry in value.items())
+    return [plain(entry) for entry in value] if isinstance(value, list | tuple) else repr(value)
+
+
+def test_hearing_commutes():
+    """A message is heard before or after what the main thread does, to the same effect; or it refuses."""
+    explorer = Explorer(2, 2, rebase=False).run()
+    locals_, stack = [], list(explorer.roots.values())
+    while stack:
+        locals_.append(stack.pop())
+        stack += locals_[-1].after.values()
+    messages = {}
+    for local in locals_:
+        for event in local.after:
+            if event[0] == "hear":
+                messages.setdefault((local.root[0], local.heard), set()).add(event)
+    compared = 0
+    for local in locals_:
+        for message in messages.get((local.root[0], local.heard), ()):
+            for event in [event for event in local.after if event[0] != "hear"]:
+                if local.hasty and message[2] == "attend":
+                    continue
+                try:
+                    last, first = local.then(*event).then(*message), local.then(*message).then(*event)
+                except AssertionError:  # a message that cannot come here: it was answered before
+                    continue
+                problems = [record.problem for record in last.machine().records]
+                compared += 1
+                assert any(problems) or last.refusal or machine_state(last) == machine_state(first)
+    assert compared > 1000
+
+
+def test_merging_loses_nothing():
+    merged, plain = Explorer(2, 2).run(), Explorer(2, 2, rebase=False).run()
+    assert merged.states < plain.states
+    assert not merged.problems
+    assert not plain.problems
+
+
+MUTATIONS = {
+    "a text is posted after the others are read": (
+        lockstep,
+        'yield Post(f"{folder}/{call}/{rank}", text)',
+        "pass",
+    ),
+    "an exchange keeps its number": (lockstep, "self._calls[folder] += 1", "self._calls[folder] = 1"),
+    "nobody hears of a call of rank 0": (attendance, "self.pending.append(announcement)", "pass"),
+    "a rank that waits at a step passes nothing": (
+        attendance,
+        " or self._asks_beyond(pending.steps, 0)",
+        "",
+    ),
+    "one's own text passes a call": (
+        attendance,
+        'counts.pop(f"{pending.what} of rank {self._log.rank}", None)',
+        "pass",
+    ),
+    "a report about another call counts": (attendance, 'entry["passed"] == call', "True"),
+    "the answer has the wrong number": (
+        attendance,
+        'answers/{rank}/{number}", answer',
+        'answers/{rank}/{call}", answer',
+    ),
+    "a question is answered at once only": (steps, "if self.questions:", "if False:"),
+    "a question is answered a step late": (steps, "if step <= self.latest]", "if step < self.latest]"),
+    "a step is recorded after its question": (steps, "self.latest = step\n", "pass\n"),
+    "the watch forgets the other side": (
+        calls,
+        "calls |= {rank: own_call, r: other_call}",
+        "calls |= {rank: own_call}",
+    ),
+    "a question that waits is not seen by the watch": (
+        steps,
+        "book.group.ranks if book.asks_at else ()",
+        "()",
+    ),
+}
+
+
+@contextlib.contextmanager
+def mutated(module, right, wrong):
+    source = inspect.getsource(module)
+    assert source.count(right) == 1
+    before = dict(vars(module))
+    exec(compile(source.replace(right, wrong), module.__file__, "exec"), vars(module))
+    try:
+        yield
+    finally:
+        vars(module).update(before)
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_mutation_is_found(name):
+    with mutated(*MUTATIONS[name]):
+        try:
+            problems = Explorer(2, 2, rebase=False).run().problems or Explorer(2, 3).run().problems
+        except (AssertionError, KeyError) as error:
+            problems = [repr(error)]
+    assert problems
