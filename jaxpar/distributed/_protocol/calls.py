@@ -74,7 +74,7 @@ def first_missed(waiting_rank: BegunCalls, other_rank: BegunCalls, rank: int) ->
 
 
 def skipping_call(rank: BegunCalls, other_rank: BegunCalls) -> Begun | None:
-    """Return a call that `rank` has begun without one that `other_rank` began before it, or None.
+    """Return a call of `rank`, which skipped one that `other_rank` began earlier; or None.
 
     Steps are dispatched, so a rank that makes one too many waits only in a later call, which both make.
     """
