@@ -136,7 +136,7 @@ PLANTS = [
     ),
     *plants("jaxpar/distributed/_protocol/attendance.py",
         ("count > leader_counts.get(name, 0)", "count >= leader_counts.get(name, 0)", "tests/test_checkpoint_ranks.py::test_ranks_that_did_not_save_take_rank_0s_and_are_told"),
-        ("_early[stream] = entry\n", "pass\n", "tests/test_checkpoint_ranks.py::test_saves_by_one_and_by_all_in_any_order_and_at_any_pace"),
+        ("self._early[stream] = entry\n", "pass\n", "tests/test_checkpoint_ranks.py::test_saves_by_one_and_by_all_in_any_order_and_at_any_pace"),
         ('if entry["passed"] == call:', 'if entry["passed"]:', "tests/test_checkpoint_ranks.py::test_saves_by_one_and_by_all_in_any_order_and_at_any_pace"),
     ),
 ]
