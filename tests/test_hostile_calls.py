@@ -89,6 +89,8 @@ KINDS = {
     "Progress": "function",
 }
 OPEN = {
+    "Nets",
+    "Optimizers",
     "Inputs",
     "Outputs",
     "Arrays",
@@ -232,6 +234,11 @@ NUMBERS = [3, True, np.int64(3), np.uint8(3), jnp.int32(3)]
 def test_numbers_of_other_libraries_are_numbers(number):
     assert checked(twice)(number) == 2 * number
     assert jax.jit(checked(twice))(number) == 2 * number
+
+
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, "float16", np.dtype("float32"), float])
+def test_types_of_numbers(dtype):
+    assert jaxpar.nn.BatchNorm(2, dtype=dtype, param_dtype=dtype).scale.dtype == jnp.dtype(dtype)
 
 
 def test_what_jax_traces_is_an_array():

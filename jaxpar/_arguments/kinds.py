@@ -137,7 +137,8 @@ def _is_array_type(kind: Any) -> bool:
 def _is_dtype(value: Any) -> bool:
     from jax import numpy  # `import jaxpar` does not load JAX
 
-    if value is None or hasattr(value, "shape") or (isinstance(value, str) and not value.isidentifier()):
+    is_array = hasattr(value, "shape") and not isinstance(value, type)  # np.float32 is a class with a shape
+    if value is None or is_array or (isinstance(value, str) and not value.isidentifier()):
         return isinstance(value, numpy.dtype)
     with contextlib.suppress(TypeError):
         dtype = numpy.dtype(value)
