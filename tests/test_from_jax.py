@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -75,12 +76,33 @@ def test_lines_that_are_new_count_as_changed(new, counts):
     assert scripts.changed_lines(list("abcd"), list(new)) == counts
 
 
+ON_FOUR_DEVICES = """
+import sys
+sys.path.insert(0, {folder!r})
+import compare, jax
+jax.config.update("jax_num_cpu_devices", 4)
+jax.config.update("jax_enable_x64", True)
+print(*compare.compare({name!r}, {dtype!r}, steps=4))
+"""
+FEW_ROWS = {("imagenet", "float32")}
+"""What is compared on README's four devices. On eight, with fewer rows each, most digits cancel in the first
+gradients of the batch norms, and which machine rounds how decides."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", scripts.BOUNDS)
 @pytest.mark.parametrize("name", NAMES)
 def test_both_give_the_same_numbers(name, dtype):
-    found = scripts.compare(name, dtype, steps=4)
-    assert max(found) <= scripts.BOUNDS[dtype], found
+    if (name, dtype) in FEW_ROWS:
+        code = ON_FOUR_DEVICES.format(folder=str(SCRIPTS), name=name, dtype=dtype)
+        printed = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        differences = list(map(float, printed.split()))
+    else:
+        differences = list(scripts.compare(name, dtype, steps=4))
+    assert len(differences) == 2
+    assert max(differences) <= scripts.BOUNDS[dtype], differences
 
 
 @pytest.mark.slow
