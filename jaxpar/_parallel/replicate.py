@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any, overload
+from typing import Annotated, Any, overload
 
 import jax
 from flax import linen, nnx
 
+from .._arguments import EXPLAINED
 from .._devices.context import outside
 from .._tree import is_real
 from .._typing import DeviceLike, PyTree
@@ -59,7 +60,9 @@ class Replicas(Sequence):
 
 
 @outside
-def replicate(network: Module, devices: Iterable[DeviceLike] | Placement, detach: bool = False) -> Replicas:
+def replicate(
+    network: Annotated[Module, EXPLAINED], devices: Iterable[DeviceLike] | Placement, detach: bool = False
+) -> Replicas:
     """A copy of a module on each device.
 
     >>> import jaxpar
