@@ -6,6 +6,7 @@ where the value is one that the argument's annotation allows.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import pickle
 import re
@@ -244,3 +245,7 @@ def test_types_of_numbers(dtype):
 def test_what_jax_traces_is_an_array():
     for wrap in (jax.jit, jax.grad, jax.vmap):
         wrap(lambda x: jaxpar.nn.functional.leaky_relu(x, 0.1).sum())(jnp.ones(2))
+
+
+def test_the_import_system_still_works():
+    importlib.invalidate_caches()

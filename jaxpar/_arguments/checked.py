@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import importlib.abc
 import importlib.machinery
 import importlib.util
 import inspect
@@ -43,7 +42,7 @@ def check_on_import(package: str, stub: str) -> None:
         _PUBLIC.setdefault(importlib.util.resolve_name(module, package), set()).add(name)
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _Finder:
     """Find the modules with public names, and check these after each module's code has run."""
 
     @staticmethod
