@@ -10,8 +10,8 @@ from protocol_model import ENDS, OPERATIONS, Explorer
 
 from jaxpar.distributed._protocol import attendance, calls, lockstep, steps
 
-JOBS = {"two ranks": (2, 3), "three ranks": (3, 1)}
-"""Ranks, and operations in a program. 2 and 4 take ten times as long, 3 and 2 more."""
+JOBS = {"two ranks": (2, 3), "three ranks": (3, 1), "two ranks, longer programs": (2, 4)}
+"""Ranks, and operations in a program. 2 and 4 take ten times as long as 2 and 3, and 3 and 2 more."""
 
 
 def programs(size, length):
@@ -19,7 +19,9 @@ def programs(size, length):
     return sum(len(OPERATIONS) ** n * len(ENDS) for n in range(length + 1)) ** size
 
 
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize(
+    "job", [pytest.param(job, marks=[pytest.mark.long] * ("longer" in job)) for job in JOBS]
+)
 def test_every_wait_ends(job):
     explorer = Explorer(*JOBS[job]).run()
     print(f"{job}: {programs(*JOBS[job]):,} programs, {explorer.states:,} states, {explorer.outcomes}")
