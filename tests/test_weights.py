@@ -476,7 +476,7 @@ def test_what_is_no_model():
         TypeError, match="LinenNet is a Linen module, which only knows its layers when it is called"
     ):
         parity.load_torch(LinenNet(), {})
-    with pytest.raises(TypeError, match="is no Flax module"):
+    with pytest.raises(TypeError, match="is no JAX model"):
         parity.load_torch(tn.Linear(1, 1), tn.Linear(1, 1))
     with pytest.raises(TypeError, match="is no torch module, state_dict or path"):
         parity.load_torch(linear(), 3)

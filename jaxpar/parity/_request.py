@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import torch
-from flax import linen
+from flax import linen, nnx
 
 from ._exactness import as_it_runs
 from ._model_pair import Inputs, ModelInputs, ModelPair, Outputs, in_float32, output_pairs, zero_variables
@@ -64,7 +64,8 @@ class Request:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "flax_module", as_flax(self.flax_module))
-        if callable(self.torch_module) and not isinstance(self.torch_module, torch.nn.Module | type):
+        modules = torch.nn.Module | nnx.Module | linen.Module
+        if callable(self.torch_module) and not isinstance(self.torch_module, modules | type):
             object.__setattr__(self, "torch_module", TorchFunction(self.torch_module))
         level = self.parsed_level
         if self.step_count < 1 or self.replicas < 1:
