@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from types import SimpleNamespace
 
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -198,6 +199,35 @@ def test_masks_that_hold_for_a_whole_axis(torch_layer, broadcast_dims, same):
         nnx.Dropout(0.5, broadcast_dims=broadcast_dims, rngs=nnx.Rngs(0)),
     )
     assert parity.compare(model, flax, IMAGES, layout="channels_last").same is same
+
+
+class Rounding(nnx.Module):
+    def __init__(self, dtype):
+        # Not `dtype`, which a comparison sets.
+        self.fc, self.narrow = nnx.Linear(6, 6, rngs=nnx.Rngs(0)), dtype
+
+    def __call__(self, x):
+        return (x.astype(self.narrow) + self.fc(x)).astype(x.dtype)
+
+
+class Residual(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(6, 6)
+
+    def forward(self, x):
+        return x + self.fc(x)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "names"), [(jnp.bfloat16, ["bfloat16 in test_reach.py:"]), (jnp.float32, [])]
+)
+def test_roundings_to_16_bits_are_named(dtype, names):
+    comparison = parity.compare(Residual(), Rounding(dtype), X)
+    assert comparison.same
+    gaps = [gap for gap in comparison.unreached if "roundings" in gap]
+    assert len(gaps) == len(names)
+    assert all(name in gap for name, gap in zip(names, gaps, strict=True))
 
 
 def test_evaluation_names_dropout_and_statistics():

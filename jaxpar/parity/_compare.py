@@ -253,12 +253,17 @@ def _steps(pair: ModelPair, request: Request, findings: Findings) -> Iterator[Le
             _check_determinism(pair, sides, request, step, findings)
             # `match`'s notes on its guesses belong in the report, because a verdict depends on the mapping.
             findings.notes += [*pair.links.left_out(), *_guesses(request.mapping), *sides.candidate.net.notes]
-            findings.notes += request.model_inputs.notes()
+            findings.notes += [*request.model_inputs.notes(), *_lifted(sides.candidate)]
             if request.task.own_modes:
                 findings.notes.append(
                     "torch's layers have modes of their own, so both sides' layers keep theirs"
                 )
         yield step
+
+
+def _lifted(candidate: FlaxSide) -> Iterator[str]:
+    if candidate.constants and (casts := list(candidate.constants.casts)):
+        yield f"{NOT_REACHED}roundings to {some(casts)}, which this level computes in float64"
 
 
 def _guesses(mapping: Entries | None) -> list[str]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from .._tensors import widened
 
+SIXTEEN_BITS = (np.float16, jnp.bfloat16)
 OURS = ("jaxpar", "jax", "jaxlib", "flax", "optax", "torch")  # not the user's lines
 
 
@@ -25,7 +26,7 @@ class Constants:
 
     `only` names the constants to perturb (all by default), `instead` holds replacement values. `originals`
     are the unperturbed values, `exact` the model's float64 arrays: perhaps the other side's constants
-    unrounded.
+    unrounded. `casts` are the lines that round to 16 bits, which float64 leaves out.
     """
 
     seed: int | None = None
@@ -33,6 +34,7 @@ class Constants:
     instead: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     originals: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     exact: list[np.ndarray] = dataclasses.field(default_factory=list)
+    casts: dict[str, None] = dataclasses.field(default_factory=dict)
 
     def __call__(self, values: np.ndarray, name: str | None = None) -> np.ndarray:
         """Return a constant in float64 (complex128); its default name is the line of the user's code."""
@@ -48,6 +50,10 @@ class Constants:
         random = np.random.RandomState([self.seed, zlib.crc32(name.encode())])
         half = float(jnp.finfo(values.dtype).eps) / 2
         return wide * (1 + half * random.uniform(-1, 1, wide.shape))
+
+    def note_cast(self, dtype: np.dtype, line: str | None = None) -> None:
+        if dtype in SIXTEEN_BITS:
+            self.casts[f"{np.dtype(dtype).name} in {line or _line()}"] = None
 
     def note(self, values: np.ndarray) -> None:
         if values.dtype == np.float64 and values.ndim and not _is_exact(values):

@@ -41,6 +41,7 @@ Atom = Var | Literal
 FLOATS = (np.float32, np.float16, jnp.bfloat16)
 WIDE: dict[np.dtype, np.dtype] = {np.dtype(narrow): np.dtype(np.float64) for narrow in FLOATS}
 WIDE[np.dtype(np.complex64)] = np.dtype(np.complex128)
+CAST = "convert_element_type"
 BITS = ("bitcast_convert_type", "reduce_precision")  # run in the type they were written for
 OPAQUE = ("pallas_call", "ffi_call", "call_hi_primitive")  # their bodies cannot be rewritten
 DIGITS = 6  # decimal digits, up to which a float32 constant is a literal in the source code
@@ -92,6 +93,8 @@ class _Passage:
             return _narrowed(args, params), params
         if any(_programs_in(value) for value in params.values()):
             return args, params  # both were traced for these types; `_Widening` changes them together
+        if primitive.name == CAST:
+            self.constants.note_cast(params["new_dtype"])
         params = {name: _wide_param(value) for name, value in params.items()}
         return [self._wide(x) for x in args], params
 
@@ -178,7 +181,8 @@ class _Body:
         if equation.primitive.name in (*BITS, *OPAQUE):
             yield from self._in_its_own_types(equation, inputs)
             return
-        if equation.primitive.name == "convert_element_type":
+        if equation.primitive.name == CAST:
+            self.programs.constants.note_cast(equation.params["new_dtype"], _line(equation))
             to = WIDE.get(equation.params["new_dtype"]) if equation.params["sharding"] is None else None
             if to is not None and to == _dtype(inputs[0]) and isinstance(inputs[0], Var):
                 self.changed = True
