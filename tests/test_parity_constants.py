@@ -157,3 +157,31 @@ def parity_json(found):
     from jaxpar.parity._render import document
 
     return document.dumps(found)
+
+
+class TorchRotary(torch.nn.Module):
+    """Angles of positions up to 1000, of frequencies in float32: their rounding moves outputs by 1e-5."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("frequencies", 10000 ** -(torch.arange(0, 8, 2) / 8), persistent=False)
+        self.norm = torch.nn.LayerNorm(4)
+
+    def forward(self, x):
+        angles = torch.arange(992, 1000, dtype=x.dtype)[:, None] * self.frequencies
+        return self.norm(x * torch.cos(angles))
+
+
+class FlaxRotary(nnx.Module):
+    def __init__(self, epsilon):
+        self.norm = nnx.LayerNorm(4, epsilon=epsilon, use_fast_variance=False, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        frequencies = jnp.asarray(10000 ** -(np.arange(0, 8, 2) / 8))
+        return self.norm(x * jnp.cos(jnp.arange(992, 1000)[:, None] * frequencies))
+
+
+@pytest.mark.parametrize(("epsilon", "same"), [(1e-5, True), (1e-6, False)])
+def test_a_table_does_not_excuse_a_mistake_of_its_size(epsilon, same):
+    x = np.random.RandomState(0).randn(8, 4)
+    assert parity.compare(TorchRotary(), FlaxRotary(epsilon), x).same is same
