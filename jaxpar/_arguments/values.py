@@ -38,7 +38,7 @@ def shown(value: Any) -> str:
     if isinstance(shape, tuple) and shape:
         return f"{value.dtype}{list(shape)}"
     try:
-        text = repr(value)
+        text = " ".join(repr(value).split())
     except RuntimeError:  # an array that was donated
         text = type(value).__name__
     return text if len(text) <= 60 else f"{text[:57]}..."
