@@ -219,7 +219,7 @@ OUTSIDE = dist.GroupMember.NON_GROUP_MEMBER
 BAD = {
     "twice": (
         lambda: dist.new_group([0, 0]),
-        r"must not contain duplicate entries, got \[0, 0\]$",
+        r"must not contain duplicate entries, got \[0, 0\](\n|$)",
     ),
     "no such rank": (lambda: dist.new_group([1]), r"^Rank 1 is out of range\. Valid ranks are 0 to 0"),
     "no number": (lambda: dist.new_group(["0"], sort_ranks=False), "ranks are ints, not '0'"),

@@ -256,7 +256,7 @@ TORCH = {
     ),
     "a whole module": lambda mark: (
         saved(torch.nn.Linear(2, 2)),
-        r"torch\.nn\.modules\.linear\.Linear for one, .* save module\.state_dict\(\) .*\.safetensors\.$",
+        r"torch\.nn\.modules\.linear\.Linear for one, .* save module\.state_dict\(\) .*\.safetensors\.(\n|$)",
     ),
     "cut off": lambda mark: (saved(GOOD_TENSORS)[:-200], r"damaged or cut off \(\d+ bytes\)"),
     "half": lambda mark: (saved(GOOD_TENSORS)[:700], "damaged or cut off"),

@@ -70,6 +70,11 @@ def window_elements(x: jax.Array, axis: int, window: Window, fill: float) -> lis
 def spatial_rank(function: str, x: jax.Array | None, *options: object) -> int:
     """Return the number of spatial axes of x, or of a layer's options (x is None; 1 if all are ints)."""
     lengths = [len(o) for o in options if isinstance(o, Sequence)]
+    if 0 in lengths:
+        raise ValueError(
+            f"{function}: kernel_size, stride, padding, output_size and their like are numbers, or tuples "
+            "with one for each spatial axis; one of them is empty."
+        )
     if x is None:
         return lengths[0] if lengths else 1
     rank = lengths[0] if lengths else x.ndim - 2
