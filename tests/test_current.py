@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 
 import jax
@@ -107,6 +108,7 @@ def test_names_and_properties():
 
 
 def test_memory_of_live_arrays():
+    gc.collect()  # arrays of earlier tests in reference cycles would be freed in between
     before = jaxpar.memory_stats(5)["bytes_in_use"]
     x = jaxpar.to(np.ones(1000), 5)
     stats = jaxpar.memory_stats(5)
