@@ -72,7 +72,7 @@ def spatial_rank(function: str, x: jax.Array | None, *options: object) -> int:
     lengths = [len(o) for o in options if isinstance(o, Sequence)]
     if 0 in lengths:
         raise ValueError(
-            f"{function}: kernel_size, stride, padding, output_size and their like are numbers, or tuples "
+            f"{function}: kernel_size, stride, padding, dilation and output_size are numbers, or tuples "
             "with one for each spatial axis; one of them is empty."
         )
     if x is None:
