@@ -100,6 +100,8 @@ def test_haiku_is_paired_by_an_example():
     net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     mapping = parity.match(model, net, example=X)
     assert parity.compare(net, model, X, mapping=mapping).same
+    net[1] = torch.nn.Tanh()
+    assert not parity.compare(net, model, X, mapping=mapping).same
 
 
 def test_a_convolution_of_equinox_has_a_bias_with_axes_of_one():

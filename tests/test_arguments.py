@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import jaxpar
 from jaxpar import comm_hooks, data, distributed, nn, optim
 from jaxpar._arguments import folder, whole
+from jaxpar._arguments.checked import checked
 from jaxpar.optim import lr_scheduler, swa_utils
 
 ROWS = np.arange(6.0)
@@ -131,3 +132,15 @@ def test_a_folder_is_any_name_that_a_system_can_have(name):
 
 def test_arrays_with_one_number_are_taken_as_before():
     assert whole("f", "n", jax.device_get(jnp.int32(3))) == 3
+
+
+@pytest.mark.parametrize("kept", [FloatingPointError, MemoryError, NotImplementedError])
+@pytest.mark.parametrize("raw", [ZeroDivisionError, KeyError, AttributeError])
+def test_only_errors_that_describe_the_librarys_code_become_value_errors(kept, raw):
+    def failing(x: int, error: str) -> None:
+        raise {"kept": kept, "raw": raw}[error]("the reason")
+
+    with pytest.raises(kept, match="the reason"):
+        checked(failing)(1, "kept")
+    with pytest.raises(ValueError, match=rf"failing was called with x=1, .*{raw.__name__}"):
+        checked(failing)(1, "raw")

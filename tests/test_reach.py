@@ -269,3 +269,15 @@ def test_a_gradient_in_one_step_is_enough():
     ]
     assert _reach.without_gradient(rows) == ["b.w", "b.v"]
     assert _reach.layers_without_gradient(rows) == ["b"]
+
+
+def test_a_record_of_perturbed_weights_has_them(tmp_path):
+    net, flax = torch.nn.Linear(6, 2), nnx.Linear(6, 2, rngs=nnx.Rngs(0))
+    for name, options in (("plain", {}), ("shaken", {"shake": True})):
+        parity.record(tmp_path / f"{name}.safetensors", net, flax, X, **options)
+        assert parity.check(tmp_path / f"{name}.safetensors", nnx.Linear(6, 2, rngs=nnx.Rngs(1))).same
+    plain, shaken = (
+        parity.read_weights(tmp_path / f"{name}.safetensors")["start/kernel"] for name in ("plain", "shaken")
+    )
+    np.testing.assert_allclose(plain, net.weight.detach().T, rtol=1e-6)
+    assert 0.001 < abs(plain - shaken).max() < 0.2

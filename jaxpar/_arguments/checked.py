@@ -26,9 +26,12 @@ from .values import shown
 
 _PUBLIC: dict[str, set[str]] = {}
 """The public names of each module."""
-_DOCUMENTED = (TypeError, ValueError, RuntimeError, OSError, ImportError, Warning)
-_RAW = (RecursionError, UnicodeError)
-"""Subclasses of these that describe the library's code and not the call."""
+_RAW: tuple[type[Exception], ...] = (
+    *(AttributeError, LookupError, NameError, AssertionError, RecursionError, UnicodeError),
+    *(ZeroDivisionError, OverflowError),
+)
+"""Errors that describe the library's code and not the call. Others keep their class, as `jax_debug_nans`'s
+FloatingPointError and MemoryError do."""
 
 
 def check_on_import(package: str, stub: str) -> None:
@@ -211,17 +214,11 @@ class _Parameters:
             return  # the user's code that runs inside may raise anything
         listed = ", ".join(f"{name}={shown(value)}" for name, value in values.items())
         text = f"{self.name(args)} was called with {listed or 'no arguments'}"
-        if not is_own and not _is_documented(error):
+        if not is_own and isinstance(error, _RAW) and type(error).__module__ != "jaxpar.errors":
             raise ValueError(f"{text}: {type(error).__name__}: {error}") from error
         is_named = values.keys() & set(re.findall(r"\w+", str(error)))
         if not is_named or not str(error).startswith(f"{self.name(args)}:"):
             error.add_note(text)
-
-
-def _is_documented(error: Exception) -> bool:
-    if type(error).__module__ == "jaxpar.errors":
-        return True
-    return isinstance(error, _DOCUMENTED) and not isinstance(error, _RAW)
 
 
 def _is_raised_by_library(error: Exception) -> bool:

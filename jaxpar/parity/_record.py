@@ -83,6 +83,7 @@ def record(
     bound.apply_defaults()
     progress = bound.arguments.pop("progress")
     request = Request(**bound.arguments)
+    request = request.shaken() if request.shake else request
     if request.parsed_level not in (Level.SEMANTIC, Level.NUMERIC):
         raise ValueError(
             f"parity.record: level={request.parsed_level.value!r} has no fixed values; record "
