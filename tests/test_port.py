@@ -10,7 +10,9 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
@@ -23,6 +25,7 @@ from jaxpar.parity._port.reading.counting import lines_of, torch_lines
 from jaxpar.parity._port.reading.source import Source
 from jaxpar.parity._port.reading.watching import is_users
 from jaxpar.parity._port.rules.rule import table
+from jaxpar.parity.measuring import Kind, Policy, judge, measure
 
 FILES = {Path(file.__file__): file for file in (modules, constructs, holes)}
 KINDS = [
@@ -131,6 +134,11 @@ FAULTS = {
         "torch.randn_like(x) -> 2 * {rngs}.normal({x}.shape, {x}.dtype)",
         constructs.Noise,
     ),
+    "the other half of the numbers": (
+        "IN_CALL",
+        "torch.rand(*size, dtype, device?) -> 1 - {rngs}.uniform({size:t}, {dtype})",
+        constructs.Fresh,
+    ),
     "a product for a sum": ("METHODS", "add(other) -> {self} * {other}", constructs.Operators),
     "smallest for largest": ("PAIRS", "max(dim) -> F.min({self}, {dim})", constructs.Pairs),
     "another chance": (
@@ -169,6 +177,14 @@ def test_a_wrong_rule_is_seen_by_the_proof(fault, monkeypatch):
     assert port.comparison is not None
     assert not port.comparison.same
     assert "NOT THE SAME as torch. Different" in ast.get_docstring(ast.parse(port.source))
+
+
+def test_the_largest_difference_of_exact_zeros_is_beside_the_largest_number():
+    torchs = {"bias": np.zeros(2), "kernel": np.ones(2)}
+    for error in (1e-17, 1e-3):
+        measured = measure({"bias": np.full(2, error), "kernel": np.ones(2)}, torchs, Kind.GRADIENT)
+        rows = judge(measured, Policy())
+        assert proof.largest([SimpleNamespace(rows=rows)]) == pytest.approx(error)
 
 
 def test_a_file_without_a_proof_says_so(tmp_path, monkeypatch):

@@ -74,6 +74,47 @@ class Noise(nn.Module):
         return self.drawn(mean, spread) if self.training else mean, spread
 
 
+def dropped_rows(x, rate):
+    kept = 1 - rate + torch.rand([x.shape[0], 1], dtype=x.dtype, device=x.device)
+    return x / (1 - rate) * torch.floor(kept)
+
+
+class Fresh(nn.Module):
+    """Numbers of a shape, which a function and a method draw; and one in the constructor."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.start = nn.Parameter(torch.rand(4))
+
+    def forward(self, x):
+        y = self.linear(x) + self.start
+        if self.training:
+            y = dropped_rows(y, 0.5) + torch.randn(3, 4) * x + torch.rand_like(x)
+        return y
+
+
+class OptionalBias(nn.Module):
+    """A function that is given a bias or None."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4, bias=False)
+
+    def project(self, x, weight, bias):
+        return F.linear(x, weight, bias)
+
+    def forward(self, x):
+        x = self.project(x, self.first.weight, self.first.bias)
+        x = self.project(x, self.second.weight, self.second.bias)
+        return F.linear(x, self.second.weight, bias=self.second.bias) * 2
+
+
 class Still(nn.Module):
     """Gradients that stop, a running mean, checks of data."""
 

@@ -141,13 +141,13 @@ class Random(Layer):
     """Random numbers beside dropout."""
 
     holes = (
-        "torch.randn(2, 3): JAX draws other random numbers",
-        "torch.rand_like(x): JAX draws other random numbers",
+        "torch.randint(5, (2, 3)): JAX draws other random numbers",
+        "torch.rand([]): JAX draws other random numbers",
         "torch.zeros(2, 3).normal_(): JAX draws other random numbers",
     )
 
     def forward(self, x):
-        return self.layer(x) + torch.randn(2, 3) + torch.rand_like(x) + torch.zeros(2, 3).normal_()
+        return self.layer(x) + torch.randint(5, (2, 3)) + torch.rand([]) + torch.zeros(2, 3).normal_()
 
 
 class Frozen(Layer):

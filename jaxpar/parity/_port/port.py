@@ -21,6 +21,7 @@ from torch import nn
 from ...errors import PortError
 from .._comparison import Comparison
 from .._sides.step_data import Layout
+from .._sides.torch_dropout import taking_fresh
 from .as_used import differences
 from .changes import require_no_other_state
 from .images.flow import Flow
@@ -209,7 +210,8 @@ def port(
     origin = Origin(make, functools.partial(builder, file) if flax is not None else None, instance)
     result = Port(text, build, flax, proof.comparisons, *results, path, proof.differences, origin=origin)
     if record and result.same and path:
-        write_record(path, build, _seeded(make), flax, inputs, kwargs, layout, written.layers)
+        with taking_fresh():
+            write_record(path, build, _seeded(make), flax, inputs, kwargs, layout, written.layers)
     return result
 
 
@@ -228,7 +230,8 @@ def _proven(
 ) -> Proof:
     # Before the comparisons, which would succeed although the port lacks such an effect.
     require_no_other_state(lambda: _seeded(make), inputs, kwargs)
-    comparisons = tuple(prove(make, flax, inputs, kwargs, layout))
+    with taking_fresh():
+        comparisons = tuple(prove(make, flax, inputs, kwargs, layout))
     if not comparisons:
         return Proof()
     if not all(comparison.same for comparison in comparisons):

@@ -23,8 +23,8 @@ from .._weights.tree import FlaxModule
 class Handler(Protocol):
     """Called instead of a layer, with the layer's path in the model and the original call.
 
-    A handler may define `bernoulli(path, p, shape)` and `normal(path, shape, dtype)`, which then replace the
-    methods of the same names of NNX's random streams.
+    A handler may define `bernoulli(path, p, shape)`, `normal(path, shape, dtype)` and `uniform` likewise,
+    which then replace the methods of the same names of NNX's random streams.
     """
 
     def __call__(
@@ -121,11 +121,19 @@ def _watched_stream(stream_class: Any) -> type[nnx.RngStream]:
             return super(watched, self).bernoulli(p, shape, **kwargs)
         return draw(p, jnp.shape(p) if shape is None else shape)
 
-    def normal(self: nnx.RngStream, shape: Any = (), dtype: Any = float, **kwargs: Any) -> jax.Array:
-        draw = _drawing(self, "normal")
-        return super(watched, self).normal(shape, dtype, **kwargs) if draw is None else draw(shape, dtype)
+    def of_shape(name: str) -> Callable[..., jax.Array]:
+        def method(self: nnx.RngStream, shape: Any = (), dtype: Any = float, **kwargs: Any) -> jax.Array:
+            draw = None if kwargs else _drawing(self, name)
+            return (
+                getattr(super(watched, self), name)(shape, dtype, **kwargs)
+                if draw is None
+                else draw(shape, dtype)
+            )
 
-    watched = _subclass(stream_class, {"bernoulli": bernoulli, "normal": normal})
+        return method
+
+    methods = {"bernoulli": bernoulli, "normal": of_shape("normal"), "uniform": of_shape("uniform")}
+    watched = _subclass(stream_class, methods)
     return watched
 
 

@@ -98,6 +98,8 @@ class Injection:
     def normal(self, path: str, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
         return self._next(path, jax.ShapeDtypeStruct(shape, dtype)).astype(dtype)
 
+    uniform = normal
+
     def _next(self, path: str, x: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
         return _fitting(path, self._taken(path), x.shape, self.last)
 

@@ -5,7 +5,9 @@ A mask is dropout applied to ones, which draws the same numbers as dropout appli
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from types import FunctionType
 from typing import Any, TypeVar
@@ -17,6 +19,8 @@ from torch.overrides import TorchFunctionMode
 ELEMENTWISE = {torch.dropout, *(getattr(functional, f"dropout{axes}") for axes in ("", "1d", "2d", "3d"))}
 BERNOULLI = {torch.bernoulli, torch.Tensor.bernoulli, torch.Tensor.bernoulli_}
 NORMAL = {torch.randn_like}
+FRESH = {torch.rand, torch.randn, torch.rand_like}
+_takes_fresh: ContextVar[bool] = ContextVar("takes_fresh", default=False)
 # Their numbers stay torch's own. `Tensor` has no `rand`; the in-place methods end in an underscore.
 OTHERS = {
     getattr(owner, name): name
@@ -28,6 +32,16 @@ OTHERS = {
 }
 
 T = TypeVar("T")
+
+
+@contextmanager
+def taking_fresh() -> Iterator[None]:
+    """Capture FRESH as well: the Flax module draws from its streams wherever torch draws an array by them."""
+    token = _takes_fresh.set(True)
+    try:
+        yield
+    finally:
+        _takes_fresh.reset(token)
 
 
 class Capture(TorchFunctionMode):
@@ -45,6 +59,10 @@ class Capture(TorchFunctionMode):
         self, function: Callable[..., T], types: Sequence[type], args: tuple = (), kwargs: dict | None = None
     ) -> T:
         kwargs = kwargs or {}
+        if function in FRESH and _takes_fresh.get():
+            fresh: Any = function(*args, **kwargs)
+            self.masks += [fresh.detach()] * (fresh.ndim > 0)
+            return fresh
         if function in OTHERS:
             self.drawn.add(OTHERS[function])
         if function in ELEMENTWISE:

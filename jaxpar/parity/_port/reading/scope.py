@@ -17,7 +17,7 @@ from torch import nn
 
 from jaxpar.nn import channels_first
 
-from ..rules import FUNCTIONS, NAMES, SILENT
+from ..rules import FUNCTIONS, IN_CALL, NAMES, SILENT
 from .runtime import library_name, of_library
 from .source import Function, Source, defined, source_of
 from .watching import is_users
@@ -70,7 +70,7 @@ def rule_name(value: Any) -> str | None:
 def _rule_names() -> dict[int, str]:
     """Map ids to torch names; aliases, as `torch.relu` and `torch.nn.functional.relu`, to the first one."""
     names: dict[int, str] = {}
-    for name in (*NAMES, *FUNCTIONS, *(name for name in SILENT if name.startswith("torch."))):
+    for name in (*NAMES, *FUNCTIONS, *IN_CALL, *(name for name in SILENT if name.startswith("torch."))):
         # By identity, because users import functions under names of their own. Numbers have no identity:
         # torch.pi is math.pi.
         value = _get(name)

@@ -134,6 +134,12 @@ FUNCTIONS = table("""
         F.scaled_dot_product_attention({query}, {key}, {value}<, attn_mask={attn_mask}>\
 <, dropout_p={dropout_p}, dropout_key={rngs}><, is_causal={is_causal}><, scale={scale}>)
 """)
+IN_CALL = table("""
+    torch.rand(*size, dtype=, device?) -> {rngs}.uniform({size:t}<, {dtype}>)
+    torch.randn(*size, dtype=, device?) -> {rngs}.normal({size:t}<, {dtype}>)
+    torch.rand_like(input) -> {rngs}.uniform({input:a}.shape, {input:a}.dtype)
+""")
+"""Rules of functions that draw from the module's stream where they run in its call."""
 _SAME = (
     "gelu(input, approximate=), softplus(input, beta=, threshold=), softshrink(input, lambd=), "
     "hardshrink(input, lambd=), prelu(input, weight), normalize(input, p=, dim=, eps=), "

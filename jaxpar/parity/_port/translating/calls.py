@@ -9,7 +9,7 @@ import ast
 import copy
 import inspect
 from collections.abc import Sequence
-from types import FunctionType
+from types import FunctionType, NoneType
 from typing import Any
 
 from torch import nn
@@ -19,16 +19,16 @@ from ..reading.runtime import home_of
 from ..reading.scope import UNKNOWN, defined_by_user, dotted, is_layer, is_torchs, jaxpar_layer, rule_name
 from .conditions import require_no_numbers
 from .context import Context
-from .drawing import DRAWN, builds, draws, needs_rngs, stream, targets_of
+from .drawing import DRAWN, builds, draws, function_rules, needs_rngs, stream, targets_of
 from .expressions import argument, arguments_of, by_rule, expression, extended, is_placement, resolved, text
-from .fragment import Fragment, Hole
+from .fragment import Fragment, Hole, parsed
 from .methods import COLLECTIONS, method
 from .names import left_out, reference
 from .omitted import is_of_batch_norm
 from .pairs import pair
 
 PARTIAL = "from functools import partial"
-RANDOM_FUNCTIONS = ("rand_like", "randint", "randint_like", "multinomial", "normal")
+RANDOM_FUNCTIONS = ("randint", "randint_like", "multinomial", "normal")
 
 
 @expression(ast.Call)
@@ -106,13 +106,30 @@ def _of_torch(ctx: Context, node: ast.Call, target: Any) -> Fragment:
         raise Hole(DRAWN)
     if several := pair(ctx, node):
         return several
-    if name is None or name not in rules.FUNCTIONS:
+    candidates = function_rules(ctx, node, name)
+    if not candidates:
         raise Hole(f"there is no rule for {dotted(target)}")
-    candidates = rules.FUNCTIONS[name]
+    if target is nn.functional.linear and (linear := _with_optional_bias(ctx, node)):
+        return linear
     # Such a rule uses the `rngs` of a constructor: in a call, its numbers would be different each time.
     if "rngs." in candidates[0].template and ctx.in_call(node):
         raise Hole(DRAWN)
-    return by_rule(ctx, node, candidates, name)
+    return by_rule(ctx, node, candidates, str(name))
+
+
+def _with_optional_bias(ctx: Context, node: ast.Call) -> Fragment | None:
+    """Write F.linear with a bias that is None, always or in some calls; None for any other call."""
+    bias = argument(node, 2, "bias")
+    site = ctx.site(bias) if bias else None
+    if bias is None or site is None or NoneType not in site.kinds:
+        return None
+    named = [keyword for keyword in node.keywords if keyword.arg != "bias"]
+    without = ast.copy_location(ast.Call(node.func, node.args[:2], named), node)
+    product = by_rule(ctx, without, rules.FUNCTIONS["torch.nn.functional.linear"], "F.linear")
+    if site.kinds == {NoneType}:
+        return product
+    written = text(ctx, bias)
+    return parsed(f"{product.text} + (0 if {written} is None else {written})")
 
 
 def parameter(ctx: Context, node: ast.Call) -> Fragment:

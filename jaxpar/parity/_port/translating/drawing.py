@@ -95,10 +95,19 @@ def call_draws(ctx: Context, node: ast.Call) -> bool:
     return any(draws(ctx, target) for target in targets_of(ctx, node))
 
 
+def function_rules(ctx: Context, node: ast.Call, name: str | None) -> list[CallRule]:
+    """Return the rules of a torch function, as it draws in the module's call and elsewhere."""
+    is_scalar = bool(node.args) and ast.unparse(node.args[0]) in ("[]", "()")
+    table = (
+        rules.IN_CALL if name in rules.IN_CALL and ctx.in_call(node) and not is_scalar else rules.FUNCTIONS
+    )
+    return table.get(name or "", [])
+
+
 def _rules_of(ctx: Context, node: ast.Call) -> list[CallRule]:
     name = rule_name(ctx.scope.value(node.func))
     if name or not isinstance(node.func, ast.Attribute):
-        return rules.FUNCTIONS.get(name or "", [])
+        return function_rules(ctx, node, name)
     site = ctx.site(node.func.value)
     return rules.METHODS.get(node.func.attr, []) if site is None or site.is_tensor else []
 
@@ -161,4 +170,5 @@ def builds(ctx: Context, target: Any) -> bool:
 
 
 def _builds_layer(ctx: Context, node: ast.Call) -> bool:
-    return any(builds(ctx, target) for target in targets_of(ctx, node))
+    drawn = (torch.randn, torch.rand) if ctx.in_call(node) else ()
+    return any(builds(ctx, target) and target not in drawn for target in targets_of(ctx, node))
