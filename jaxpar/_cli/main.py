@@ -21,7 +21,7 @@ from ..errors import MatchError, SpecError
 from .demo.settings import DemoSettings, has_torch
 from .ending import leave, plain_ending
 from .port import port
-from .spec import MICROSECOND, RATES, Finite, OutputPath, check_outputs, check_source
+from .spec import MICROSECOND, RATES, Finite, OutputPath, SearchTime, check_outputs, check_source
 
 
 def main() -> None:
@@ -108,6 +108,13 @@ def demo(epochs: int, batch_size: int, devices: int | None, seed: int, as_json: 
 @number("--steps", help="Training steps; more than one needs an optimizer.")
 @click.option("--optimizer", metavar="NAME[:SETTINGS]", help="In both: adamw:lr=1e-3,weight_decay=0.1")
 @number("--replicas", help="Compare DataParallel on N devices.")
+@click.option(
+    "--search",
+    metavar="HOW",
+    type=SearchTime(min=0, min_open=True),
+    show_default="full",
+    help="For where and why they differ: full, quick (the first place), none, or SECONDS.",
+)
 @output("--html", help="Write the report as one HTML file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
 @output("--junit", help="Write JUnit's XML.")

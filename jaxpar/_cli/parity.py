@@ -34,6 +34,8 @@ def run(
     arguments |= {name: value for name, value in chosen.items() if value is not None}
     if both:
         arguments["optimizer"] = both
+    if arguments.get("search") == "none":
+        arguments["search"] = None
     stopped = False
     try:
         comparison = _checked(check, arguments) if check else _compared(arguments, record)
@@ -59,7 +61,18 @@ def run(
 def _compared(arguments: dict[str, Any], record: str | None) -> parity.Comparison:
     with progress(arguments.get("steps", 1), description="starting JAX and PyTorch", leave=False) as shown:
         arguments["progress"] = lambda step, steps: shown.step("compared")
+        arguments["on_result"] = _print_difference
         return parity.record(record, **arguments) if record else parity.compare(**arguments)
+
+
+def _print_difference(comparison: parity.Comparison) -> None:
+    """Print a verdict that the search may follow, and then the place it has found last."""
+    divergence = comparison.divergence
+    if divergence is not None:
+        click.echo(f"{1 + len(divergence.others)}. {(divergence, *divergence.others)[-1].where}", err=True)
+    elif not comparison.same:
+        count = f"{len(comparison.different)} of {len(comparison.rows)} tensors"
+        click.echo(f"Different: {count}. Ctrl-C ends the search for where and why.", err=True)
 
 
 def _checked(path: str, arguments: dict[str, Any]) -> parity.Comparison:
@@ -89,7 +102,7 @@ def read_spec(
     undefined = [name for name in needed if name not in defined and not (both and name == "inputs")]
     if undefined:
         raise SpecError(f"{path}: it does not define {', '.join(undefined)}.")
-    allowed = names or [name for name in arguments if name != "progress"]
+    allowed = names or [name for name in arguments if name not in ("progress", "on_result")]
     selected = {name: defined[name] for name in allowed if name in defined}
     for name in ("torch_module", "flax_module"):
         if name in selected:

@@ -104,6 +104,15 @@ class Finite(click.FloatRange):
         return number
 
 
+class SearchTime(Finite):
+    """How long `compare` searches: a number of seconds, or one of `named`."""
+
+    named = ("full", "quick", "none")
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value in self.named else super().convert(value, param, ctx)
+
+
 class OutputPath(click.Path):
     def __init__(self) -> None:
         super().__init__(dir_okay=False, writable=True)

@@ -22,7 +22,7 @@ from .._interrupt import between_steps
 from ..errors import LeafError, MaskError, NotDeterministicError
 from . import _levels
 from ._comparison import Comparison, require_same
-from ._divergence import find
+from ._divergence import Budget, find
 from ._exactness import environment, exact
 from ._float32_constants import explain_by_constants
 from ._levels import Findings, LevelStep, Sides
@@ -47,6 +47,9 @@ if TYPE_CHECKING:
     from ._sides.torch_side import TorchSide
 
 Progress = Callable[[int, int], None]
+OnResult = Callable[[Comparison], None]
+Callbacks = tuple[Progress | None, OnResult | None]
+CALLBACKS = ("progress", "on_result")  # the parameters of `compare` that no Request has
 
 
 class Stopped(KeyboardInterrupt):
@@ -90,7 +93,9 @@ def compare(
     flax_kwargs: Mapping[str, Any] | None = None,
     seed: int = 0,
     policy: Policy | None = None,
+    search: str | float | None = "full",
     progress: Progress | None = None,
+    on_result: OnResult | None = None,
 ) -> Comparison:
     """Check whether a Flax model equals a torch model: outputs, gradients, state, training.
 
@@ -132,14 +137,18 @@ def compare(
         Linen the arguments of `apply`: `rngs`, `mutable`, `method`.
       seed: seeds the projection and dropout. torch draws the masks, and both sides use them.
       policy: the bounds; defaults to the level's.
+      search: how long to search for where and why models differ: "full", until every difference is found;
+        "quick", until the first; a number of seconds; or None, no search.
       progress: called after every step with its number and the total.
+      on_result: called with a Comparison as soon as the verdict is reached, and again with each difference
+        that the search finds.
 
     Raises:
       MatchError: a leaf has no counterpart.
       NotDeterministicError: a model returns two different results for the same batch.
       MaskError: a dropout that does not use torch's masks.
       ValueError: arguments contradict each other, or `outputs` contains an unknown name.
-      Stopped: on Ctrl-C.
+      Stopped: on Ctrl-C, with the result up to there.
 
     No torch counterpart. docs/comparison.md derives the bounds.
 
@@ -151,21 +160,21 @@ def compare(
     >>> comparison
     <Comparison: semantic, same, 4 tensors>
     """
-    # Before any other local variable: the parameters, except progress, are the fields of a Request.
-    arguments = {name: value for name, value in locals().items() if name != "progress"}
-    request, findings = Request(**arguments), Findings()
+    # Before any other local variable: the parameters, except the callbacks, are the fields of a Request.
+    arguments = {name: value for name, value in locals().items() if name not in CALLBACKS}
+    request, findings, callbacks = Request(**arguments), Findings(), (progress, on_result)
     if request.shake:
-        return _shaken(request, progress, "shake=True")
-    compared = run(request, findings, progress)
+        return _shaken(request, callbacks, "shake=True")
+    compared = run(request, findings, callbacks)
     layers = layers_without_gradient(findings.differences)
     if request.shake is False or request.weights == "own" or not (compared.same and layers):
         return compared
     reason = f"at their own values, for which both are the same, {some(layers)} get no gradient"
-    return _shaken(request, progress, reason)
+    return _shaken(request, callbacks, reason)
 
 
-def _shaken(request: Request, progress: Progress | None, reason: str) -> Comparison:
-    compared = run(request.shaken(), Findings(), progress)
+def _shaken(request: Request, callbacks: Callbacks, reason: str) -> Comparison:
+    compared = run(request.shaken(), Findings(), callbacks)
     note = f"all weights were perturbed by {SHAKE:g} times normal numbers on both sides: {reason}"
     return dataclasses.replace(compared, notes=(note, *compared.notes))
 
@@ -190,10 +199,11 @@ def assert_parity(*args: Any, **kwargs: Any) -> Comparison:
 def run(
     request: Request,
     findings: Findings,
-    progress: Progress | None = None,
+    callbacks: Callbacks = (None, None),
     take: Callable[[LevelStep], None] | None = None,
 ) -> Comparison:
     """Run the steps, judge the differences, and search for causes; `take` is called with every step."""
+    progress, on_result = callbacks
     with exact(), between_steps() as check:
         pair = request.pair()
         try:
@@ -208,15 +218,40 @@ def run(
             findings.notes.append(f"stopped by Ctrl-C after step {findings.steps} of {request.step_count}")
             raise Stopped(_result(request, findings) if findings.steps else None) from stop
         compared = _result(request, findings)
-        if request.parsed_level is Level.SEMANTIC:
+        if findings.constants:
             # Lost digits first: `explain_by_constants` explains all the remaining differences or none.
             compared = judge_lost_digits(pair, request.batch, compared)
-            compared = explain_by_constants(pair, request.batch, compared)
-        # At the level "as it runs" a difference may be rounding alone, which no layer causes. With replicas,
-        # a layer runs once per replica, and the replay would see only one of the runs.
-        if compared.same or request.replicas > 1 or request.parsed_level is Level.AS_IT_RUNS:
-            return compared
-        return dataclasses.replace(compared, divergence=find(pair, request.batch, compared))
+            compared = explain_by_constants(pair, request.batch, compared, *findings.constants)
+        for result in _searched(pair, request, compared, Budget(request.search_seconds, check)):
+            if on_result:
+                on_result(result)
+            compared = result
+        return compared
+
+
+def _searched(
+    pair: ModelPair, request: Request, compared: Comparison, budget: Budget
+) -> Iterator[Comparison]:
+    """Yield the verdict, then the comparison with each divergence that the search finds."""
+    yield compared
+    # At the level "as it runs" a difference may be rounding alone, which no layer causes. With replicas, a
+    # layer runs once per replica, and the replay would see only one of the runs.
+    replayable = request.replicas == 1 and request.parsed_level is not Level.AS_IT_RUNS
+    if compared.same or request.search is None or not replayable:
+        return
+    result = compared
+    for divergence in find(pair, request.batch, compared, budget, first_only=request.search == "quick"):
+        seconds = time.perf_counter() - request.started
+        result = dataclasses.replace(compared, divergence=divergence, seconds=seconds)
+        yield result
+    if budget.exceeded:
+        count = 1 + len(result.divergence.others) if result.divergence else 0
+        reason = "Ctrl-C" if budget.interrupted else f"search={budget.seconds:g} seconds"
+        note = f"the search for causes was ended by {reason}, with {count} places; there may be more"
+        result = dataclasses.replace(result, notes=(*result.notes, note))
+        if budget.interrupted:
+            raise Stopped(result)
+        yield result
 
 
 def _result(request: Request, findings: Findings) -> Comparison:
@@ -244,6 +279,8 @@ def _steps(pair: ModelPair, request: Request, findings: Findings) -> Iterator[Le
     """Run the level's steps; `findings` is complete up to each step that is yielded."""
     level = request.parsed_level
     sides = pair.sides(level, request.dtype)
+    if level is Level.SEMANTIC and sides.reference.constants and sides.candidate.constants:
+        findings.constants = sides.reference.constants, sides.candidate.constants
     if pair.weights == "own":
         weights = sides.candidate.weights(), sides.reference.weights()
         findings.differences += measure(*weights, Kind.WEIGHT, 0)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 import numpy as np
 
 from ._comparison_data import Curve
+from ._sides.constants import Constants
 from ._sides.flax_side import FlaxSide
 from ._sides.step_data import Batch, Named, Observation
 from ._tensors import widened
@@ -84,6 +85,7 @@ class Findings:
     notes: list[str] = dataclasses.field(default_factory=list)
     curve: Curve | None = None
     steps: int = 0
+    constants: tuple[Constants, Constants] | None = None  # torch's and Flax's, at the level semantic
 
     def add_noise(self, double: Named, single: Named) -> None:
         self.noise |= noise(double, single)

@@ -76,12 +76,12 @@ def record(
     ...     sorted(os.listdir(folder))
     ['linear.json', 'linear.safetensors']
     """
-    from ._compare import compare, run  # torch, which `check` does without
+    from ._compare import CALLBACKS, compare, run  # torch, which `check` does without
     from ._request import Request
 
     bound = inspect.signature(compare).bind(torch_module, flax_module, inputs, **arguments)
     bound.apply_defaults()
-    progress = bound.arguments.pop("progress")
+    progress, on_result = (bound.arguments.pop(name) for name in CALLBACKS)
     request = Request(**bound.arguments)
     request = request.shaken() if request.shake else request
     if request.parsed_level not in (Level.SEMANTIC, Level.NUMERIC):
@@ -92,7 +92,7 @@ def record(
     target = _target(path)
     findings = Findings()
     steps: list[LevelStep] = []
-    comparison = run(request, findings, progress, steps.append)
+    comparison = run(request, findings, (progress, on_result), steps.append)
     require_same(comparison)
     with exact():
         pair = request.pair()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -60,6 +61,7 @@ class Request:
     flax_kwargs: Mapping[str, Any] | None
     seed: int
     policy: Policy | None
+    search: str | float | None
     started: float = dataclasses.field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
@@ -91,6 +93,13 @@ class Request:
             raise ValueError(
                 "parity.compare: shake=True perturbs torch's weights and copies them to Flax, which "
                 "weights='own' forbids. Perturb both models, or compare with weights='torch'."
+            )
+        if self.search not in ("full", "quick", None) and not (
+            isinstance(self.search, int | float) and self.search > 0
+        ):
+            raise ValueError(
+                f"parity.compare: search={self.search!r} is none of 'full', 'quick', None and a positive "
+                "number of seconds."
             )
         for name in ("loss", "optimizer"):
             pair = getattr(self, name)
@@ -127,6 +136,10 @@ class Request:
             return self.steps
         # In its first step an optimizer has no memory yet: momentum and moments show in the second.
         return 2 if self.optimizer and self.parsed_level in (Level.SEMANTIC, Level.TRAJECTORY) else 1
+
+    @property
+    def search_seconds(self) -> float:
+        return math.inf if self.search is None or isinstance(self.search, str) else self.search
 
     @functools.cached_property
     def bounds(self) -> Policy:

@@ -29,7 +29,9 @@ OUTPUTS = 1e-6  # the highest bound of an output or a loss: with fewer digits a 
 def judge_lost_digits(pair: ModelPair, batches: Batches, compared: Comparison) -> Comparison:
     """Return the comparison with the verdicts revised for tensors whose digits cancel."""
     lost = [row for row in compared.different if row.difference.fault is None]
-    if not lost:
+    first = min((row.difference.step for row in lost), default=0)
+    # An output that has too few digits at the first step decides the verdict, whatever roundings do.
+    if not lost or any(row.difference.step == first and _is_beyond_rounding(row) for row in lost):
         return compared
     moves = _moves(pair, batches, max(row.difference.step for row in lost))
     rows = tuple(_judged(row, moves) if row in lost else row for row in compared.rows)
@@ -48,8 +50,16 @@ def judge_lost_digits(pair: ModelPair, batches: Batches, compared: Comparison) -
     return dataclasses.replace(compared, rows=rows)
 
 
+def _is_result(row: Judged) -> bool:
+    return row.difference.kind in (Kind.OUTPUT, Kind.LOSS)
+
+
+def _is_beyond_rounding(row: Judged) -> bool:
+    return _is_result(row) and row.difference.relative > OUTPUTS
+
+
 def _most(row: Judged) -> float:
-    return OUTPUTS if row.difference.kind in (Kind.OUTPUT, Kind.LOSS) else NOTHING
+    return OUTPUTS if _is_result(row) else NOTHING
 
 
 def _without_parted_ties(
@@ -102,11 +112,11 @@ def _judged(row: Judged, moves: dict[Key, Perturbation]) -> Judged:
     d = row.difference
     moved, far = moves.get(key_of(d), Perturbation())
     # An exact 0 has no digits to compare, so its bound is absolute: as far as rounding moves it in torch.
-    if d.magnitude == 0 and d.max_abs <= FACTOR * far and d.kind not in (Kind.OUTPUT, Kind.LOSS):
+    if d.magnitude == 0 and d.max_abs <= FACTOR * far and not _is_result(row):
         reason = f"it is exactly 0 in the reference, and roundings in torch move it by {far:.2g}"
         return dataclasses.replace(row, outcome=Outcome.NOISE, limit=math.inf, reason=reason)
     limit = FACTOR * moved
-    if d.kind in (Kind.OUTPUT, Kind.LOSS):
+    if _is_result(row):
         limit = min(limit, OUTPUTS)
     if not math.isfinite(moved) or d.relative > limit:
         return row

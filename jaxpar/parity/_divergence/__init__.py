@@ -13,6 +13,7 @@ is in float64, where a layer is either the same or clearly different.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 from .._comparison_data import ComparisonData, Divergence
 from .._levels import Batches
@@ -21,36 +22,48 @@ from ..measuring import Difference, Kind, Outcome
 from . import gradients, optimizers, weights
 from .forward import AlignedForward, forward_passes
 from .gradients import loss_divergence
-from .sites import SiteSearch, in_order
+from .search import Budget as Budget
+from .sites import DivergenceSite, SiteSearch, in_order
 
 
-def find(pair: ModelPair, batches: Batches, compared: ComparisonData) -> Divergence | None:
-    """Return the first divergence, which holds the others; those that change the outputs come first."""
+def find(
+    pair: ModelPair, batches: Batches, compared: ComparisonData, budget: Budget, first_only: bool = False
+) -> Iterator[Divergence]:
+    """Yield the first divergence, with one more of the others each time; the largest come first."""
     step = min((row.difference.step for row in compared.different), default=1)
     different = [row.difference for row in compared.different if row.difference.step == step]
     noise = {row.difference.name for row in compared.rows if row.outcome is Outcome.NOISE}
     kinds = {d.kind for d in different}
     if step == 0:  # weights="own": they were compared before the first step
-        return weights.divergence(pair, different)
+        if divergence := weights.divergence(pair, different):
+            yield divergence
+        return
     # In the order of computation, because later values inherit the errors of earlier ones.
     forward = forward_passes(pair, batches, step)
-    sites = list(SiteSearch(forward))
-    divergences = list(in_order(sites))
+    sites: list[DivergenceSite] = []
+    for site in SiteSearch(forward, budget):
+        sites.append(site)
+        yield _as_one(in_order(sites), forward)
+        if first_only:
+            return
+    if budget.over or any(site.output_change for site in sites):
+        return
     later: Divergence | None = None
-    if not any(site.output_change for site in sites):
-        if Kind.LOSS in kinds:
-            later = loss_divergence(forward)
-        elif kinds & {Kind.GRADIENT, Kind.INPUT_GRADIENT}:
-            later = _backward(forward, different)
-        elif kinds & {Kind.UPDATE, Kind.WEIGHT}:
-            later = optimizers.divergence(pair, batches, min(compared.steps, step + 2), noise)
-    divergences = [later, *divergences] if later else divergences
-    if not divergences:
-        return None
-    return dataclasses.replace(divergences[0], layers=forward.layers, others=tuple(divergences[1:]))
+    if Kind.LOSS in kinds:
+        later = loss_divergence(forward, budget)
+    elif kinds & {Kind.GRADIENT, Kind.INPUT_GRADIENT}:
+        later = _backward(forward, different, budget)
+    elif kinds & {Kind.UPDATE, Kind.WEIGHT}:
+        later = optimizers.divergence(pair, batches, min(compared.steps, step + 2), noise, budget)
+    if later:
+        yield _as_one((later, *in_order(sites)), forward)
 
 
-def _backward(forward: AlignedForward, different: list[Difference]) -> Divergence | None:
+def _as_one(divergences: tuple[Divergence, ...], forward: AlignedForward) -> Divergence:
+    return dataclasses.replace(divergences[0], layers=forward.layers, others=divergences[1:])
+
+
+def _backward(forward: AlignedForward, different: list[Difference], budget: Budget) -> Divergence:
     """Locate the layer closest to the loss whose gradient differs, when the outputs agree."""
     order = [result.candidate for result in forward.layers]
     names = {d.name for d in different if d.kind is Kind.GRADIENT}
@@ -64,5 +77,5 @@ def _backward(forward: AlignedForward, different: list[Difference]) -> Divergenc
         f"All outputs agree. In the backward pass the gradient of {last.candidate} is the first to differ: "
         "look for stop_gradient, padding_idx, and functions with another derivative where they have a kink."
     )
-    causes = gradients.causes(forward, last.reference, last.candidate)
+    causes = gradients.causes(forward, last.reference, last.candidate, budget)
     return Divergence(last.reference, last.candidate, last.kind, where, causes)

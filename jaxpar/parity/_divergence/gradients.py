@@ -13,19 +13,21 @@ from .._sides.step_data import Named
 from . import departures
 from .departures import rerun
 from .forward import AlignedForward
-from .search import EQUAL, Search, any_mistakes, causes_of, known_mistakes, relative_error
+from .search import EQUAL, Budget, Search, any_mistakes, causes_of, known_mistakes, relative_error
 from .torch_trace import Departure
 
 Intervention = tuple[str, list[tuple[Any, str, Any]]]  # a text, and attributes to set: (object, name, value)
 
 
-def causes(forward: AlignedForward, path: str, flax: str) -> tuple[Cause, ...]:
+def causes(forward: AlignedForward, path: str, flax: str, budget: Budget) -> tuple[Cause, ...]:
     """Return the changes to torch that yield Flax's gradients of a layer's parameters."""
     every = forward.candidate.step(forward.batch, forward.observed.masks, keep=False).gradients
     flax_gradients = {name: x for name, x in every.items() if name.startswith(f"{flax}.")}
     torch_gradients = forward.observed.gradients
     explanations = []
     for text, settings in _interventions(forward.module.get_submodule(path), flax_gradients, torch_gradients):
+        if budget.over:
+            break
         with ExitStack() as stack:
             for holder, name, value in settings:
                 stack.callback(setattr, holder, name, getattr(holder, name))
@@ -65,7 +67,7 @@ def _padded(layer: torch.nn.Embedding, flax_gradients: Named, torch_gradients: N
             yield from map(int, lost.nonzero()[0][:2])
 
 
-def loss_divergence(forward: AlignedForward) -> Divergence:
+def loss_divergence(forward: AlignedForward, budget: Budget) -> Divergence:
     """Return the loss's divergence, with the changes that yield Flax's loss."""
 
     def watch(departure: Departure) -> Named:
@@ -73,7 +75,7 @@ def loss_divergence(forward: AlignedForward) -> Divergence:
         return results.loss if results else {}
 
     flax = forward.candidate.step(forward.batch, forward.observed.masks, keep=False).loss
-    ops, search = forward.trace.ops[forward.trace.model_ops :], Search(len(forward.trace.ops))
+    ops, search = forward.trace.ops[forward.trace.model_ops :], Search(len(forward.trace.ops), budget)
     # Known mistakes first: an arbitrary change that happens to fit explains less.
     explanations = search.first(known_mistakes(ops), watch, flax) or search.first(
         any_mistakes(ops), watch, flax

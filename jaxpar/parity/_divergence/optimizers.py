@@ -16,7 +16,7 @@ from .._comparison_data import Cause, Divergence
 from .._levels import Batches
 from .._model_pair import ModelPair
 from .._sides.step_data import Named
-from .search import EQUAL, relative_error
+from .search import EQUAL, Budget, relative_error
 
 Parameters = list[torch.nn.Parameter]
 Build = Callable[[Parameters], torch.optim.Optimizer]
@@ -42,7 +42,9 @@ CONJUGATE = (
 OTHERS = {"Adam": ("AdamW", "NAdam"), "AdamW": ("Adam",), "NAdam": ("Adam",), "RAdam": ("Adam",)}
 
 
-def divergence(pair: ModelPair, batches: Batches, steps: int, noise: Collection[str]) -> Divergence | None:
+def divergence(
+    pair: ModelPair, batches: Batches, steps: int, noise: Collection[str], budget: Budget
+) -> Divergence | None:
     """Run both sides, torch with each variation in turn, and compare all weights except `noise`."""
     # `steps` extends past the first differing step: settings that are equivalent for one step (a smaller
     # rate, more dampening) differ in the next.
@@ -57,6 +59,8 @@ def divergence(pair: ModelPair, batches: Batches, steps: int, noise: Collection[
     # Every variation runs from the start, because an optimizer's state depends on its earlier settings.
     flax_weights, causes = candidate.weights(), []
     for text, other in itertools.chain(_as_one_bias(build, pair), _variations(build, right)):
+        if budget.over:
+            break
         varied = dataclasses.replace(pair, task=dataclasses.replace(pair.task, optimizer=(other, tx)))
         try:
             torch_weights = _weights(varied, batches, steps)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -51,11 +52,29 @@ def causes_of(explanations: Iterable[Explanation]) -> tuple[Cause, ...]:
     return tuple(explanation.cause for explanation in explanations)
 
 
+class Budget:
+    """The time of one search, which Ctrl-C ends as well; `check` raises KeyboardInterrupt after one."""
+
+    def __init__(self, seconds: float = math.inf, check: Callable[[], None] = lambda: None):
+        self._check, self.seconds, self._end = check, seconds, time.monotonic() + seconds
+        self.interrupted = self.exceeded = False
+
+    @property
+    def over(self) -> bool:
+        try:
+            self._check()
+        except KeyboardInterrupt:
+            self.interrupted = True
+        self.exceeded = self.exceeded or self.interrupted or time.monotonic() > self._end
+        return self.exceeded
+
+
 class Search:
     """The searches of one comparison, which share a budget of runs and try earlier explanations first."""
 
     # `length` is the number of functions that a run of the model calls.
-    def __init__(self, length: int):
+    def __init__(self, length: int, budget: Budget):
+        self.budget = budget
         self.limit = max(FEWEST, OPS // max(length, 1))
         self.remaining = 3 * self.limit
         self.explained: set[str] = set()
@@ -72,7 +91,7 @@ class Search:
         # A small part of `before`, the error without a departure, may remain, because tables of float32, such
         # as rotary positions, may differ by rounding.
         tolerance = max(EQUAL, min(SINGLE, SHARE * before)) if math.isfinite(before) else EQUAL
-        runs = _Runs(min(self.limit, self.remaining), watch, quick, flax, tolerance)
+        runs = _Runs(self.budget, min(self.limit, self.remaining), watch, quick, flax, tolerance)
         # Later stages are never needed once an earlier one explains the difference, so they stay unevaluated.
         try:
             for stage in stages:
@@ -89,6 +108,7 @@ class Search:
 
 @dataclasses.dataclass
 class _Runs:
+    budget: Budget
     limit: int
     watch: Watch
     quick: Quick | None
@@ -128,6 +148,8 @@ class _Runs:
 def _explaining(hypotheses: list[Hypothesis], runs: _Runs) -> list[Explanation]:
     explanations = []
     for hypothesis in hypotheses:
+        if runs.budget.over:
+            break
         relative = runs.apart(hypothesis.departure)
         if relative <= runs.tolerance:
             explanations.append(Explanation(Cause(hypothesis.text, relative), hypothesis.departure))

@@ -29,10 +29,12 @@ from .departures import (
     with_flax_input,
     with_flax_output,
 )
+from .fitted import fitted
 from .forward import STATE, AlignedForward
 from .layer_exchanges import array_changes, exchanges, norm_position
 from .search import (
     EQUAL,
+    Budget,
     Dataflow,
     Explanation,
     Hypothesis,
@@ -68,10 +70,10 @@ def in_order(sites: list[DivergenceSite]) -> tuple[Divergence, ...]:
 
 
 class SiteSearch:
-    """Yields the sites of one forward pass; can be iterated once."""
+    """Yields the sites of one forward pass until the budget is over; can be iterated once."""
 
-    def __init__(self, forward: AlignedForward):
-        self.forward, self.search = forward, Search(len(forward.trace.ops))
+    def __init__(self, forward: AlignedForward, budget: Budget):
+        self.forward, self.search = forward, Search(len(forward.trace.ops), budget)
         # The departure makes torch as wrong as Flax between the layers, at the sites so far. `expected` and
         # `outputs` belong to torch's run under it.
         self.first, self.departure = True, Departure()
@@ -81,6 +83,8 @@ class SiteSearch:
         for site in self._all():
             self.first = False
             yield site
+            if self.search.budget.over:
+                return
 
     def _all(self) -> Iterator[DivergenceSite]:
         previous: LayerCall | None = None
@@ -149,6 +153,7 @@ class SiteSearch:
         quick = partial(recomputed, self.forward, flow, call, 0, "outputs")
         return (
             self.search.first(known_mistakes(ops), watch, flax, quick, before)
+            or self.search.first(fitted(ops, quick, flax), watch, flax, quick, before)
             or self.search.first(
                 exchanges(self.forward, call, layer_differs=True), watch, flax, quick, before
             )
@@ -237,6 +242,7 @@ class SiteSearch:
         # Cheap and likely hypotheses first: each run of the model counts against the budget.
         return (
             first(known_mistakes(near))
+            or first(fitted(near, quick, flax))
             or first(known_mistakes(far[-CLOSE:]))
             or norm_position(self.forward, call, flax_array)
             or first(exchanges(self.forward, call))
