@@ -77,7 +77,7 @@ class Walker:
     def load(self, weights, state):
         self.weight = float(weights["w"][0])
 
-    def continue_from(self, other):
+    def continue_from(self, other, with_optimizer=True):
         self.weight = other.weight
 
     def step(self, batch, masks=()):
@@ -91,6 +91,29 @@ def test_every_step_starts_where_the_reference_is():
     assert sum(1 for _ in resynchronised(sides, lambda number: None, 5, findings)) == 5
     assert findings.curve.candidate == (0.5,) * 5
     assert findings.curve.low == (0.25,) * 5
+
+
+class Runner(Walker):
+    """A Walker with momentum, the state of its optimizer."""
+
+    momentum = 0.0
+
+    def continue_from(self, other, with_optimizer=True):
+        super().continue_from(other)
+        if with_optimizer:
+            self.momentum = other.momentum
+
+    def step(self, batch, masks=()):
+        self.momentum = 0.5 * self.momentum + self.move
+        self.weight += self.momentum
+        return Observation({}, {}, {}, {}, {}, self.weights())
+
+
+def test_an_optimizers_error_counts_for_both():
+    """Otherwise only the candidate's moments hold the rounding of earlier gradients."""
+    sides, findings = Sides(Runner(0.75), Runner(1.25), Runner(1.0)), Findings()
+    assert sum(1 for _ in resynchronised(sides, lambda number: None, 5, findings)) == 5
+    assert findings.curve.candidate == findings.curve.low
 
 
 def test_errors_are_relative_to_the_largest_number():

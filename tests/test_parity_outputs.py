@@ -170,3 +170,32 @@ def test_integers_overflow_as_they_do_for_the_user(x64, largest, same):
     ids = np.random.RandomState(0).randint(0, largest, (4, 5))
     with jax.enable_x64(x64):
         assert parity.compare(Torch(61, 2), Flax(61, 2, rngs=nnx.Rngs(0)), ids).same is same
+
+
+def torch_map(x):
+    """A map between the pixels of an image, [N, pixels, pixels]."""
+    pixels = x.flatten(2).transpose(1, 2)
+    return pixels @ (pixels * 2 + 1).transpose(1, 2)
+
+
+def flax_map(x):
+    pixels = x.reshape(len(x), -1, x.shape[-1])
+    return pixels @ (pixels * 2 + 1).transpose(0, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("torch_function", "flax_function", "shape", "same"),
+    [
+        (torch_map, flax_map, (2, 3, 4, 5), True),
+        (torch_map, lambda x: flax_map(x).transpose(0, 2, 1), (2, 3, 4, 5), False),
+        (lambda x: x.cumsum(1), lambda x: jnp.cumsum(x, -1), (2, 4, 4), True),
+        (lambda x: x.cumsum(1), lambda x: jnp.cumsum(x, -1), (2, 4, 4, 4), True),
+        (lambda x: x.cumsum(1), lambda x: jnp.cumsum(x, 1), (2, 4, 4), False),
+    ],
+)
+def test_channels_last_moves_outputs_with_as_many_axes_as_the_inputs(
+    torch_function, flax_function, shape, same
+):
+    x = np.random.RandomState(0).randn(*shape).astype(np.float32)
+    compared = parity.compare(torch_function, flax_function, x, layout="channels_last", search=None)
+    assert compared.same is same

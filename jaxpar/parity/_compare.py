@@ -127,7 +127,8 @@ def compare(
         default, models that are the same are compared again with perturbed weights if a whole layer gets
         no gradient, as one whose outputs are multiplied by 0.
       layout: "same", "channels_last" (moves axis 1 of arrays with three or more axes to the end for
-        Flax), a pair of these for inputs and outputs, or a `parity.Layout`.
+        Flax, but not of outputs with fewer axes than all such inputs), a pair of these for inputs and
+        outputs, or a `parity.Layout`.
       mapping: Flax paths for torch names, see `parity.match`. Only needed where the names disagree.
       ignore_torch, ignore_flax: names, including everything nested under them, to leave out: torch tensors
         that the Flax model lacks, and leaves that keep their values.

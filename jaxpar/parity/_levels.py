@@ -155,10 +155,11 @@ def resynchronised(
     errors: list[tuple[float, float, float]] = []
     for number in range(1, steps + 1):
         batch = batches(number)
-        sides.oracle.continue_from(sides.reference)
+        # Not the optimizer's state, of either: computed from gradients at the reference's weights, its error
+        # stays as small as one step's, and Flax's needs no translation. An oracle with the reference's state
+        # would share its error, which then counted for the candidate alone.
+        sides.oracle.continue_from(sides.reference, with_optimizer=False)
         before = sides.reference.weights()
-        # Not the optimizer's state: computed from gradients at the reference's weights, its error stays as
-        # small as one step's, and it needs no translation.
         sides.candidate.load(before, sides.reference.state())
         oracle, reference = sides.oracle.step(batch), sides.reference.step(batch)
         candidate = sides.candidate.step(batch, reference.masks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -147,6 +148,8 @@ class MappingTrial:
         self.task = Task(training=False, layout=Layout.parse(layout), outputs=output_pairs(outputs))
         calls = ModelInputs(flax_module, self.task, examples, kwargs, function="match")
         self.batch = calls.batch(1)
+        images = self.batch.torch_call.arrays.values()
+        self.task = dataclasses.replace(self.task, layout=self.task.layout.of_outputs(images))
         call = in_float32(self.batch.flax_call)
         self.call: dict[str, Any] = {"inputs": call.args, "kwargs": of_init(flax_module, call.kwargs)}
         with noting_layout(self.task.layout, call):

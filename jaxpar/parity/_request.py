@@ -18,7 +18,7 @@ from flax import linen, nnx
 from ._exactness import as_it_runs
 from ._model_pair import Inputs, ModelInputs, ModelPair, Outputs, in_float32, output_pairs, zero_variables
 from ._reach import shake
-from ._sides.call_arguments import to_array
+from ._sides.call_arguments import Call, to_array
 from ._sides.flax_mode import of_init
 from ._sides.step_data import OWN, Batch, Layout, Loss, Optimizer, Task, noting_layout
 from ._sides.torch_dropout import refuse_unwatchable
@@ -111,7 +111,9 @@ class Request:
 
     @functools.cached_property
     def task(self) -> Task:
-        layout = Layout.parse(self.layout)
+        inputs = self.inputs if self.torch_inputs is None else self.torch_inputs
+        first = Call.of(inputs(1) if callable(inputs) else inputs)
+        layout = Layout.parse(self.layout).of_outputs(first.arrays.values())
         mode = self.torch_module.training
         training = mode if self.training is None else self.training
         return Task(

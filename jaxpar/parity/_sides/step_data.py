@@ -8,9 +8,10 @@ of a mean after BatchNorm is zero.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,13 +34,13 @@ def same(x: np.ndarray) -> np.ndarray:
     return x
 
 
-def to_channels_last(x: np.ndarray) -> np.ndarray:
-    """Permute (N, C, *S) to (N, *S, C); integers and arrays with fewer than three axes are unchanged."""
-    return np.moveaxis(x, 1, -1) if _has_channels(x) else x
+def to_channels_last(x: np.ndarray, axes: int = 3) -> np.ndarray:
+    """Permute (N, C, *S) to (N, *S, C); integers and arrays with fewer than `axes` axes are unchanged."""
+    return np.moveaxis(x, 1, -1) if _has_channels(x) and x.ndim >= axes else x
 
 
-def to_channels_first(x: np.ndarray) -> np.ndarray:
-    return np.moveaxis(x, -1, 1) if _has_channels(x) else x
+def to_channels_first(x: np.ndarray, axes: int = 3) -> np.ndarray:
+    return np.moveaxis(x, -1, 1) if _has_channels(x) and x.ndim >= axes else x
 
 
 def _has_channels(x: np.ndarray) -> bool:
@@ -94,6 +95,17 @@ class Layout:
             )
         inputs, outputs = pair
         return cls(NAMES[inputs][0], *NAMES[outputs])
+
+    def of_outputs(self, inputs: Iterable[np.ndarray]) -> Layout:
+        """Return the layout for a model of these inputs, which leaves outputs with fewer axes as they are.
+
+        A model of images returns a sequence or a map as [N, length, width] in both frameworks.
+        """
+        if self.outputs is not to_channels_last:
+            return self
+        axes = min((x.ndim for x in inputs if _has_channels(x)), default=3)
+        first, last = partial(to_channels_first, axes=axes), partial(to_channels_last, axes=axes)
+        return replace(self, outputs=last, outputs_back=first)
 
 
 IMAGES = 4  # axes of an image; fewer may be a sequence's, whose channels are last in torch too

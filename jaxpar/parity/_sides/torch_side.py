@@ -115,9 +115,9 @@ class TorchSide:
     def state(self) -> Named:
         return self.links.state(self._arrays())
 
-    def continue_from(self, other: TorchSide) -> None:
+    def continue_from(self, other: TorchSide, with_optimizer: bool = True) -> None:
         self.module.load_state_dict(other.module.state_dict())
-        if self.optimizer and other.optimizer:
+        if with_optimizer and self.optimizer and other.optimizer:
             self.optimizer.load_state_dict(copy.deepcopy(other.optimizer.state_dict()))
         self.steps = other.steps
 
