@@ -3,16 +3,19 @@
 A rank runs a program of OPERATIONS, chosen one by one, with the library's state machine. What it has received
 determines its state, so a state of the job is one `Local` of each rank. A text is read only under the one key
 that its writer posts once, so the store needs no state. Messages between two ranks arrive in order, at any
-time. Of orders that end in the same state one is explored (`following`). Ranks that have made the same calls
-and owe each other nothing go on like ranks that have just begun (`merged`), so what follows is explored once.
+time. Of orders that end in the same state one is explored (`Explorer.events`). Jobs that go on in the same
+way, whatever their programs were so far, are explored once (`canonical`).
 A step is dispatched, as JAX does; `evaluate` waits for the devices, which run programs in order.
 """
 
 from __future__ import annotations
 
+import functools
+import heapq
 import json
 import re
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import NamedTuple
 
 from jaxpar.distributed import call_log
@@ -37,15 +40,13 @@ class Device(NamedTuple):
 class Rank:
     """One rank: the library's machine, and the calls that the library makes with it."""
 
-    def __init__(self, rank, size, familiar):
+    def __init__(self, rank, size):
         self.rank, self.size = rank, size
         self.group = Group(rank, size, "", 1, 60.0, 1, tuple(range(size)))
         self.log = calls.BegunLog(rank, str)
         self.lockstep = lockstep.Lockstep()
         self.records = [steps.StepRecord(name, self.group) for name in RECORDS]
-        self.rate, *known = familiar
-        for record, keys in zip(self.records, known, strict=True):
-            record.known = {key: {"what": str(key)} for key in keys}
+        self.rate = 0
         self.attendance = attendance.Attendance(
             self.log,
             size,
@@ -56,7 +57,7 @@ class Rank:
         self.program = []
         self.calls = None  # the generator of the call that it is in
         self.effect = None  # what that wants done next
-        self.posts, self.sent, self.devices = {}, [], []
+        self.posts, self.sent, self.devices, self.read = {}, [], [], []
         self.heard = [0] * size
         self.refusal = ""
 
@@ -127,6 +128,8 @@ class Rank:
 
     def advance(self, text):
         """Give the call a text, and do what it wants up to where it waits for another rank."""
+        if isinstance(self.effect, Read):
+            self.read.append(self.effect.key)
         try:
             self.effect = self.calls.send(text)
             while not isinstance(self.effect, Read | Device):
@@ -170,8 +173,8 @@ class Rank:
 class Local:
     """A state of one rank: what it has received since it began, and what others can notice."""
 
-    def __init__(self, rank, size, familiar, before=None, received=None):
-        self.root = rank, size, familiar
+    def __init__(self, rank, size, before=None, received=None):
+        self.root = rank, size
         self.before, self.received, self.after = before, received, {}
         self.live = self.replayed()
         for name in ("effect", "refusal"):
@@ -187,11 +190,7 @@ class Local:
         at_answer = isinstance(self.effect, Read) and HASTY.search(self.effect.key)
         self.hasty = rank > 0 and bool(self.idle or at_answer)
         self.done = self.idle and self.program[-1:] == ("end",)
-        # Where its call began, and what it had heard when the call first went on.
-        kind = received[0] if received else "begin"
-        self.start = self if self.idle else before if kind == "begin" else before.start
-        self.early = before.early if before and before.advanced and not self.idle else self.heard
-        self.advanced = not self.idle and (kind == "advance" or (kind == "hear" and before.advanced))
+        self.view = View(self.live)
 
     def replayed(self):
         history, local = [], self
@@ -207,17 +206,6 @@ class Local:
             getattr(machine, kind)(*received)
         return machine
 
-    def unheard(self, sent):
-        """The state before the messages that came last, beyond the first `sent` of their senders."""
-        local = self
-        while (
-            local.before
-            and local.received[0] == "hear"
-            and local.heard[local.received[1]] > sent[local.received[1]]
-        ):
-            local = local.before
-        return local
-
     def machine(self):
         if self.live is None:
             self.live = self.replayed()
@@ -229,80 +217,318 @@ class Local:
         return self.after[received]
 
 
+parsed = functools.cache(json.loads)
+
+
+class View:
+    """All of a rank's state on which its future depends, with the numbers that it counts in."""
+
+    def __init__(self, machine):
+        attendance = machine.attendance
+        self.counts = {name: n for name, (n, *_) in machine.log._begun.items() if not name.endswith(" led")}
+        begun = sorted(
+            (number, name) for name, (_, needs, number, *_) in machine.log._begun.items() if needs is None
+        )
+        self.order = [name for _, name in begun]
+        self.rate, self.latest = machine.rate, [record.latest for record in machine.records]
+        self.known = tuple(
+            frozenset(mode for mode, rate in record.known if rate == machine.rate)
+            if i == 0
+            else frozenset(record.known)
+            for i, record in enumerate(machine.records)
+        )
+        self.records = [dict(record.record) for record in machine.records]
+        self.new_steps = [set(record.new_steps) for record in machine.records]
+        self.asked = [record.asked_step for record in machine.records]
+        self.questions = [
+            [parsed(text) for texts in record.questions.values() for text in texts]
+            for record in machine.records
+        ]
+        self.problems = tuple(tuple(NAMED.findall(record.problem)) for record in machine.records)
+        self.calls, self.streams = dict(attendance._calls), dict(attendance._sent)
+        self.reads, self.early = dict(attendance._read), dict(attendance._early)
+        self.pending = list(attendance.pending)
+        self.read = frozenset(key for key in machine.read if not LOCKSTEP.match(key))
+        self.posts = {key: text for key, text in machine.posts.items() if not LOCKSTEP.match(key)}
+        self.doing = machine.program[-1] if machine.calls is not None else ""
+        self.frames = []
+        call = machine.calls
+        while call is not None:
+            values = call.gi_frame.f_locals if call.gi_frame is not None else {}
+            self.frames.append(
+                {
+                    name: deepcopy(values[name])
+                    for name in ("texts", "text_numbers", "begun", "answers")
+                    if name in values
+                }
+            )
+            call = call.gi_yieldfrom
+
+
+LOCKSTEP = re.compile(r"jaxpar/1/(barrier|objects|objects, read|end)/")
+NAMED = re.compile(r"ranks? ([\d, ]+) ha(?:s|ve)")
+KEY = re.compile(r"jaxpar/1/(.*?)/(answers/)?(\d+)/(\d+)(?:/(\d+))?$")
+
+
+def canonical(state):
+    """Return what the future of a job depends on: states with the same value go on in the same way.
+
+    Numbers are relative to the lowest among the ranks: the protocol only compares them.
+    """
+    views = [local.view for local in state]
+    names = {name for view in views for name in view.counts}
+    least = {}
+    for name in names:
+        of = [views[0], views[int(name[-1])]] if " of rank " in name else views
+        least[name] = min(view.counts.get(name, 0) for view in of)
+    latest = [min(view.latest[i] for view in views) for i in range(len(RECORDS))]
+    reads, calls_ = views[0].reads, views[0].calls
+    rate = min(view.rate for view in views)
+    consumed = frozenset().union(*(view.read for view in views))
+    asked = {(i, view.asked[i]) for view in views for i in range(len(RECORDS)) if view.asked[i] is not None}
+
+    def counts(begun):
+        relative = ((name, begun.get(name, 0) - low) for name, low in least.items())
+        return tuple(sorted((name, n) for name, n in relative if n))
+
+    def begun_steps(steps_):
+        return tuple(sorted((name[2:], at - latest[RECORDS.index(name[2:])]) for name, at in steps_.items()))
+
+    def parts(value):
+        return tuple(
+            (k, re.sub(r"(\d+)\)$", lambda m: f"{int(m[1]) - rate})", v) if v.startswith("(") else v)
+            for k, v in value.items()
+        )
+
+    def entry(what, r, value):
+        number = value["number"] - reads.get((what, r), 0)
+        if "text" in value:
+            return number, counts(value["begun"])
+        return number, value["passed"] - calls_.get(what, 0)
+
+    def announced(what, call, begun, steps_):
+        return what, call - calls_.get(what, 0), counts(begun), begun_steps(steps_)
+
+    def message(kind, text):
+        value = parsed(text) if isinstance(text, str) else text
+        if kind == "attend":
+            return announced(value["what"], value["call"], value["begun"], value["steps"])
+        i = RECORDS.index(value["name"])
+        return i, value["step"] - latest[i], value["rank"], parts(value["parts"])
+
+    def key(text):
+        if LOCKSTEP.match(text):
+            return text.split("/")[2], text.rpartition("/")[2]
+        what, answers, first, second, third = KEY.match(text).groups()
+        if third is not None:
+            return what, int(first) - latest[RECORDS.index(what)], second, third
+        return what, answers, first, int(second) - reads.get((what, int(first)), 0)
+
+    def posted(key_, text):
+        what, answers, first, _, third = KEY.match(key_).groups()
+        value = parsed(text)
+        if third is not None:
+            return parts(value["parts"]), value["asked"]
+        if answers:
+            return value["call"] - calls_.get(what, 0), tuple(value["texts"])
+        return entry(what, int(first), value)
+
+    def frame(values):
+        result = []
+        if "answers" in values:
+            result += [(r, parts(a["parts"]), a["asked"]) for r, a in values["answers"].items()]
+        if "text_numbers" in values:
+            begun = values["begun"]
+            result += [tuple(values["texts"]), counts(begun), tuple(values["text_numbers"].items())]
+        return tuple(result)
+
+    # A call and the text for it have two numbers, which differ if a rank has passed a call without a report.
+    streams = [(what, r) for what in calls_ for r in range(1, len(state))]
+    ahead = tuple((s, n) for s in sorted(streams) if (n := calls_[s[0]] - reads.get(s, 0)))
+    shared = 0
+    while (
+        all(shared < len(local.devices) for local in state) and len({l.devices[shared] for l in state}) == 1
+    ):
+        shared += 1
+    waiting = [len(l.devices) - 1 for l in state if isinstance(l.effect, Device)]
+    shared = min([shared, *waiting])
+    ranks = []
+    for r, (local, view) in enumerate(zip(state, views, strict=True)):
+        more = [name for name in view.order if view.counts[name] > least[name]]
+        ranks.append(
+            (
+                view.doing,
+                key(local.effect.key) if isinstance(local.effect, Read) else str(local.effect),
+                local.done,
+                local.idle and local.program[-1:] == ("rate",),
+                counts(view.counts),
+                tuple((name, frozenset(view.order[view.order.index(name) + 1 :])) for name in more),
+                view.rate - rate,
+                tuple(at - low for at, low in zip(view.latest, latest, strict=True)),
+                view.known,
+                tuple(
+                    (i, step - latest[i], parts(value), step in view.new_steps[i])
+                    for i in range(len(RECORDS))
+                    for step, value in view.records[i].items()
+                    if step > latest[i] or (i, step) in asked
+                ),
+                tuple(i if at is None else at - latest[i] for i, at in enumerate(view.asked)),
+                tuple(
+                    message("question", question) for questions in view.questions for question in questions
+                ),
+                view.problems,
+                tuple(
+                    sorted(
+                        (what, n - reads.get((what, r), 0))
+                        for what, n in view.streams.items()
+                        if n != reads.get((what, r), 0)
+                    )
+                ),
+                tuple(sorted((stream, entry(*stream, value)) for stream, value in view.early.items())),
+                tuple(announced(*pending) for pending in view.pending),
+                tuple(
+                    sorted((key(k), posted(k, text)) for k, text in view.posts.items() if k not in consumed)
+                ),
+                tuple(frame(values) for values in view.frames),
+                local.devices[shared:],
+                tuple(
+                    (sender, message(kind, text))
+                    for sender, other in enumerate(state)
+                    if sender != r
+                    for kind, text in other.sent[local.heard[sender] :]
+                ),
+            )
+        )
+    return ahead, *ranks
+
+
+def tails(programs):
+    """Return what is left of programs once what all have, and what rank 0 saved alone, is taken away.
+
+    None if the programs are different, so that a refusal is right.
+    """
+    first, *others = (list(program) for program in programs)
+    while True:
+        heads = {program[0] for program in others if program}
+        if first and first[0].startswith("save") and heads - {first[0]}:
+            del first[0]
+        elif len(heads | set(first[:1])) > 1:
+            return None
+        elif first and all(others):
+            for program in (first, *others):
+                del program[0]
+        else:
+            break
+    # Those that are further must agree about what comes first there.
+    further = [program for program in others if program]
+    if first and 0 < len(further) < len(others):
+        agree = tails((first, *further)) is not None
+    else:
+        agree = all(a == b for one in further for other in further for a, b in zip(one, other, strict=False))
+    return tuple(map(tuple, (first, *others))) if agree else None
+
+
 class Explorer:
     """All states of `size` ranks whose programs have up to `length` operations before their end."""
 
-    def __init__(self, size, length, rebase=True):
-        self.size, self.rebase = size, rebase
-        self.states = self.jobs = 0
+    def __init__(self, size, length, every_order=False, merging=True):
+        self.size, self.length, self.every_order, self.merging = size, length, every_order, merging
+        self.states = 0
         self.outcomes = {"success": 0, "refusal": 0, "failure of a peer": 0}
         self.problems = []
-        self.roots = {}
-        self.merges = {}
         self.explored = {}
-        self.bases = [(((0, *[frozenset()] * 3),) * size, (length,) * size)]
+        self.ends = set()
+        """How the job ended: with success in a state, or with a refusal by some ranks."""
+        self.first = tuple(Local(r, size) for r in range(size))
+
+    def left(self, state):
+        """How many operations each rank may still begin."""
+        return tuple(self.length - len(local.program) for local in state)
+
+    def is_new(self, state):
+        """Whether no explored state goes on in all the ways in which this one does."""
+        if not self.merging:
+            return self.explored.setdefault(state, state) is state
+        left, same = self.left(state), tails([local.program for local in state])
+        earlier = self.explored.setdefault(canonical(state), [])
+        for other_left, other_same in earlier:
+            if same in (None, other_same) and all(a >= b for a, b in zip(other_left, left, strict=True)):
+                return False
+        earlier.append((left, same))
+        return True
 
     def run(self, problems=1):
         """Explore, until so many problems are known."""
-        while self.bases and len(self.problems) < problems:
-            self.bases.sort(key=lambda base: sum(base[1]))
-            familiar, budgets = self.bases.pop()
-            earlier = self.explored.setdefault(familiar, [])
-            if any(all(a >= b for a, b in zip(other, budgets, strict=True)) for other in earlier):
+        heap, number = [(0, 0, self.first)], 0
+        while heap and len(self.problems) < problems:
+            *_, state = heapq.heappop(heap)
+            if not self.is_new(state):
                 continue
-            earlier.append(budgets)
-            self.jobs += 1
-            self.explore(familiar, budgets, problems)
+            self.states += 1
+            events = self.events(state)
+            if not events:
+                self.end(state)
+            for r, *event in events:
+                new = replaced(state, r, state[r].then(*event))
+                if new[r].refusal:
+                    self.refused(new)
+                else:
+                    number -= 1
+                    heapq.heappush(heap, (-sum(self.left(new)), number, new))
         return self
 
-    def explore(self, familiar, budgets, problems):
-        first = tuple(
-            self.roots.setdefault((r, known), None) or Local(r, self.size, known)
-            for r, known in enumerate(familiar)
-        )
-        for r, known in enumerate(familiar):
-            self.roots[r, known] = first[r]
-        seen, stack = {first}, [first]
-        while stack and len(self.problems) < problems:
-            state = stack.pop()
-            self.states += 1
-            if self.rebase and self.merged(state, budgets):
-                continue
-            following = list(self.following(state, budgets))
-            if not following:
-                self.end(state)
-            for new in following:
-                if any(local.refusal for local in new):
-                    self.refused(new)
-                elif new not in seen:
-                    seen.add(new)
-                    stack.append(new)
-
-    def following(self, state, budgets) -> Iterator[tuple]:
+    def events(self, state) -> list[tuple]:
+        """What can happen next: a rank, and what it receives. Of orders with the same end one is enough."""
+        every = [[*self.hearings(state, r), *self.moves(state, r)] for r in range(self.size)]
+        if self.every_order:
+            return [event for events in every for event in events]
         # What one rank does commutes with what the others do; and with hearing a message, if it is not hasty
         # (test_hearing_commutes). So the first such event is explored alone.
-        for r in range(self.size):
-            if question := next(self.hearings(state, r, ("question", "left")), None):
-                yield question
-                return
+        for events in every:
+            if questions := [event for event in events if event[1] == "hear" and event[3] == "question"]:
+                return questions[:1]
         for r in sorted(range(self.size), key=lambda r: state[r].idle):
-            moves = [] if state[r].hasty else list(self.moves(state, r, budgets))
-            if moves:
-                yield from moves
-                return
-        for r in range(self.size):
-            yield from self.hearings(state, r)
-            yield from self.moves(state, r, budgets)
+            if not state[r].hasty and (moves := [event for event in every[r] if event[1] != "hear"]):
+                return moves
+        if self.stuck(state, every):
+            return []
+        # A hasty rank waits for the next announcement, unless rank 0 needs that rank before it can make one.
+        for r, events in enumerate(every):
+            hears = sum(event[1] == "hear" for event in events)
+            if len(events) > hears and (hears or self.needs(state, every, 0, r)):
+                return events
+        return [event for events in every for event in events]
 
-    def hearings(self, state, r, kinds=("question", "attend", "left")) -> Iterator[tuple]:
+    def missing(self, state, r):
+        """The ranks without which a rank cannot go on."""
+        local = state[r]
+        if isinstance(local.effect, Device):
+            at = len(local.devices) - 1
+            return {s for s in range(self.size) if state[s].devices[at : at + 1] != local.devices[at:]}
+        if isinstance(local.effect, Read) and local.effect.key not in state[local.effect.rank].posts:
+            return {local.effect.rank}
+        return set()
+
+    def needs(self, state, every, rank, other, seen=()):
+        """Whether a rank cannot go on before another one does."""
+        if every[rank] or rank in seen:
+            return False
+        missing = self.missing(state, rank)
+        return other in missing or any(self.needs(state, every, r, other, (*seen, rank)) for r in missing)
+
+    def stuck(self, state, every):
+        """Whether two ranks wait for each other, so that the watch names them whatever the others do."""
+        waits = [set() if every[r] else self.missing(state, r) for r in range(self.size)]
+        pairs = [(a, b) for a in range(self.size) for b in waits[a] if a < b and a in waits[b]]
+        return any(self.apart({r: state[r] for r in pair}) for pair in pairs)
+
+    def hearings(self, state, r) -> Iterator[tuple]:
         """What the message thread of rank r can do."""
         for sender, other in enumerate(state):
             if sender != r and state[r].heard[sender] < len(other.sent):
-                kind, text = other.sent[state[r].heard[sender]]
-                if kind in kinds:
-                    yield replaced(state, r, state[r].then("hear", sender, kind, text))
+                yield (r, "hear", sender, *other.sent[state[r].heard[sender]])
 
-    def moves(self, state, r, budgets) -> Iterator[tuple]:
+    def moves(self, state, r) -> Iterator[tuple]:
         """What the main thread of rank r can do."""
         local = state[r]
         if local.done:
@@ -310,23 +536,21 @@ class Explorer:
         # A crash, and a signal at any time, end all ranks: whatever they wait for, they hear of it.
         self.outcomes["failure of a peer"] += 1 + local.idle
         if local.idle:
-            names = OPERATIONS if len(local.program) < budgets[r] else ()
+            left = self.length - len(local.program)
+            names = [*OPERATIONS, "end"] if left > 0 else ["end"]
+            # Only steps read the rate, so it is set right before one (test_the_rate_can_be_set_later).
+            if local.program[-1:] == ("rate",):
+                names = ["rate", "step", "accumulate"]
             # One directory is like the other, until one of them is used.
             used = any("save_one" in other.program for other in state)
-            for name in (*names, "end"):
-                if name == "save_all" and not used:
-                    continue
-                yield replaced(state, r, local.then("begin", name))
+            for name in names:
+                if (left > 1 or name != "rate") and (used or name != "save_all"):
+                    yield r, "begin", name
         elif isinstance(local.effect, Device):
-            if self.entered(state, local):
-                yield replaced(state, r, local.then("advance", None))
+            if not self.missing(state, r):
+                yield r, "advance", None
         elif (text := state[local.effect.rank].posts.get(local.effect.key)) is not None:
-            yield replaced(state, r, local.then("advance", text))
-
-    def entered(self, state, local):
-        """Whether all ranks are in the device program that this one is in."""
-        at = len(local.devices) - 1
-        return all(other.devices[at : at + 1] == local.devices[at:] for other in state)
+            yield r, "advance", text
 
     # ------------------------------------------------------------------------------------------- verdicts
 
@@ -334,8 +558,9 @@ class Explorer:
         """Nothing can happen any more: all ranks are done, or the watch names those that wait."""
         if all(local.done for local in state):
             self.outcomes["success"] += 1
+            self.ends.add(canonical(state))
             return
-        texts = self.apart(state)
+        texts = self.apart(dict(enumerate(state)))
         if not texts:
             self.problem("waits for ever", state)
         for text in texts:
@@ -343,87 +568,30 @@ class Explorer:
 
     def apart(self, state):
         """What the watch would report: ranks that miss each other do so for good."""
-        positions = {r: local.positions for r, local in enumerate(state)}
+        positions = {r: local.positions for r, local in state.items()}
         return [text for r in positions if (text := calls.deadlock(positions, r))]
 
     def refused(self, state):
         for local in state:
             if local.refusal:
-                named = re.findall(r"ranks? ([\d, ]+) ha(?:s|ve)", local.refusal)
-                self.refusal(state, local.refusal, {r for ranks in named for r in ranks.split(", ")})
+                self.refusal(
+                    state,
+                    local.refusal,
+                    {r for ranks in NAMED.findall(local.refusal) for r in ranks.split(", ")},
+                )
 
     def refusal(self, state, text, named):
+        self.ends.add(frozenset(named))
         self.outcomes["refusal"] += 1
         if len(named) < 2:
             self.problem(f"does not name both sides: {text}", state)
-        if len({local.root[2][0] for local in state}) == 1 and compatible([local.program for local in state]):
+        if tails([local.program for local in state]) is not None:
             self.problem(f"is refused: {text}", state)
 
     def problem(self, what, state):
         programs = "; ".join(f"rank {r}: {', '.join(local.program)}" for r, local in enumerate(state))
         self.problems.append(f"{what} [{programs}]")
 
-    # ------------------------------------------------------------------------------------------- merging
-
-    def merged(self, state, budgets):
-        """Whether all of this follows from fresh ranks: those that their calls began from, once in step."""
-        sent = [len(local.start.sent) for local in state]
-        starts = tuple(local.start.unheard(sent) for local in state)
-        if all(start.before is None for start in starts):
-            return False
-        for r, local in enumerate(state):
-            if any(local.early[s] < len(start.sent) for s, start in enumerate(starts) if s != r):
-                return False
-        # A question that was heard before a call went on could have been heard before it began.
-        for r in range(self.size):
-            while hearings := list(self.hearings(starts, r, ("question",))):
-                starts = hearings[0]
-            if next(self.hearings(starts, r), None):
-                return False
-        if starts not in self.merges:
-            self.merges[starts] = self.synced(starts)
-        if self.merges[starts]:
-            left_over = (b - len(start.program) for b, start in zip(budgets, starts, strict=True))
-            self.bases.append((self.merges[starts], tuple(left_over)))
-        return bool(self.merges[starts])
-
-    def synced(self, state):
-        """Return what the ranks are familiar with, if they owe each other nothing."""
-        if not all(local.idle and not local.done and local.devices == state[0].devices for local in state):
-            return None
-        machines = [local.machine() for local in state]
-        if len({tuple(record.latest for record in m.records) for m in machines}) > 1:
-            return None
-        if any(m.attendance.pending or m.attendance._early for m in machines):
-            return None
-        if any(record.questions or record.problem for m in machines for record in m.records):
-            return None
-        begun = [m.log.calls() for m in machines]
-        pairs = [(a, b) for a in range(self.size) for b in range(self.size) if a != b]
-        if any(calls.first_missed(begun[a], begun[b], b) for a, b in pairs):
-            return None
-        for r, m in enumerate(machines):
-            reads = machines[0].attendance._read
-            if r and any(count != reads[what, r] for what, count in m.attendance._sent.items()):
-                return None
-        slowest = min(m.rate for m in machines)
-        return tuple(fresh(m, m.rate - slowest) for m in machines)
-
-
-def fresh(machine, rate):
-    """How often a rank has set the rate more than another one; the keys that it may use again."""
-    first, second, third = (frozenset(record.known) for record in machine.records)
-    return rate, frozenset((mode, rate) for mode, number in first if number == machine.rate), second, third
-
 
 def replaced(state, r, local):
     return (*state[:r], local, *state[r + 1 :])
-
-
-def compatible(programs):
-    """Whether ranks that are only slow could have got here: no refusal is right then."""
-    for save in ("save_one", "save_all"):  # rank 0 may save alone
-        if not any(save in program for program in programs[1:]):
-            programs = [[name for name in program if name != save] for program in programs]
-    longest = max(programs, key=len)
-    return all(list(program) == list(longest)[: len(program)] for program in programs)
