@@ -372,7 +372,7 @@ REFUSED = [
         "Expected integer T_mult >= 1",
     ),
     (lambda: ours.cosine_annealing_warm_restarts(LR, 5, 1, "a"), ValueError, "Expected float or int eta_min"),
-    (lambda: ours.multiplicative_lr(LR, 0.9), TypeError, "lr_lambda should be a function, but got float"),
+    (lambda: ours.multiplicative_lr(LR, 0.9), TypeError, "lr_lambda is 0.9; it must be a function"),
     (lambda: ours.cyclic_lr(0.1, 1.0, mode="square"), ValueError, "mode is invalid and scale_fn is None"),
     (lambda: ours.one_cycle_lr(0.1), ValueError, "You must define either total_steps OR"),
     (lambda: ours.one_cycle_lr(0.1, -1), ValueError, "Expected positive integer total_steps, but got -1"),

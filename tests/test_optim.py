@@ -524,5 +524,5 @@ def test_an_injected_rate_that_is_set_to_an_integer():
 
 def test_counts_of_lbfgs():
     for name in ("max_iter", "max_eval", "history_size"):
-        with pytest.raises(TypeError, match=f"{name} must be a whole number, not 1.5"):
+        with pytest.raises(TypeError, match=f"lbfgs: {name} is 1.5; it must be int"):
             optim.lbfgs(**{name: 1.5})

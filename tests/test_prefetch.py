@@ -374,7 +374,7 @@ def test_bad_sizes(size):
 
 
 def test_bad_sources_and_devices():
-    with pytest.raises(TypeError, match="prefetch: int is not iterable"):
+    with pytest.raises(TypeError, match="prefetch: iterable is 3; it must be Iterable"):
         prefetch(3)
     with pytest.raises(errors.DeviceError, match="out of range"):
         prefetch([X], 99)

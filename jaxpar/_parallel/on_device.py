@@ -119,9 +119,6 @@ def each_device(tx: optax.GradientTransformation) -> optax.GradientTransformatio
     torch counterpart: any `torch.optim` optimizer over a model that is split over devices.
     """
 
-    if not isinstance(tx, optax.GradientTransformation):
-        raise TypeError(f"each_device: tx is {tx!r}; it must be an optax transformation.")
-
     # optax compiles parts of an update for the whole tree, which JAX refuses for leaves on different devices.
     def label(leaf: Any) -> str:
         return _devices.name(device_of(leaf)) if is_real(leaf) else "all"

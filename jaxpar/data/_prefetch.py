@@ -57,8 +57,6 @@ def prefetch(
     """
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         raise ValueError(f"prefetch: size must be a positive int, not {size!r}.")
-    if not hasattr(iterable, "__iter__") and not hasattr(iterable, "__getitem__"):
-        raise TypeError(f"prefetch: {type(iterable).__name__} is not iterable.")
     return Prefetch(iterable, sender(placement), size)
 
 

@@ -227,14 +227,12 @@ class Optimizer(TorchNames, nnx.Optimizer):
 
     def __init__(
         self,
-        model: Any,
+        model: nnx.Module,
         tx: optax.GradientTransformation,
         *,
         wrt: nnx.filterlib.Filter = nnx.Param,
         **kwargs: Any,
     ):
-        if not isinstance(model, nnx.Module):
-            raise TypeError(f"Optimizer: model is {type(model).__name__}; it must be an nnx.Module.")
         super().__init__(model, tx, wrt=wrt, **kwargs)
         for group in self.param_groups:
             if "lr" in group:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import numbers
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
@@ -98,9 +97,6 @@ def lbfgs(
     """
     hyper.check_nonnegative(lr=lr)
     hyper.check_numbers(tolerance_grad=tolerance_grad, tolerance_change=tolerance_change)
-    for name, count in (("max_iter", max_iter), ("max_eval", max_eval), ("history_size", history_size)):
-        if not isinstance(count, numbers.Integral) and not (name == "max_eval" and count is None):
-            raise TypeError(f"{name} must be a whole number, not {count!r}.")
     if line_search_fn not in (None, "strong_wolfe"):
         raise RuntimeError("only 'strong_wolfe' is supported")
     max_eval = max_iter * 5 // 4 if max_eval is None else max_eval

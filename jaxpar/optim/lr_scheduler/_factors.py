@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
@@ -110,7 +110,6 @@ def lambda_lr(lr: Scalar, lr_lambda: Rate) -> Schedule:
     >>> [round(float(schedule(t)), 4) for t in range(3)]
     [1.0, 0.5, 0.25]
     """
-    _check_callable(lr_lambda)
     return closed_form(lambda t: lr * lr_lambda(t), base=lr)
 
 
@@ -124,7 +123,6 @@ def multiplicative_lr(lr: Scalar, lr_lambda: Rate) -> Schedule:
     >>> [round(float(schedule(t)), 4) for t in range(3)]
     [1.0, 0.5, 0.25]
     """
-    _check_callable(lr_lambda)
 
     def one(i):
         return jnp.asarray(lr_lambda(i), float)
@@ -136,8 +134,3 @@ def multiplicative_lr(lr: Scalar, lr_lambda: Rate) -> Schedule:
         return before * one(jnp.zeros((), int)) * product(t)
 
     return multiplicative(lr, product, resume)
-
-
-def _check_callable(lr_lambda: Callable[..., object]) -> None:
-    if not callable(lr_lambda):
-        raise TypeError(f"lr_lambda should be a function, but got {type(lr_lambda).__name__}")

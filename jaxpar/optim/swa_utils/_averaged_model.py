@@ -127,8 +127,6 @@ class AveragedModel(nnx.Module):
     ):
         if avg_fn is not None and multi_avg_fn is not None:
             raise AssertionError("Only one of avg_fn and multi_avg_fn should be provided")
-        if not isinstance(model, nnx.Module):
-            raise TypeError(f"AveragedModel: model is {type(model).__name__}; it must be an nnx.Module.")
         # A step donates the arrays of the module that it trains, so the average needs its own.
         self.module = copy.deepcopy(model)
         self.n_averaged = nnx.Variable(jnp.zeros((), int))
