@@ -201,6 +201,17 @@ def test_a_function_without_a_check_is_found(function, hostile, problem):
     assert outcome(function.__name__, checked(function), argument, hostile) == ""
 
 
+def test_what_would_take_for_ever_is_refused_before_the_call():
+    called = []
+
+    def keep(n: int) -> None:
+        called.append(n)
+
+    with pytest.raises(ValueError, match=r"keep: n is 1000.*; it must be a number of 64 bits"):
+        checked(keep)(10**400)
+    assert not called
+
+
 def test_checked_functions_keep_signature_and_identity():
     functions = [value for value in PUBLIC.values() if inspect.isfunction(value)]
     assert len(functions) > 200

@@ -68,6 +68,8 @@ def profile(
 
     torch counterpart: `torch.profiler.profile(schedule=schedule(wait=, active=))`, `key_averages().table()`.
     """
+    if not callable(function):
+        raise TypeError(f"profile: function must be callable, not {type(function).__name__}.")
     for name, value, least in (("wait", wait, 0), ("active", active, 1)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"profile: {name} must be an int of at least {least}, not {value!r}.")

@@ -43,7 +43,7 @@ def differences(
         load_torch(module, net, lossy=True)
         module.eval()
         differences = list(equal_streams(module))
-        of_torch: dict[Any, tuple[Arguments, Any]] = {}
+        of_torch: dict[Any, tuple[Arguments, tuple[Any, Any]]] = {}
         for name, call, arguments in _calls(net, module, variants(inputs, kwargs)):
             try:
                 key = id(arguments), *((id(x), x._version) for x in net.state_dict(keep_vars=True).values())
