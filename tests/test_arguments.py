@@ -66,6 +66,11 @@ CASES = {
     "StepLR: step_size is '3'": lambda path: lr_scheduler.StepLR(optimizer(), "3"),
     "StepLR: step_size is 0": lambda path: lr_scheduler.StepLR(optimizer(), 0),
     "PolynomialLR: total_iters is -1": lambda path: lr_scheduler.PolynomialLR(optimizer(), -1),
+    "PolynomialLR: total_iters is 0": lambda path: lr_scheduler.PolynomialLR(optimizer(), 0),
+    "MultiStepLR: a milestone is -1": lambda path: lr_scheduler.MultiStepLR(optimizer(), [-1]),
+    "ReduceLROnPlateau.step: the metric is 'low'": lambda path: lr_scheduler.ReduceLROnPlateau(
+        optimizer()
+    ).step("low"),
     "MultiStepLR: a milestone is 'a'": lambda path: lr_scheduler.MultiStepLR(optimizer(), "ab"),
     "ReduceLROnPlateau.step: the metric is None": lambda path: lr_scheduler.ReduceLROnPlateau(
         optimizer()
@@ -88,9 +93,9 @@ CASES = {
     "DistributedDataParallel: bucket_cap_mb is 'x'": lambda path: jaxpar.DistributedDataParallel(
         net(), bucket_cap_mb="x"
     ),
-    "Optimizer: model is NoneType": lambda path: optim.Optimizer(None, optim.sgd(lr=0.1)),
+    "Optimizer: model is None": lambda path: optim.Optimizer(None, optim.sgd(lr=0.1)),
     "Optimizer.lr: -1 is negative": lambda path: setattr(optimizer(), "lr", -1),
-    "AveragedModel: model is NoneType": lambda path: swa_utils.AveragedModel(None),
+    "AveragedModel: model is None": lambda path: swa_utils.AveragedModel(None),
     "beat: step is nan": lambda path: jaxpar.beat(float("nan")),
 }
 

@@ -1,6 +1,6 @@
 """Fit a number in torch's code, such as an epsilon or a slope, until torch computes Flax's array.
 
-The catalogue has the values that libraries use; another value is found by Gauss and Newton's method.
+The catalogue has the values that libraries use; others are found by Gauss and Newton's method.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STEP = 1e-4  # of a number, for the derivative by it
 DIGITS = 6
 LABELS = {"eps": "epsilon"}
 
-Number = tuple[str, float, Callable[[float], Change]]  # its name, torch's value, a call with another value
+Number = tuple[str, float, Callable[[float], Change]]  # its name, torch's value, a call that takes a value
 
 
 def fitted(ops: Sequence[Op], quick: Quick, flax: Named) -> Iterator[list[Hypothesis]]:

@@ -185,6 +185,6 @@ def _larger(x: Any) -> Any:
 
 
 def largest(comparisons: Sequence[Comparison]) -> float:
-    """Return the largest difference; beside the largest tensor of its kind where torch's is exactly 0."""
+    """The largest difference, relative to the largest tensor of its kind where torch's is exactly 0."""
     rows = [row for comparison in comparisons for row in comparison.rows if row.outcome is not Outcome.NOISE]
     return max((float(np.nan_to_num(row.value, nan=np.inf)) for row in rows), default=0.0)

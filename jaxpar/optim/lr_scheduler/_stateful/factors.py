@@ -46,7 +46,7 @@ class MultiStepLR(_ByFactor):
     def __init__(
         self, optimizer: nnx.Optimizer, milestones: Iterable[int], gamma: float = 0.1, last_epoch: int = -1
     ):
-        self.milestones = Counter(whole("MultiStepLR", "a milestone", epoch) for epoch in milestones)
+        self.milestones = Counter(whole("MultiStepLR", "a milestone", epoch, 0) for epoch in milestones)
         self.gamma = gamma
         super().__init__(optimizer, last_epoch)
 
@@ -137,7 +137,7 @@ class PolynomialLR(_ByFactor):
     def __init__(
         self, optimizer: nnx.Optimizer, total_iters: int = 5, power: float = 1.0, last_epoch: int = -1
     ):
-        self.total_iters, self.power = whole("PolynomialLR", "total_iters", total_iters, 0), power
+        self.total_iters, self.power = whole("PolynomialLR", "total_iters", total_iters, 1), power
         super().__init__(optimizer, last_epoch)
 
     def _scale(self) -> float | None:

@@ -167,9 +167,10 @@ class ReduceLROnPlateau(LRScheduler):
 
     def step(self, metrics: SupportsFloat, epoch: int | None = None) -> None:  # type: ignore[override]
         """Record an epoch's metric, waiting for it if it is on a device."""
-        if metrics is None:
-            raise TypeError("ReduceLROnPlateau.step: the metric is None; give the epoch's loss or score.")
-        current = float(metrics)
+        try:
+            current = float(metrics)
+        except (TypeError, ValueError):
+            raise TypeError(f"ReduceLROnPlateau.step: the metric is {metrics!r}; give a number.") from None
         if epoch is not None:
             warn(EPOCH_IS_DEPRECATED)
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
