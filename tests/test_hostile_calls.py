@@ -212,6 +212,11 @@ def test_what_would_take_for_ever_is_refused_before_the_call():
     assert not called
 
 
+def test_an_error_of_pythons_own_names_the_call():
+    with pytest.raises(ValueError, match="element was called with n=9: IndexError"):
+        checked(element)(9)
+
+
 def test_checked_functions_keep_signature_and_identity():
     functions = [value for value in PUBLIC.values() if inspect.isfunction(value)]
     assert len(functions) > 200

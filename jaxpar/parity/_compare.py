@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._interrupt import between_steps
-from ..errors import LeafError, MaskError, NotDeterministicError
+from ..errors import LeafError
 from . import _levels
 from ._comparison import Comparison, require_same
+from ._determinism import require_equal, require_own_draws_without_effect
 from ._divergence import Budget, find
 from ._exactness import environment, exact
 from ._float32_constants import explain_by_constants
@@ -31,10 +32,9 @@ from ._reach import NOT_REACHED, SHAKE, layers_without_gradient, some, unreached
 from ._request import Arrays, Request
 from ._sides.flax_side import FlaxSide
 from ._sides.outputs import Outputs as ModelOutputs
-from ._sides.step_data import Layout, Loss, Observation, Optimizer
+from ._sides.step_data import Layout, Loss, Optimizer
 from ._sides.torch_kinks import counted
 from ._stochastic_arithmetic import judge_lost_digits
-from ._tensors import widened
 from ._weights.mapping import Entries
 from ._weights.mapping import Mapping as GuessedMapping
 from ._weights.pytree_model import framework_of, name_of
@@ -334,7 +334,7 @@ def _check_determinism(
     generators = _generators()
     again = torch_side.step(first.batch, counted(findings.notes))
     findings.notes += _throws(torch_side.drawn, generators)
-    _require_equal("the torch module", first.reference, again)
+    require_equal("the torch module", first.reference, again)
     candidate = first.candidate
     if not again.outputs and not candidate.outputs and not candidate.loss:
         raise LeafError(
@@ -344,10 +344,10 @@ def _check_determinism(
     returned = torch_side.returned
     del torch_side, again  # two copies of both sides of a large model may not fit into memory
     masks = first.reference.masks
-    _require_equal("the Flax module", candidate, flax_side.step(first.batch, masks, keep=False))
+    require_equal("the Flax module", candidate, flax_side.step(first.batch, masks, keep=False))
     if flax_side.draws(first.batch):
         other = flax_side.step(first.batch, masks, keep=False, reseeded=True)
-        _require_own_draws_without_effect(candidate, other)
+        require_own_draws_without_effect(candidate, other)
     findings.notes += _forms(returned, flax_side.returned)
     findings.differences += _numbers(returned.numbers, flax_side.returned.numbers)
 
@@ -384,31 +384,3 @@ def _forms(torch_returned: ModelOutputs, flax_returned: ModelOutputs) -> list[st
         if side.left_out:
             notes.append(f"outputs of {name} that were not compared: {', '.join(side.left_out)}")
     return notes
-
-
-def _require_own_draws_without_effect(first: Observation, other: Observation) -> None:
-    """Raise MaskError if the Flax module draws random numbers besides dropout masks, which are torch's."""
-    for part in ("outputs", "loss", "state", "gradients"):
-        for name, x in getattr(first, part).items():
-            if x.tobytes() != getattr(other, part)[name].tobytes():
-                raise MaskError(
-                    f"parity.compare: {f'{part} {name}'.strip()} of the Flax module depends on random "
-                    "numbers that it draws itself, outside of Dropout layers (make_rng, a key, an attention "
-                    "of its own), where torch's masks do not reach. Compare with training=False, set that "
-                    "rate to 0, or drop with a Dropout layer."
-                )
-
-
-def _require_equal(what: str, first: Observation, second: Observation) -> None:
-    for part in ("outputs", "state", "gradients"):
-        for name, x in getattr(first, part).items():
-            y = getattr(second, part)[name]
-            # Bytes, because a NaN does not equal itself.
-            if x.tobytes() != y.tobytes():
-                spread = np.nanmax(np.abs(widened(x) - widened(y)))
-                label = f"{part} {name}".strip()
-                raise NotDeterministicError(
-                    f"parity.compare: {what} gives two results for the same batch, {label}: {spread:.2g} "
-                    "apart. Compare in evaluation mode, or take out what draws random numbers (masks of "
-                    "torch's dropout are passed on by themselves)."
-                )

@@ -13,7 +13,7 @@ PLANTS = [
         ('if accepts is None or accepts(value) or value is self.parameters[name].default', 'if accepts is None or accepts(value)', "tests/test_hostile_calls.py"),
         ('value.bit_length() > 64 and accepts(0)', 'value.bit_length() > 64', "tests/test_hostile_calls.py"),
         ('if not is_named or not str(error)', 'if not str(error)', "tests/test_hostile_calls.py -k own_error"),
-        ('(AttributeError, LookupError, NameError', '(AttributeError, NameError', "tests/test_hostile_calls.py -k without_a_check"),
+        ('(AttributeError, LookupError, NameError', '(AttributeError, NameError', "tests/test_hostile_calls.py -k pythons_own"),
         ('names |= inspect.unwrap(self.function).__globals__', 'pass', "tests/test_hostile_calls.py -k hostile_value"),
     ),
     *plants("jaxpar/_arguments/kinds.py",
