@@ -245,6 +245,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "bilinear": {"x1": series(2, 3), "x2": series(2, 4), "kernel": series(5, 3, 4)},
     "binary_cross_entropy": {"input": HALF, "target": HALF},
     "dropout": {"training": False},
+    "sliding_windows": {"dim": 1, "size": 2, "step": 1},
     "feature_dropout": {"training": False},
     "jaxpar.nn.channels_first.functional.bilinear": {
         "x1": series(2, 3),

@@ -88,9 +88,12 @@ class Fresh(nn.Module):
         super().__init__()
         self.linear = nn.Linear(4, 4)
         self.start = nn.Parameter(torch.rand(4))
+        widths, counts = torch.unique(torch.tensor([8, 4, 4]), return_counts=True)
+        self.width, self.kinds = int(widths.max().item()), len(torch.unique(widths))
+        self.counts = counts.tolist()
 
     def forward(self, x):
-        y = self.linear(x) + self.start
+        y = self.linear(x) * self.width * self.kinds * self.counts[0] + self.start
         if self.training:
             y = dropped_rows(y, 0.5) + torch.randn(3, 4) * x + torch.rand_like(x)
         return y

@@ -143,11 +143,18 @@ class Random(Layer):
     holes = (
         "torch.randint(5, (2, 3)): JAX draws other random numbers",
         "torch.rand([]): JAX draws other random numbers",
+        "torch.unique(x): its length depends on data",
         "torch.zeros(2, 3).normal_(): JAX draws other random numbers",
     )
 
     def forward(self, x):
-        return self.layer(x) + torch.randint(5, (2, 3)) + torch.rand([]) + torch.zeros(2, 3).normal_()
+        return (
+            self.layer(x)
+            + torch.randint(5, (2, 3))
+            + torch.rand([])
+            + torch.unique(x).sum()
+            + torch.zeros(2, 3).normal_()
+        )
 
 
 class Frozen(Layer):

@@ -8,7 +8,8 @@ latter two below 4; truth values `k` [3, 4].
 METHODS = """
 x.size(), x.size(1), x.size(dim=-1), x.dim() * x, x.ndimension() * x, x.numel() * x, x.nelement() * x,
 x.view(2, 6), x.view(-1), x.reshape((4, 3)), x.reshape([12]), x.view_as(m[:3]), x.reshape_as(c[0]),
-b.flatten(), b.flatten(1), b.flatten(0, 1), b.flatten(start_dim=1, end_dim=2), x.unflatten(1, (2, 2)),
+x.unfold(1, 2, 1), b.unfold(1, 3, 2), b.unfold(-1, 2, 2), b.flatten(), b.flatten(1), b.flatten(0, 1),
+b.flatten(start_dim=1, end_dim=2), x.unflatten(1, (2, 2)),
 x.unflatten(-1, (2, -1)), b.permute(2, 0, 1), b.permute((1, 0, 2)), b.transpose(1, 2), b.swapaxes(0, -1),
 b.movedim(0, 2), b.movedim((0, 1), (2, 0)), x.t(), x.contiguous(), x.clone(), x.detach() * x,
 x.unsqueeze(1), x[:, None].squeeze(), x[:, None].squeeze(1), x[:, None].squeeze(0), v.expand(3, 4),
@@ -196,6 +197,7 @@ F.triplet_margin_loss(x, y, p), F.triplet_margin_loss(x, y, p, margin=0.5, swap=
 ELSEWHERE = {
     *("torch.bernoulli(input)", "torch.bernoulli_(self, p)", "x.bernoulli_(p)", "torch.randn_like(input)"),
     *("torch.rand(*size, device?, requires_grad?)", "torch.randn(*size, device?, requires_grad?)"),
+    "torch.unique(input, sorted==True?, return_inverse==False?, return_counts=)",
     *("torch.cuda(self, device?)", "x.cuda(device?)", "torch.zero(self)", "x.zero()"),
     *(
         f"torch.nn.utils.{name}(module, name=='weight'?, dim=={dim})"

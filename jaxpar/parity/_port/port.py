@@ -185,7 +185,7 @@ def port(
     _log.info("running torch's module, to see which lines run")
     make, written, build, builder, layout, start = _read(module, inputs, kwargs, channels_last, path, init)
     # Formatted before the proof, which then imports the file that users get.
-    text = formatted(written.text, str(path or "port.py"))
+    text = formatted(written.text, str(path or "port.py"), unfinished=bool(written.holes))
     flax, file, proof = None, None, Proof()
     with tempfile.TemporaryDirectory() as folder:
         target = path or Path(folder) / "port.py"

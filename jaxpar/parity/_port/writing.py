@@ -283,11 +283,11 @@ def with_docstring(text: str, remark: str) -> str:
     return f'"""{ast.literal_eval(docstring.value).rstrip()}\n\n{more}\n"""\n{"".join(lines)}'
 
 
-def formatted(text: str, path: str) -> str:
+def formatted(text: str, path: str, unfinished: bool = False) -> str:
     """Format a text with ruff and the settings of its folder; without ruff, return it unchanged."""
     ruff = shutil.which("ruff") or shutil.which("ruff", path=str(Path(sys.executable).parent))
-    # Next to a hole, a variable that is not used yet stays.
-    commands = RUFF if ruff and HOLE not in text else RUFF[1:] if ruff else ()
+    # Next to a hole in a line that runs, a variable that is not used yet stays.
+    commands = RUFF[unfinished:] if ruff else ()
     for arguments in commands:
         done = _ruff(str(ruff), arguments, text, path)
         if done.returncode:

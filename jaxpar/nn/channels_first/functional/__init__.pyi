@@ -99,6 +99,7 @@ from ._shapes import flatten as flatten
 from ._shapes import normalize as normalize
 from ._shapes import pad as pad
 from ._shapes import prelu as prelu
+from ._shapes import sliding_windows as sliding_windows
 from ._shapes import split as split
 from ._shapes import squeeze as squeeze
 from ._shapes import unflatten as unflatten

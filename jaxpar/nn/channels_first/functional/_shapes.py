@@ -76,6 +76,25 @@ def squeeze(x: jax.Array, dim: int | Sequence[int] | None = None) -> jax.Array:
     return jnp.squeeze(x, tuple(axis for axis in axes if x.shape[axis] == 1))
 
 
+def sliding_windows(x: jax.Array, dim: int, size: int, step: int) -> jax.Array:
+    """Return the windows of `size` along the axis `dim`, `step` apart, each as the last axis.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.nn.channels_first import functional as F
+    >>> F.sliding_windows(jnp.ones((5, 3)), 0, 2, 1).shape
+    (4, 3, 2)
+
+    torch counterpart: `torch.Tensor.unfold`.
+    """
+    axis = range(x.ndim)[dim]
+    if not 0 <= size <= x.shape[axis] or step < 1:
+        raise RuntimeError(
+            f"sliding_windows: size {size}, step {step}, along axis {dim} with {x.shape[axis]} elements"
+        )
+    starts = jnp.arange(0, x.shape[axis] - size + 1, step)
+    return jnp.moveaxis(jnp.take(x, starts[:, None] + jnp.arange(size), axis), axis + 1, -1)
+
+
 def prelu(x: jax.Array, weight: jax.Array) -> jax.Array:
     """`jaxpar.nn.functional.prelu` of [N, C, *S]. torch counterpart: `F.prelu`."""
     return turned(lambda rows: last.prelu(rows, weight), x) if x.ndim > 1 else last.prelu(x, weight)

@@ -87,6 +87,7 @@ from ._layouts import scatter_add as scatter_add
 from ._layouts import searchsorted as searchsorted
 from ._layouts import sigmoid as sigmoid
 from ._layouts import silu as silu
+from ._layouts import sliding_windows as sliding_windows
 from ._layouts import smooth_l1_loss as smooth_l1_loss
 from ._layouts import soft_margin_loss as soft_margin_loss
 from ._layouts import softmax as softmax

@@ -13,6 +13,8 @@ FUNCTIONS = table("""
     torch.broadcast_tensors(*tensors) -> jnp.broadcast_arrays({tensors:s})
     torch.atleast_1d|torch.atleast_2d|torch.atleast_3d(input) -> jnp.{}({input})
     torch.tensordot(a, b, dims) -> jnp.tensordot({a}, {b}, {dims})
+    torch.unique(input, sorted==True?, return_inverse==False?, return_counts=) -> \
+        jnp.unique({input}<, return_counts={return_counts}>)
     torch.isin(elements, test_elements) -> jnp.isin({elements}, {test_elements})
     torch.trapezoid(y) -> jnp.trapezoid({y})
     torch.result_type(tensor1, tensor2) -> jnp.result_type({tensor1}, {tensor2})

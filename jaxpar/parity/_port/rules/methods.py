@@ -11,6 +11,7 @@ METHODS = table("""
     view_as|reshape_as(other) -> {self:a}.reshape({other:a}.shape)
     flatten(start_dim=, end_dim=) -> F.flatten({self}<, {start_dim}><, {end_dim}>)
     unflatten(dim, sizes) -> F.unflatten({self}, {dim}, {sizes})
+    unfold(dimension, size, step) -> F.sliding_windows({self}, {dimension}, {size}, {step})
     permute(*dims) -> {self:a}.transpose({dims})
     transpose|swapdims(dim0, dim1) -> {self:a}.swapaxes({dim0}, {dim1})
     swapaxes(axis0, axis1) -> {self:a}.swapaxes({axis0}, {axis1})

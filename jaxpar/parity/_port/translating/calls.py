@@ -106,6 +106,8 @@ def _of_torch(ctx: Context, node: ast.Call, target: Any) -> Fragment:
         raise Hole(DRAWN)
     if several := pair(ctx, node):
         return several
+    if name == "torch.unique" and not ctx.only_making(node):
+        raise Hole("its length depends on data")
     candidates = function_rules(ctx, node, name)
     if not candidates:
         raise Hole(f"there is no rule for {dotted(target)}")
