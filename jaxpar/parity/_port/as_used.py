@@ -51,7 +51,7 @@ def differences(
                     wide = copy.deepcopy(net).double()
                     numbers = _torchs(net, arguments), _torchs(wide, _doubled(arguments))
                     of_torch[key] = arguments, numbers
-                expected = of_torch[key][1]
+                single, double = of_torch[key][1]
             except Exception:  # torch itself does not take these inputs
                 continue
             try:
@@ -64,7 +64,7 @@ def differences(
             except Exception as error:
                 differences.append(f"{name}: {type(error).__name__}: {error}".partition("\n")[0])
                 continue
-            differences += [f"{name}: {text}" for text in _compared(returned, *expected, layout)]
+            differences += [f"{name}: {text}" for text in _compared(returned, single, double, layout)]
     # One cause shows in many calls.
     return tuple(differences[:MOST])
 
