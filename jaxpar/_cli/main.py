@@ -18,6 +18,7 @@ import click
 from .._devices.virtual import virtual_devices
 from .._version import __version__
 from ..errors import MatchError, SpecError
+from .contract import contract, skill
 from .demo.settings import DemoSettings, has_torch
 from .ending import leave, plain_ending
 from .port import port
@@ -55,7 +56,8 @@ def cli() -> None:
     """PyTorch's data parallelism for JAX and Flax, and the proof that it is the same."""
 
 
-cli.add_command(port)
+for _command in (port, contract, skill):
+    cli.add_command(_command)
 
 
 @cli.command(short_help="Train in JAX and PyTorch side by side, comparing every step.")
@@ -120,6 +122,7 @@ def demo(epochs: int, batch_size: int, devices: int | None, seed: int, as_json: 
 @output("--junit", help="Write JUnit's XML.")
 @output("--record", help="Keep what torch computed (.safetensors and .json).")
 @click.option("--check", type=click.Path(), metavar="FILE", help="Compare with a record; needs no torch.")
+@click.option("--against", type=click.Path(), metavar="TRACE", help="Compare with the recorder's trace, too.")
 @devices_option(default="those of this host")
 @plain_ending()
 def parity(spec: str, devices: int | None, **options: Any) -> None:
@@ -135,12 +138,15 @@ def parity(spec: str, devices: int | None, **options: Any) -> None:
       jaxpar parity spec.py --replicas 4
     """
     # Checked before JAX starts, so that a wrong command line fails at once.
-    if options["record"] and options["check"]:
-        raise click.UsageError("--record writes what --check reads; choose one.")
-    if options["check"]:
+    chosen = [name for name in ("record", "check", "against") if options[name]]
+    if len(chosen) > 1:
+        raise click.UsageError("--record writes what --check reads, and --against a trace; choose one.")
+    if chosen and chosen != ["record"]:
         for name in ("level", "steps", "replicas"):
             if options[name] is not None:
-                raise click.UsageError(f"--{name} and --check: the record says which; leave --{name} out.")
+                raise click.UsageError(
+                    f"--{name} and --{chosen[0]}: the file says which; leave --{name} out."
+                )
     check_source(spec)
     check_outputs(spec, options)
     if devices:

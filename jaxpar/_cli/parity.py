@@ -25,12 +25,14 @@ def run(
     junit: str | None,
     record: str | None,
     check: str | None,
+    against: str | None = None,
     **chosen: Any,
 ) -> int:
     """Return the exit code; `chosen` overrides the spec's arguments."""
     # First, because a typing error should not wait for the spec's models.
     both = read_optimizer(optimizer) if optimizer else None
-    arguments = read_spec(spec, ("flax_module",) if check else NEEDED)
+    recorded = check or against
+    arguments = read_spec(spec, ("flax_module",), AGAINST) if recorded else read_spec(spec)
     arguments |= {name: value for name, value in chosen.items() if value is not None}
     if both:
         arguments["optimizer"] = both
@@ -38,7 +40,7 @@ def run(
         arguments["search"] = None
     stopped = False
     try:
-        comparison = _checked(check, arguments) if check else _compared(arguments, record)
+        comparison = _judged(check, against, arguments) if recorded else _compared(arguments, record)
     except parity.Stopped as stop:
         if stop.comparison is None:
             raise
@@ -75,35 +77,44 @@ def _print_difference(comparison: parity.Comparison) -> None:
         click.echo(f"Different: {count}. Ctrl-C ends the search for where and why.", err=True)
 
 
-def _checked(path: str, arguments: dict[str, Any]) -> parity.Comparison:
-    loss, optimizer = arguments.get("loss"), arguments.get("optimizer")
-    return parity.check(
-        path,
-        arguments["flax_module"],
-        loss=loss[1] if loss else None,
-        optimizer=optimizer[1] if optimizer else None,
-        variables=arguments.get("variables"),
-        flax_kwargs=arguments.get("flax_kwargs"),
-    )
+def _judged(check: str | None, against: str | None, arguments: dict[str, Any]) -> parity.Comparison:
+    """Judge by a record or a trace: of pairs for both frameworks, JAX's half is used."""
+    module = arguments.pop("flax_module")
+    for name in ("loss", "optimizer"):
+        both = arguments.get(name)
+        # An optax transformation is a named tuple.
+        if isinstance(both, tuple | list) and not hasattr(both, "_fields"):
+            arguments[name] = both[1]
+    if against:
+        return parity.against(against, module, **arguments)
+    named = inspect.signature(parity.check).parameters
+    return parity.check(check or "", module, **{name: x for name, x in arguments.items() if name in named})
 
 
 NEEDED = ("torch_module", "flax_module", "inputs")
+AGAINST = (
+    "flax_module", "flax_inputs", "outputs", "loss", "optimizer", "layout", "mapping", "ignore_torch",
+    "ignore_flax", "variables", "flax_kwargs", "policy",
+)  # fmt: skip
+"""The names in a spec that a record or a trace leaves open."""
 
 
 def read_spec(
     path: str, needed: tuple[str, ...] = NEEDED, names: tuple[str, ...] | None = None
 ) -> dict[str, Any]:
     """Return the file's definitions of `names`, by default the arguments of `compare`."""
-    from ..parity import compare
-
-    defined, arguments = read_names(path), inspect.signature(compare).parameters
+    defined = read_names(path)
     # Two separate inputs replace the common one.
     both = {"torch_inputs", "flax_inputs"} <= defined.keys()
     undefined = [name for name in needed if name not in defined and not (both and name == "inputs")]
     if undefined:
         raise SpecError(f"{path}: it does not define {', '.join(undefined)}.")
-    allowed = names or [name for name in arguments if name not in ("progress", "on_result")]
-    selected = {name: defined[name] for name in allowed if name in defined}
+    if names is None:
+        from ..parity import compare
+
+        parameters = inspect.signature(compare).parameters
+        names = tuple(name for name in parameters if name not in ("progress", "on_result"))
+    selected = {name: defined[name] for name in names if name in defined}
     for name in ("torch_module", "flax_module"):
         if name in selected:
             selected[name] = _built(path, name, selected[name])

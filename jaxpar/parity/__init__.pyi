@@ -19,6 +19,7 @@ from ._port.training.lines import Lines as Lines
 from ._record import check as check
 from ._record import record as record
 from ._sides.step_data import Layout as Layout
+from ._trace.judging import against as against
 from ._weights.load_torch import load_torch as load_torch
 from ._weights.mapping import Mapping as Mapping
 from ._weights.mapping import concatenated as concatenated

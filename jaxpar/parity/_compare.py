@@ -22,8 +22,9 @@ from .._interrupt import between_steps
 from ..errors import LeafError
 from . import _levels
 from ._comparison import Comparison, require_same
-from ._determinism import require_equal, require_own_draws_without_effect
-from ._divergence import Budget, find
+from ._determinism import check_flax, forms, number_differences, require_equal
+from ._divergence.first import find
+from ._divergence.search import Budget
 from ._exactness import environment, exact
 from ._float32_constants import explain_by_constants
 from ._levels import Findings, LevelStep, Sides
@@ -31,7 +32,6 @@ from ._model_pair import Inputs, ModelPair, Outputs
 from ._reach import NOT_REACHED, SHAKE, layers_without_gradient, some, unreached
 from ._request import Arrays, Request
 from ._sides.flax_side import FlaxSide
-from ._sides.outputs import Outputs as ModelOutputs
 from ._sides.step_data import Layout, Loss, Optimizer
 from ._sides.torch_kinks import counted
 from ._stochastic_arithmetic import judge_lost_digits
@@ -39,7 +39,7 @@ from ._weights.mapping import Entries
 from ._weights.mapping import Mapping as GuessedMapping
 from ._weights.pytree_model import framework_of, name_of
 from ._weights.tree import JaxModel, Variables
-from .measuring import Difference, Kind, Level, Policy, judge, measure
+from .measuring import Kind, Level, Policy, judge, measure
 
 if TYPE_CHECKING:
     import torch
@@ -344,19 +344,9 @@ def _check_determinism(
     returned = torch_side.returned
     del torch_side, again  # two copies of both sides of a large model may not fit into memory
     masks = first.reference.masks
-    require_equal("the Flax module", candidate, flax_side.step(first.batch, masks, keep=False))
-    if flax_side.draws(first.batch):
-        other = flax_side.step(first.batch, masks, keep=False, reseeded=True)
-        require_own_draws_without_effect(candidate, other)
-    findings.notes += _forms(returned, flax_side.returned)
-    findings.differences += _numbers(returned.numbers, flax_side.returned.numbers)
-
-
-def _numbers(torchs: dict[str, Any], flaxs: dict[str, Any]) -> list[Difference]:
-    """Measure the Python numbers that both sides return; JAX returns those that are computed as arrays."""
-    both = [name for name in torchs if name in flaxs]
-    candidate, reference = ({name: np.asarray(side[name]) for name in both} for side in (flaxs, torchs))
-    return measure(candidate, reference, Kind.OUTPUT, 1)
+    check_flax(candidate, flax_side, first.batch, masks)
+    findings.notes += forms(returned, flax_side.returned)
+    findings.differences += number_differences(returned.numbers, flax_side.returned.numbers)
 
 
 def _generators() -> dict[str, Any]:
@@ -369,18 +359,3 @@ def _throws(drawn: set[str], before: dict[str, Any]) -> Iterator[str]:
     sources = [*(f"torch's {name}" for name in sorted(drawn)), *libraries]
     if sources:
         yield f"{NOT_REACHED}other throws of {', '.join(sources)}, drawn in torch's code besides dropout"
-
-
-def _forms(torch_returned: ModelOutputs, flax_returned: ModelOutputs) -> list[str]:
-    notes = []
-    paths = torch_returned.sole, flax_returned.sole
-    if None not in paths and paths[0] != paths[1]:
-        locations = [f"as outputs{path}" if path else "alone" for path in paths]
-        notes.append(
-            f"torch returns its only output {locations[0]} and Flax {locations[1]}; "
-            "they are compared with each other"
-        )
-    for name, side in (("torch", torch_returned), ("Flax", flax_returned)):
-        if side.left_out:
-            notes.append(f"outputs of {name} that were not compared: {', '.join(side.left_out)}")
-    return notes

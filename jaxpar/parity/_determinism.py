@@ -1,15 +1,52 @@
-"""Whether a side gives the same result twice, and which draws of its own do not change it."""
+"""Whether a model gives the same bits twice for the same batch, and draws no random numbers of its own."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import MaskError, NotDeterministicError
-from ._sides.step_data import Observation
+from ._sides.outputs import Outputs as ModelOutputs
+from ._sides.step_data import Batch, Observation
 from ._tensors import widened
+from .measuring import Difference, Kind, measure
+
+if TYPE_CHECKING:
+    from ._sides.flax_side import FlaxSide
 
 
-def require_own_draws_without_effect(first: Observation, other: Observation) -> None:
+def check_flax(candidate: Observation, again: FlaxSide, batch: Batch, masks: tuple[np.ndarray, ...]) -> None:
+    """Take the first step again, on a side that has not taken it, and require the same results."""
+    require_equal("the Flax module", candidate, again.step(batch, masks, keep=False))
+    if again.draws(batch):
+        other = again.step(batch, masks, keep=False, reseeded=True)
+        _require_own_draws_without_effect(candidate, other)
+
+
+def number_differences(torchs: dict[str, Any], flaxs: dict[str, Any]) -> list[Difference]:
+    """Measure the Python numbers that both sides return; JAX returns those that are computed as arrays."""
+    both = [name for name in torchs if name in flaxs]
+    candidate, reference = ({name: np.asarray(side[name]) for name in both} for side in (flaxs, torchs))
+    return measure(candidate, reference, Kind.OUTPUT, 1)
+
+
+def forms(torch_returned: ModelOutputs, flax_returned: ModelOutputs) -> list[str]:
+    notes = []
+    paths = torch_returned.sole, flax_returned.sole
+    if None not in paths and paths[0] != paths[1]:
+        locations = [f"as outputs{path}" if path else "alone" for path in paths]
+        notes.append(
+            f"torch returns its only output {locations[0]} and Flax {locations[1]}; "
+            "they are compared with each other"
+        )
+    for name, side in (("torch", torch_returned), ("Flax", flax_returned)):
+        if side.left_out:
+            notes.append(f"outputs of {name} that were not compared: {', '.join(side.left_out)}")
+    return notes
+
+
+def _require_own_draws_without_effect(first: Observation, other: Observation) -> None:
     """Raise MaskError if the Flax module draws random numbers besides dropout masks, which are torch's."""
     for part in ("outputs", "loss", "state", "gradients"):
         for name, x in getattr(first, part).items():

@@ -9,18 +9,22 @@ the models differ.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ._comparison import Comparison
 from ._levels import Batches, Findings, LevelStep, Sides, resolved_updates, semantic, step_differences
-from ._model_pair import ModelPair
 from ._sides.constants import Constants
 from ._sides.step_data import Named
 from ._tensors import widened
 from .measuring import Difference, Key, Kind, Outcome, judge, key_of
+
+if TYPE_CHECKING:
+    from ._comparison import Comparison
+    from ._model_pair import ModelPair
+    from ._stochastic_arithmetic import TorchRuns
 
 SEEDS = (1, 2, 3)
 FACTOR = 4.0  # times the effect of the perturbation is explained, since only a few seeds are tried
@@ -68,20 +72,37 @@ def _moved(
             for d in differences
         ):
             return None
-    if not all(d.max_abs <= FACTOR * moves.get(key_of(d), 0.0) for d in differences):
+    if not is_explained(compared, moves):
         return None
     names = [("torch", name) for name in torchs.originals] + [("Flax", name) for name in flaxs.originals]
     alone = {side_and_name: _alone(pair, batches, base, *side_and_name) for side_and_name in names[:SINGLY]}
-    worst = max(different, key=lambda row: row.severity).difference
+    worst = _worst(compared)
     enough = SHARE * moves.get(key_of(worst), 0.0)
     guilty = [f"{side}'s {name}" for (side, name), by in alone.items() if by.get(key_of(worst), 0.0) > enough]
     guilty += [f"{len(names) - SINGLY} others"] * (len(names) > SINGLY)
+    return explained_by_moves(compared, moves, tuple(guilty))
+
+
+def _worst(compared: Comparison) -> Difference:
+    return max(compared.different, key=lambda row: row.severity).difference
+
+
+def is_explained(compared: Comparison, moves: Mapping[Key, float]) -> bool:
+    differences = [row.difference for row in compared.different]
+    return all(d.max_abs <= FACTOR * moves.get(key_of(d), 0.0) for d in differences)
+
+
+def explained_by_moves(
+    compared: Comparison, moves: Mapping[Key, float], guilty: tuple[str, ...]
+) -> Comparison:
+    """Return the comparison with CONSTANTS in place of DIFFERENT; `moves` explain every difference."""
+    worst = _worst(compared)
     far = moves[key_of(worst)] / worst.magnitude if worst.magnitude else moves[key_of(worst)]
     note = (
         f"float32 constants: rounding {', '.join(guilty)} moves {_words(worst)} by {far:.1g}, and the models "
         f"are {worst.relative:.1g} apart; every difference is at most {FACTOR:g} times what rounding does"
     )
-    return _with(compared, tuple(guilty), note)
+    return _with(compared, guilty, note)
 
 
 def _alone(pair: ModelPair, batches: Batches, base: _Run, side: str, name: str) -> dict[Key, float]:
@@ -179,3 +200,42 @@ def _with(compared: Comparison, names: tuple[str, ...], note: str) -> Comparison
     change = partial(dataclasses.replace, outcome=Outcome.CONSTANTS, reason=note)
     rows = tuple(change(row) if row.outcome is Outcome.DIFFERENT else row for row in compared.rows)
     return dataclasses.replace(compared, rows=rows, notes=(*compared.notes, note), constants=names)
+
+
+def moved_by_constants(
+    pair: TorchRuns, batches: Batches, observed: list[LevelStep], start: Named, constants: Constants
+) -> dict[Key, float]:
+    """Return how far torch's tensors move when its constants are perturbed; fills in `constants`."""
+    steps = range(1, len(observed) + 1)
+
+    def run(seeded: Constants) -> list[LevelStep]:
+        side = pair.reference("float64", seeded)
+        results = [(number, side.step(batches(number))) for number in steps]
+        return [LevelStep(number, batches(number), step, step) for number, step in results]
+
+    run(constants)
+    farthest: dict[Key, float] = {}
+    for seed in SEEDS if constants.originals else ():
+        moved, base = (_Run({"reference": start}, both) for both in (run(Constants(seed)), observed))
+        for key, far in _moves(moved, base).items():
+            farthest[key] = max(far, farthest.get(key, 0.0))
+    return farthest
+
+
+def flax_moved_by_constants(
+    pair: ModelPair, batches: Batches, steps: int
+) -> tuple[dict[Key, float], list[str]]:
+    """Return how far Flax's tensors move when its constants are perturbed, and the constants' names."""
+
+    def run(constants: Constants) -> _Run:
+        reference = pair.reference("float64")
+        candidate = pair.candidate(reference, constants)
+        start = {"candidate": candidate.weights()}
+        return _Run(start, [*semantic(Sides(reference, candidate), batches, steps, Findings())])
+
+    constants, farthest = Constants(), dict[Key, float]()
+    base = run(constants)
+    for seed in SEEDS if constants.originals else ():
+        for key, far in _moves(run(Constants(seed)), base).items():
+            farthest[key] = max(far, farthest.get(key, 0.0))
+    return farthest, [f"Flax's {name}" for name in constants.originals]

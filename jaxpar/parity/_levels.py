@@ -21,12 +21,12 @@ import numpy as np
 
 from ._comparison_data import Curve
 from ._sides.constants import Constants
-from ._sides.flax_side import FlaxSide
 from ._sides.step_data import Batch, Named, Observation
 from ._tensors import widened
 from .measuring import Difference, Kind, measure, noise, noise_elements, unit_roundoff
 
 if TYPE_CHECKING:
+    from ._sides.flax_side import FlaxSide
     from ._sides.torch_side import TorchSide
 
 MEMBERS = 5  # runs of the reference on inputs one ulp off, the envelope of a free trajectory

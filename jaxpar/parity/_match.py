@@ -16,7 +16,7 @@ import torch
 from flax import nnx
 
 from ..errors import MatchError
-from ._divergence.search import relative_error
+from ._divergence.array_changes import relative_error
 from ._exactness import exact
 from ._model_pair import (
     Inputs,

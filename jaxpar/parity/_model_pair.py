@@ -5,24 +5,29 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 from flax import linen
 
+from ._exactness import as_it_runs
 from ._levels import Sides
 from ._sides.call_arguments import AsArray, Call, to_array
 from ._sides.constants import Constants
 from ._sides.flax_mode import flags, in_mode, of_init
 from ._sides.flax_side import FlaxSide
-from ._sides.step_data import OWN, Batch, Move, Task, same, to_channels_last
-from ._sides.torch_side import TorchSide
-from ._weights import Links
+from ._sides.step_data import OWN, Batch, Move, Task, noting_layout, same, to_channels_last
+from ._weights import Links, links_of
+from ._weights.source import TorchWeights
 from ._weights.tree import FlaxModule, Variables
-from .measuring import Level
+from .measuring import Key, Level
+
+if TYPE_CHECKING:
+    import torch
+
+    from ._sides.torch_side import TorchSide
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +42,13 @@ class ModelPair:
     _candidates: dict[str, FlaxSide] = dataclasses.field(default_factory=dict, compare=False)
 
     def reference(self, dtype: str, constants: Constants | None = None) -> TorchSide:
+        from ._sides.torch_side import TorchSide  # torch, which a trace does without
+
         return TorchSide(self.torch_module, self.links, self.task, dtype, constants)
+
+    def recorded_perturbations(self, keeps_ties: bool) -> Mapping[Key, tuple[float, float]] | None:
+        """Return what rounding does to torch's tensors if it was recorded, or None."""
+        return None
 
     def candidate(self, reference: TorchSide, constants: Constants | None = None) -> FlaxSide:
         """Return Flax's side in the reference's dtype, with its weights unless both have their own."""
@@ -69,6 +80,36 @@ class ModelPair:
         # The oracle starts from the rounded weights, so that rounding them counts as neither side's error.
         oracle.continue_from(reference)
         return Sides(reference, self.candidate(reference), oracle)
+
+
+def linked(
+    module: FlaxModule,
+    source: TorchWeights,
+    call: Call,
+    variables: Variables | None,
+    task: Task,
+    function: str,
+    fill: bool = True,
+    **options: Any,
+) -> tuple[Links, Variables | None]:
+    """Return the links, and a Linen module's variables, by default zeros if they are not given."""
+    if isinstance(module, linen.Module) and variables is None and fill:
+        with as_it_runs(), noting_layout(task.layout, call):
+            variables = zero_variables(module, call)
+    call = in_float32(call)
+    # With the user's settings: where float64 is enabled, as in `exact`, traced leaves could have dtypes that
+    # the user's model does not have.
+    with as_it_runs(), noting_layout(task.layout, call):
+        links = links_of(
+            module,
+            source,
+            inputs=call.args,
+            kwargs=of_init(module, call.kwargs),
+            variables=variables,
+            function=function,
+            **options,
+        )
+    return links, variables
 
 
 # inputs ───────► torch's call ──────────────────────────────► Batch.torch_call

@@ -24,8 +24,9 @@ from . import _levels
 from ._comparison import Comparison, require_same
 from ._exactness import environment, exact
 from ._files import read_weights, write_weights
+from ._files.sealing import digest, seal
 from ._levels import Findings, LevelStep, Sides
-from ._record_manifest import FORMAT, bounds, digest, manifest_of, read_manifest, seal
+from ._record_manifest import FORMAT, bounds, manifest_of, read_manifest
 from ._sides.call_arguments import Arguments, Call, form_from_json, form_to_json
 from ._sides.flax_mode import in_mode
 from ._sides.flax_side import FlaxSide

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 
 from ..errors import FileError
 from ._comparison import Comparison
+from ._files.sealing import digest, seal
 from .measuring import Key, Kind, Level, Policy
 
 if TYPE_CHECKING:
@@ -114,15 +114,3 @@ def read_manifest(target: Path) -> dict[str, Any]:
             f"{target}: it is missing, or not the file that {manifest_path.name} was written for."
         )
     return manifest
-
-
-def seal(manifest: Mapping[str, Any]) -> str:
-    """Return a digest of the .json's content, which ignores whitespace and the order of keys."""
-    # Against bounds edited by hand, not against forgery: the digest has no secret.
-    content = {name: value for name, value in manifest.items() if name != "seal"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -15,15 +15,12 @@ import numpy as np
 import torch
 from flax import linen, nnx
 
-from ._exactness import as_it_runs
-from ._model_pair import Inputs, ModelInputs, ModelPair, Outputs, in_float32, output_pairs, zero_variables
+from ._model_pair import Inputs, ModelInputs, ModelPair, Outputs, linked, output_pairs
 from ._reach import shake
 from ._sides.call_arguments import Call, to_array
-from ._sides.flax_mode import of_init
-from ._sides.step_data import OWN, Batch, Layout, Loss, Optimizer, Task, noting_layout
+from ._sides.step_data import OWN, Batch, Layout, Loss, Optimizer, Task
 from ._sides.torch_dropout import refuse_unwatchable
 from ._sides.torch_side import TorchFunction
-from ._weights import links_of
 from ._weights.mapping import Entries
 from ._weights.pytree_model import as_flax
 from ._weights.tree import FlaxModule, Variables
@@ -162,29 +159,24 @@ class Request:
         if task.training:
             refuse_unwatchable(self.torch_module, task.replicas)
         call = self.batch(1).flax_call
-        if isinstance(module, linen.Module) and variables is None and self.weights == "torch":
-            if self.ignore_flax:
-                raise ValueError(
-                    f"parity.compare: ignore_flax={list(self.ignore_flax)} keep their values, and a Linen "
-                    "module has none; give variables=module.init(...)."
-                )
-            with as_it_runs(), noting_layout(task.layout, call):
-                variables = zero_variables(module, call)
-        call = in_float32(call)
-        # With the user's settings: where float64 is enabled, as in `exact`, traced leaves could have dtypes
-        # that the user's model does not have.
-        with as_it_runs(), noting_layout(task.layout, call):
-            links = links_of(
-                module,
-                self.torch_module,
-                mapping=self.mapping,
-                ignore_torch=self.ignore_torch,
-                ignore_flax=self.ignore_flax,
-                inputs=call.args,
-                kwargs=of_init(module, call.kwargs),
-                variables=variables,
-                function="parity.compare",
+        fill = self.weights == "torch"
+        if isinstance(module, linen.Module) and variables is None and fill and self.ignore_flax:
+            raise ValueError(
+                f"parity.compare: ignore_flax={list(self.ignore_flax)} keep their values, and a Linen "
+                "module has none; give variables=module.init(...)."
             )
+        links, variables = linked(
+            module,
+            self.torch_module,
+            call,
+            variables,
+            task,
+            "parity.compare",
+            fill=fill,
+            mapping=self.mapping,
+            ignore_torch=self.ignore_torch,
+            ignore_flax=self.ignore_flax,
+        )
         return ModelPair(self.torch_module, module, variables, task, links, self.weights)
 
     @functools.cached_property

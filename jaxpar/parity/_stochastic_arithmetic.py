@@ -11,14 +11,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from ._comparison import Comparison
 from ._levels import Batches, Findings, Sides, resolved_updates, semantic, step_differences
-from ._model_pair import ModelPair
-from ._sides.torch_float64 import Rounding
 from .measuring import Judged, Key, Kind, Outcome, judge, key_of
+
+if TYPE_CHECKING:
+    from ._comparison import Comparison
+    from ._model_pair import ModelPair
+    from ._sides.constants import Constants
+    from ._sides.torch_side import TorchSide
 
 SEEDS = (1, 2, 3)
 FACTOR = 16.0  # times the effect of perturbing torch is rounding: Flax rounds at different operations
@@ -33,8 +36,8 @@ def judge_lost_digits(pair: ModelPair, batches: Batches, compared: Comparison) -
     # An output that has too few digits at the first step decides the verdict, whatever roundings do.
     if not lost or any(row.difference.step == first and _is_beyond_rounding(row) for row in lost):
         return compared
-    moves = _moves(pair, batches, max(row.difference.step for row in lost))
-    rows = tuple(_judged(row, moves) if row in lost else row for row in compared.rows)
+    moves = perturbations(pair, batches, max(row.difference.step for row in lost))
+    rows = tuple(judged_by(row, moves) if row in lost else row for row in compared.rows)
     if any(row.outcome is Outcome.NOISE and math.isfinite(row.limit) for row in rows):
         rows = _without_parted_ties(pair, batches, lost, rows)
     # Only differences that are already small can be the compiler's rounding; a second run costs a
@@ -43,7 +46,9 @@ def judge_lost_digits(pair: ModelPair, batches: Batches, compared: Comparison) -
         row for row in rows if row.outcome is Outcome.DIFFERENT and row.difference.relative <= _most(row)
     ]
     if small:
-        plain = {key_of(row.difference): _judged(row, moves) for row in _unoptimised(pair, batches, compared)}
+        plain = {
+            key_of(row.difference): judged_by(row, moves) for row in _unoptimised(pair, batches, compared)
+        }
         rows = tuple(
             _of_the_compiler(row, plain.get(key_of(row.difference))) if row in small else row for row in rows
         )
@@ -69,8 +74,8 @@ def _without_parted_ties(
 
     At a tie or a kink these move a derivative by any amount, and would excuse one that is wrong there.
     """
-    moves = _moves(pair, batches, max(row.difference.step for row in lost), keeps_ties=True)
-    judged = {key_of(row.difference): _judged(row, moves) for row in lost}
+    moves = perturbations(pair, batches, max(row.difference.step for row in lost), keeps_ties=True)
+    judged = {key_of(row.difference): judged_by(row, moves) for row in lost}
     is_noise = (row.outcome is Outcome.NOISE for row in rows)
     return tuple(
         judged.get(key_of(row.difference), row) if noise else row
@@ -85,9 +90,21 @@ class Perturbation(NamedTuple):
     max_abs: float = 0.0
 
 
-def _moves(
-    pair: ModelPair, batches: Batches, steps: int, keeps_ties: bool = False
+class TorchRuns(Protocol):
+    """The torch half of a pair, which runs or was recorded."""
+
+    def reference(self, dtype: str, constants: Constants | None = None) -> TorchSide: ...
+
+    def recorded_perturbations(self, keeps_ties: bool) -> Mapping[Key, tuple[float, float]] | None: ...
+
+
+def perturbations(
+    pair: TorchRuns, batches: Batches, steps: int, keeps_ties: bool = False
 ) -> dict[Key, Perturbation]:
+    if (recorded := pair.recorded_perturbations(keeps_ties)) is not None:
+        return {key: Perturbation(*moves) for key, moves in recorded.items()}
+    from ._sides.torch_float64 import Rounding  # torch, which a trace does without
+
     farthest: dict[Key, Perturbation] = {}
     for seed in SEEDS:
         reference, moved = pair.reference("float64"), pair.reference("float64")
@@ -108,7 +125,7 @@ def _moves(
     return farthest
 
 
-def _judged(row: Judged, moves: dict[Key, Perturbation]) -> Judged:
+def judged_by(row: Judged, moves: dict[Key, Perturbation]) -> Judged:
     d = row.difference
     moved, far = moves.get(key_of(d), Perturbation())
     # An exact 0 has no digits to compare, so its bound is absolute: as far as rounding moves it in torch.

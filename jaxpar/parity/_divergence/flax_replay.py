@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,10 @@ from .._sides.flax_float64 import in_float64
 from .._sides.flax_side import FlaxSide
 from .._sides.step_data import Batch, Named
 from .._weights.tree import FlaxModule
-from .torch_trace import LayerCall
+from .array_changes import EQUAL, relative_error
+
+if TYPE_CHECKING:
+    from .torch_trace import LayerCall
 
 Array = np.ndarray | jax.Array
 Key = tuple[str, int]  # a call of a Flax layer: its path, and the number of earlier calls
@@ -208,6 +211,15 @@ def unfit(flax_array: np.ndarray, shape: Shape, channels_last: bool) -> np.ndarr
     if flax_array.ndim == len(shape) + 1 and flax_array.shape[1:] == shape:
         return flax_array[0]
     return flax_array[:1] if flax_array.ndim == len(shape) and (1, *flax_array.shape[1:]) == shape else None
+
+
+def is_turned(flax_array: np.ndarray, torch_array: np.ndarray) -> bool:
+    """Whether an array has its channels last in Flax and first in torch, by shapes or else by values."""
+    last = np.moveaxis(torch_array, 1, -1) if torch_array.ndim > 2 else torch_array
+    if flax_array.shape != last.shape or flax_array.shape != torch_array.shape:
+        return flax_array.shape == last.shape and torch_array.ndim > 2
+    # Only the values distinguish axes of equal length.
+    return relative_error(flax_array, torch_array) > EQUAL and relative_error(flax_array, last) <= EQUAL
 
 
 def _misfit(what: str, flax_arrays: Sequence[Any], torch_arrays: Sequence[Any]) -> str:

@@ -27,7 +27,7 @@ from .._sides.torch_float64 import in_float64
 from .._sides.torch_side import TorchSide, to_numpy
 from .._tensors import tensor_of
 from .._weights import Link
-from .flax_replay import Both, Key, Replay, replay
+from .flax_replay import Both, Key, Replay, is_turned, replay
 from .search import EQUAL, relative_error, with_tensors
 from .torch_trace import LayerCall, Op, Trace, tensors, watched
 
@@ -90,7 +90,7 @@ def forward_passes(pair: ModelPair, batches: Batches, step: int) -> AlignedForwa
 
 def trace_torch(pair: ModelPair, batches: Batches, step: int) -> AlignedForward:
     """Train torch up to a step in float64, and trace that step's forward pass."""
-    links, trace, reference = _layers(pair), Trace(), pair.reference("float64")
+    links, trace, reference = pair.links.outermost(), Trace(), pair.reference("float64")
     batch = batches(step)
     # The comparison may have been in float32, whose rounding would hide which layer differs. So the earlier
     # steps are repeated in float64.
@@ -149,17 +149,6 @@ def _tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
-def _layers(pair: ModelPair) -> dict[str, Link]:
-    """Return the outermost layers that the rulebook knows, by torch path."""
-    links: dict[str, Link] = {}
-    for link in pair.links.layers:
-        # A layer inside a known layer, as in attention, has no counterpart that could be called alone.
-        is_nested = any(link.flax.startswith(f"{other.flax}.") for other in links.values())
-        if link.rule and not is_nested:
-            links[link.torch] = link
-    return links
-
-
 def _is_turned(forward: AlignedForward, call: LayerCall) -> bool:
     """Whether a user-defined layer has its channels last in Flax and first in torch."""
     both = forward.arriving(call).get(0)
@@ -167,12 +156,7 @@ def _is_turned(forward: AlignedForward, call: LayerCall) -> bool:
     same_axes = forward.reference.task.layout.in_torchs_axes
     if both is None or not is_custom or same_axes or forward.has_channels_last(call):
         return False
-    flax_array, torch_array = both[0], call.inputs[0]
-    last = np.moveaxis(torch_array, 1, -1) if torch_array.ndim > 2 else torch_array
-    if flax_array.shape != last.shape or flax_array.shape != torch_array.shape:
-        return flax_array.shape == last.shape and torch_array.ndim > 2
-    # Only the values distinguish axes of equal length.
-    return relative_error(flax_array, torch_array) > EQUAL and relative_error(flax_array, last) <= EQUAL
+    return is_turned(both[0], call.inputs[0])
 
 
 def _is_overridden(forward: AlignedForward, call: LayerCall) -> bool:

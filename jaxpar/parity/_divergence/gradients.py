@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
-from contextlib import ExitStack
-from typing import Any
 
 import torch
 
@@ -13,10 +12,10 @@ from .._sides.step_data import Named
 from . import departures
 from .departures import rerun
 from .forward import AlignedForward
+from .interventions import intervened, interventions
 from .search import EQUAL, Budget, Search, any_mistakes, causes_of, known_mistakes, relative_error
 from .torch_trace import Departure
-
-Intervention = tuple[str, list[tuple[Any, str, Any]]]  # a text, and attributes to set: (object, name, value)
+from .wording import LOSS
 
 
 def causes(forward: AlignedForward, path: str, flax: str, budget: Budget) -> tuple[Cause, ...]:
@@ -25,37 +24,18 @@ def causes(forward: AlignedForward, path: str, flax: str, budget: Budget) -> tup
     flax_gradients = {name: x for name, x in every.items() if name.startswith(f"{flax}.")}
     torch_gradients = forward.observed.gradients
     explanations = []
-    for text, settings in _interventions(forward.module.get_submodule(path), flax_gradients, torch_gradients):
+    layer = forward.module.get_submodule(path)
+    is_table = isinstance(layer, torch.nn.Embedding)
+    padded = _padded(layer, flax_gradients, torch_gradients) if is_table else ()
+    for text, settings in interventions(layer, padded):
         if budget.over:
             break
-        with ExitStack() as stack:
-            for holder, name, value in settings:
-                stack.callback(setattr, holder, name, getattr(holder, name))
-                setattr(holder, name, value)
+        with intervened(settings):
             again = departures.gradients(forward)
         relative = max((relative_error(x, again[name]) for name, x in flax_gradients.items()), default=1.0)
         if relative <= EQUAL:
             explanations.append(Cause(text, relative))
     return tuple(sorted(explanations, key=lambda cause: cause.relative))
-
-
-def _interventions(
-    layer: torch.nn.Module, flax_gradients: Named, torch_gradients: Named
-) -> Iterator[Intervention]:
-    if isinstance(layer, torch.nn.Embedding):
-        for index in _padded(layer, flax_gradients, torch_gradients):
-            if index != layer.padding_idx:
-                text = f"padding_idx={layer.padding_idx} (it acts as {index})"
-                yield text, [(layer, "padding_idx", index)]
-    named = dict(layer.named_parameters())
-    trained = [name for name, tensor in named.items() if tensor.requires_grad]
-    frozen = [name for name in named if name not in trained]
-    for names in [[name] for name in named] + [group for group in (trained, frozen) if len(group) > 1]:
-        label = " and ".join(names)
-        text = f"a gradient reaches {label} (none does: it is stopped, or not used)"
-        if names[0] in frozen:
-            text = f"{label} is frozen, requires_grad=False (it has a gradient: stop_gradient)"
-        yield text, [(named[name], "requires_grad", name in frozen) for name in names]
 
 
 def _padded(layer: torch.nn.Embedding, flax_gradients: Named, torch_gradients: Named) -> Iterator[int | None]:
@@ -80,5 +60,4 @@ def loss_divergence(forward: AlignedForward, budget: Budget) -> Divergence:
     explanations = search.first(known_mistakes(ops), watch, flax) or search.first(
         any_mistakes(ops), watch, flax
     )
-    text = "The outputs agree; the losses do not."
-    return Divergence("loss", "loss", "loss", text, causes_of(explanations))
+    return dataclasses.replace(LOSS, causes=causes_of(explanations))

@@ -5,18 +5,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from ..._typing import PyTree
-from .._comparison_data import Cause
-from .._tensors import tensor_of, widened
-from .catalogue.scales import described
-from .departures import in_flax_layout
-from .forward import AlignedForward
-from .search import EQUAL, SINGLE, Explanation, Hypothesis, relative_error
+from .._tensors import tensor_of
+from .array_changes import blocks
+from .search import Hypothesis
 from .torch_trace import Change, Departure, Function, LayerCall, Op
+
+if TYPE_CHECKING:
+    from .forward import AlignedForward
 
 RECENT = 6  # layer calls before a divergence that may have been exchanged
 
@@ -37,31 +38,6 @@ def exchanges(
     start = before[-1].last if before else 0
     end = call.first if call is not None else forward.trace.model_ops
     yield [*_other_operands(forward, forward.trace.ops[start:end], recent)]
-
-
-def norm_position(
-    forward: AlignedForward, call: LayerCall | None, flax_array: np.ndarray
-) -> list[Explanation]:
-    """Recognize pre-norm in place of post-norm, or the reverse, from the layer's input in Flax."""
-    explanations = []
-    for other in forward.trace.calls if call is not None else []:
-        assert call is not None
-        if _is_norm(forward, call) == _is_norm(forward, other):
-            continue
-        for arrays, verb in ((other.outputs, "returns"), (other.inputs, "is given")):
-            torch_arrays = in_flax_layout(forward, other, [tensor_of(x) for x in arrays[:1]])
-            relative = relative_error(flax_array, torch_arrays[""]) if torch_arrays else np.inf
-            if relative <= EQUAL:
-                text = (
-                    f"{forward.flax(call)} is given what torch's is (it is given what {forward.flax(other)} "
-                    f"{verb}: is the norm in front of the branch, or behind the sum?)"
-                )
-                explanations.append(Explanation(Cause(text, relative)))
-    return explanations[:1]
-
-
-def _is_norm(forward: AlignedForward, call: LayerCall) -> bool:
-    return "Norm" in forward.kind(call)
 
 
 def _in_the_place_of_another(
@@ -152,73 +128,3 @@ def _other_operands(forward: AlignedForward, ops: list[Op], recent: list[LayerCa
 def _operand(index: int, array: np.ndarray, function: Function, args: tuple, kwargs: dict) -> PyTree:
     other = tensor_of(np.array(array, order="C")).to(args[0].dtype)
     return args[1 - index] + other
-
-
-FEWEST = 4  # elements; a smaller array may be a multiple by chance
-
-
-def array_changes(flax_array: np.ndarray, torch_array: np.ndarray) -> list[Explanation]:
-    """Return the changes of torch's whole array that yield Flax's, the closest first."""
-    if (
-        flax_array.shape != torch_array.shape
-        or flax_array.size < 2
-        or not np.isfinite(widened(torch_array)).all()
-    ):
-        return []
-    candidates = (Cause(text, relative_error(flax_array, x)) for text, x in _changes(flax_array, torch_array))
-    causes = sorted((c for c in candidates if c.relative <= EQUAL), key=lambda c: c.relative)
-    return [Explanation(cause) for cause in causes or _rounded(flax_array, torch_array)]
-
-
-def _changes(flax_array: np.ndarray, torch_array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    if torch_array.dtype.kind in "iu":
-        shift = int(flax_array.flat[0]) - int(torch_array.flat[0])
-        yield f"positions are torch's (they are shifted by {shift})", torch_array + shift
-    elif torch_array.dtype.kind == "f" and flax_array.size >= FEWEST:
-        # The ratio of the largest elements has the most correct digits.
-        largest = np.unravel_index(np.abs(torch_array).argmax(), torch_array.shape)
-        scale = float(flax_array[largest] / torch_array[largest]) if torch_array[largest] else 0.0
-        text = f"there is no factor (it is multiplied by {described(scale, reversed(torch_array.shape))})"
-        yield text, torch_array * scale
-    for axis, length in enumerate(torch_array.shape):
-        if length > 1:
-            yield f"axis {axis} has torch's order (it is reversed)", np.flip(torch_array, axis)
-            for by in (1, -1):
-                yield (
-                    f"axis {axis} has torch's places (rows are rolled by {by})",
-                    np.roll(torch_array, by, axis),
-                )
-            yield from blocks(torch_array, axis)
-    for a, b in itertools.combinations(range(torch_array.ndim), 2):
-        if torch_array.shape[a] == torch_array.shape[b] > 1:
-            yield f"axes are torch's (axes {a} and {b} are swapped)", torch_array.swapaxes(a, b)
-
-
-def blocks(x: np.ndarray, axis: int) -> Iterator[tuple[str, np.ndarray]]:
-    """Read an axis of (heads, size) as (size, heads), or of (3, heads, size) as (heads, 3, size)."""
-    x = np.moveaxis(x, axis, -1)
-    length = x.shape[-1]
-    divisors = [n for n in range(2, length) if length % n == 0]
-    for first, second in itertools.product(divisors, divisors):
-        last = length // (first * second)
-        # With a third factor, one of the two is a number of parts: real and imaginary, or q, k and v. Other
-        # splits into three are implausible, and there are many.
-        if length % (first * second) or (last > 1 and min(first, second) > 3):
-            continue
-        split = x.reshape(*x.shape[:-1], first, second, last)
-        turned = split.swapaxes(-2, -3).reshape(x.shape)
-        right, wrong = ((*pair, last)[: 2 + (last > 1)] for pair in ((second, first), (first, second)))
-        yield f"axis {axis} is read as {right} (it is read as {wrong})", np.moveaxis(turned, -1, axis)
-
-
-def _rounded(flax_array: np.ndarray, torch_array: np.ndarray) -> list[Cause]:
-    """Recognize arrays that are equal except that one side's values are rounded to float32."""
-    error = relative_error(flax_array, torch_array)
-    if torch_array.dtype.kind != "f" or error > SINGLE:
-        return []
-    narrow = [np.array_equal(x.astype(np.float32).astype(x.dtype), x) for x in (flax_array, torch_array)]
-    if narrow == [True, False]:
-        return [Cause("it is in float64, as torch's is (its values are those of float32)", error)]
-    if narrow == [False, True]:
-        return [Cause("it is a float32 table, as torch's is (its values are those of float64)", error)]
-    return []

@@ -6,17 +6,21 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from ..._rulebook import Part
 from .._comparison_data import Cause, Divergence
-from .._levels import Batches
-from .._model_pair import ModelPair
 from .._sides.step_data import Named
-from .search import EQUAL, Budget, relative_error
+from .array_changes import EQUAL, relative_error
+from .search import Budget
+from .wording import UPDATES
+
+if TYPE_CHECKING:
+    from ..._rulebook import Part
+    from .._levels import Batches
+    from .._model_pair import ModelPair
 
 Parameters = list[torch.nn.Parameter]
 Build = Callable[[Parameters], torch.optim.Optimizer]
@@ -58,7 +62,7 @@ def divergence(
         candidate.step(batches(step), reference.step(batches(step)).masks)
     # Every variation runs from the start, because an optimizer's state depends on its earlier settings.
     flax_weights, causes = candidate.weights(), []
-    for text, other in itertools.chain(_as_one_bias(build, pair), _variations(build, right)):
+    for text, other in itertools.chain(_as_one_bias(build, pair), variations(build, right)):
         if budget.over:
             break
         varied = dataclasses.replace(pair, task=dataclasses.replace(pair.task, optimizer=(other, tx)))
@@ -73,9 +77,8 @@ def divergence(
         )
         if relative <= EQUAL:
             causes.append(Cause(text, relative))
-    where = "Gradients agree, and what the optimizer makes of them does not."
     best = tuple(sorted(causes, key=lambda cause: cause.relative))
-    return Divergence("optimizer", "optimizer", type(right).__name__, where, best)
+    return Divergence("optimizer", "optimizer", type(right).__name__, UPDATES, best)
 
 
 def _as_one_bias(build: Build, pair: ModelPair) -> Iterator[tuple[str, Build]]:
@@ -106,7 +109,7 @@ def _weights(pair: ModelPair, batches: Batches, steps: int) -> Named:
     return side.weights()
 
 
-def _variations(build: Build, right: torch.optim.Optimizer) -> Iterator[tuple[str, Build]]:
+def variations(build: Build, right: torch.optim.Optimizer) -> Iterator[tuple[str, Build]]:
     defaults, kind = right.defaults, type(right).__name__
     yield CONJUGATE, partial(_conjugate, build)
     yield "torch leaves parameters without a gradient alone (they get one of zero)", partial(_every, build)

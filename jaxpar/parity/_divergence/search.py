@@ -13,22 +13,18 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from .._comparison_data import Cause
 from .._sides.step_data import Named
-from .._tensors import tensor_of, widened
+from .._tensors import tensor_of
+from .array_changes import EQUAL, relative_error, tolerance
 from .catalogue import Variation, anything, variations
 from .torch_trace import Departure, LayerCall, Op, Trace, storage, tensors
 
 Watch = Callable[[Departure], Named]  # runs torch with a departure; returns the arrays to compare with Flax's
 Quick = Callable[[Departure], Named]  # the same without a run, or raises NotRecomputable
 
-EQUAL = 1e-10
-SINGLE = 2.0**-20  # how far float32 values may be from float64 ones: a few roundings
-# A cause explains a difference if it leaves at most this share of the difference, and at most SINGLE.
-SHARE = 1e-5
 HYPOTHESES = 3000  # per site; a window of many calls has many variations
 OPS = 60_000  # function calls in runs of the whole model, per site; three times as many for all sites
 FEWEST = 40  # the minimum number of runs per site, for deep models
@@ -88,10 +84,8 @@ class Search:
         before: float = 0.0,
     ) -> list[Explanation]:
         """Return the hypotheses of the first stage that explains Flax's arrays, the best first."""
-        # A small part of `before`, the error without a departure, may remain, because tables of float32, such
-        # as rotary positions, may differ by rounding.
-        tolerance = max(EQUAL, min(SINGLE, SHARE * before)) if math.isfinite(before) else EQUAL
-        runs = _Runs(self.budget, min(self.limit, self.remaining), watch, quick, flax, tolerance)
+        within = tolerance(before)
+        runs = _Runs(self.budget, min(self.limit, self.remaining), watch, quick, flax, within)
         # Later stages are never needed once an earlier one explains the difference, so they stay unevaluated.
         try:
             for stage in stages:
@@ -203,18 +197,6 @@ def _all(ops: Sequence[Op], catalogue: Catalogue) -> Iterator[tuple[int, Variati
             yield op.index, variation
 
 
-def relative_error(c: np.ndarray, r: np.ndarray) -> float:
-    """Return max|c - r| / max|r|; infinite if the shapes or the positions of NaNs and infinities differ."""
-    if c.shape != r.shape or not np.array_equal(np.isfinite(c), np.isfinite(r)):
-        return math.inf
-    finite = np.isfinite(r)
-    if not finite.any():
-        return 0.0
-    error = float(np.abs(widened(c) - widened(r))[finite].max())
-    size = float(np.abs(widened(r))[finite].max())
-    return error / size if size else (math.inf if error else 0.0)
-
-
 # Recomputing only what a departure affects rejects most hypotheses at the cost of a few calls; for those that
 # pass, a run of the model decides.
 class NotRecomputable(Exception):
@@ -236,6 +218,10 @@ class Dataflow:
 
     def after(self, departure: Departure, target: torch.Tensor) -> torch.Tensor | None:
         """Return the value of `target` under the departure; None if the departure does not affect it."""
+        return self.all_after(departure).get(id(target))
+
+    def all_after(self, departure: Departure) -> dict[int, torch.Tensor]:
+        """Return the values of all tensors that the departure affects, by the id of the recorded one."""
         if departure.inputs:
             raise NotRecomputable
         instead = dict(self._returned(departure))
@@ -253,7 +239,7 @@ class Dataflow:
                 raise NotRecomputable  # it would draw different numbers than in the model's order of calls
             old, new = tensors(op.result), tensors(result)
             instead |= {id(x): y for x, y in zip(old, new, strict=False)}
-        return instead.get(id(target))
+        return instead
 
     def _is_lost(self, op: Op) -> bool:
         """Whether the function's arguments have been overwritten, so that it cannot be called again."""

@@ -14,9 +14,11 @@ from functools import partial
 
 import numpy as np
 
-from .._comparison_data import Divergence
+from .._comparison_data import Cause, Divergence
 from .._sides.step_data import Named
 from .._sides.torch_side import to_numpy
+from .._tensors import tensor_of
+from .array_changes import EQUAL, array_changes, relative_error
 from .departures import (
     in_flax_layout,
     input_of,
@@ -31,9 +33,8 @@ from .departures import (
 )
 from .fitted import fitted
 from .forward import STATE, AlignedForward
-from .layer_exchanges import array_changes, exchanges, norm_position
+from .layer_exchanges import exchanges
 from .search import (
-    EQUAL,
     Budget,
     Dataflow,
     Explanation,
@@ -45,9 +46,9 @@ from .search import (
     causes_of,
     known_mistakes,
     quick,
-    relative_error,
 )
 from .torch_trace import Departure, LayerCall, Trace
+from .wording import after_all, between, inside, norm_position, of_another_shape
 
 SHARE = 1e-2  # of the largest change of the outputs; sites with a smaller change are listed last
 CLOSE = 40  # functions before a site whose known mistakes are tried before exchanges of layers
@@ -114,13 +115,12 @@ class SiteSearch:
             explanations = self.search.first(
                 known_mistakes(forward.ops(call)), self._states, states, before=relative
             )
-            what, moved = f"gives the same outputs, and its {' and '.join(names)} differs afterwards", 0.0
+            where, moved = inside(flax, kind, relative, names), 0.0
         else:
             flax_array, torch_array = forward.replay.results[forward.key(call)]
             explanations = self._causes_inside(call, flax_array, torch_array)
-            what = "differs although it is given the same inputs"
+            where = inside(flax, kind, relative)
             moved = output_change(self.forward, with_flax_output(forward, call))
-        where = f"{flax or 'The model'} ({kind}) {what}: {relative:.2g} relative."
         return DivergenceSite(Divergence(call.path, flax, kind, where, causes_of(explanations)), moved)
 
     def _of_another_shape(self, call: LayerCall) -> Iterator[DivergenceSite]:
@@ -140,7 +140,7 @@ class SiteSearch:
         if explanations:
             self._depart(explanations, None)
             kind, shape = forward.kind(call), watch(Departure())[""].shape
-            where = f"{flax} ({kind}) returns an array of shape {flax_array.shape}, and torch's is {shape}."
+            where = of_another_shape(flax, kind, flax_array.shape, shape)
             causes = causes_of(explanations)
             yield DivergenceSite(Divergence(call.path, flax, kind, where, causes), math.inf)
 
@@ -157,7 +157,7 @@ class SiteSearch:
             or self.search.first(
                 exchanges(self.forward, call, layer_differs=True), watch, flax, quick, before
             )
-            or array_changes(flax_array, torch_array)
+            or [Explanation(cause) for cause in array_changes(flax_array, torch_array)]
             or self.search.first(any_mistakes(ops), watch, flax, quick, before)
         )
 
@@ -182,10 +182,7 @@ class SiteSearch:
         instead = with_flax_input(forward, call, index)
         self._depart(explanations, instead)
         after = forward.flax(previous) if previous else "the model's inputs"
-        what = f"What arrives at {flax} is wrong by itself ({relative:.2g})"
-        if self.first:
-            what = f"Everything before {flax} agrees, and what arrives there does not ({relative:.2g})"
-        where = f"{what}: look between {after} and {flax}.{self._unreplayed_before(call)}"
+        where = between(after, flax, relative, self.first, self._unreplayed_before(call))
         kind = f"between {previous.path if previous else 'inputs'} and {call.path}"
         causes = causes_of(explanations)
         return DivergenceSite(
@@ -212,11 +209,7 @@ class SiteSearch:
             explanations = self._causes_between(previous, None, watch, quick, flax_array, torch_array)
             self._depart(explanations, None)
         last = forward.flax(previous) if previous else "the inputs"
-        what = f"The output {name} is wrong by itself"
-        if self.first:
-            what = f"Every layer agrees, and the output {name} does not"
-        where = f"{what}: look after {last}."
-        causes = causes_of(explanations)
+        where, causes = after_all(last, name, self.first), causes_of(explanations)
         path = previous.path if previous else ""
         return DivergenceSite(Divergence(path, last, "after the last layer", where, causes), error)
 
@@ -244,10 +237,10 @@ class SiteSearch:
             first(known_mistakes(near))
             or first(fitted(near, quick, flax))
             or first(known_mistakes(far[-CLOSE:]))
-            or norm_position(self.forward, call, flax_array)
+            or _norm_position(self.forward, call, flax_array)
             or first(exchanges(self.forward, call))
             or first(known_mistakes(far[:-CLOSE]))
-            or array_changes(flax_array, torch_array)
+            or [Explanation(cause) for cause in array_changes(flax_array, torch_array)]
             or first(any_mistakes(near))
             or first(any_mistakes(far))
         )
@@ -308,3 +301,25 @@ class SiteSearch:
                 break
             unknown.insert(0, f" {self.forward.flax(earlier)} is on the way and was not replayed: {note}.")
         return "".join(unknown)
+
+
+def _norm_position(
+    forward: AlignedForward, call: LayerCall | None, flax_array: np.ndarray
+) -> list[Explanation]:
+    """Recognize pre-norm in place of post-norm, or the reverse, from the layer's input in Flax."""
+    explanations = []
+    for other in forward.trace.calls if call is not None else []:
+        assert call is not None
+        if _is_norm(forward, call) == _is_norm(forward, other):
+            continue
+        for arrays, verb in ((other.outputs, "returns"), (other.inputs, "is given")):
+            torch_arrays = in_flax_layout(forward, other, [tensor_of(x) for x in arrays[:1]])
+            relative = relative_error(flax_array, torch_arrays[""]) if torch_arrays else np.inf
+            if relative <= EQUAL:
+                text = norm_position(forward.flax(call), forward.flax(other), verb)
+                explanations.append(Explanation(Cause(text, relative)))
+    return explanations[:1]
+
+
+def _is_norm(forward: AlignedForward, call: LayerCall) -> bool:
+    return "Norm" in forward.kind(call)

@@ -9,9 +9,8 @@ import numpy as np
 from .._comparison_data import Cause, Divergence
 from .._model_pair import ModelPair
 from ..measuring import Difference
+from .array_changes import EQUAL, blocks, relative_error
 from .catalogue.variation import orders
-from .layer_exchanges import blocks
-from .search import EQUAL, relative_error
 
 MOST_SORTED = 128  # heads or experts whose names may have been sorted as strings
 

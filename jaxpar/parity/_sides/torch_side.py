@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,12 +13,14 @@ import torch
 
 from ..._typing import PyTree
 from .._tensors import array_of, is_tensor, tensor_of
-from .._weights import Links
 from .constants import Constants
 from .outputs import Outputs, named, outputs_of
 from .step_data import OWN, Batch, Named, Observation, Task, factors, in_type_of, real_parts
 from .torch_dropout import Capture
 from .torch_float64 import Rounding, Within, in_float64, widen
+
+if TYPE_CHECKING:
+    from .._weights import Links
 
 TO = {"float32": "float", "bfloat16": "bfloat16", "float16": "half"}
 """Methods that cast a module's real tensors. `Module.to` would make complex ones real."""

@@ -82,6 +82,16 @@ class Links:
                 converted.setdefault(other, converted[name])
         return converted
 
+    def outermost(self) -> dict[str, Link]:
+        """Return the outermost layers that the rulebook has a row for, by torch path."""
+        links: dict[str, Link] = {}
+        for link in self.layers:
+            # A layer inside a known layer, as in attention, has no counterpart that could be called alone.
+            is_nested = any(link.flax.startswith(f"{other.flax}.") for other in links.values())
+            if link.rule and not is_nested:
+                links[link.torch] = link
+        return links
+
     def left_out(self) -> list[str]:
         flax = [leaf for leaf in self.leaves if leaf in self.ignored]
         both = ("torch's", self.ignored_torch), ("Flax's", flax)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 
-TorchWeights: TypeAlias = "torch.nn.Module | Mapping[str, Any] | str | os.PathLike[str]"
+TorchWeights: TypeAlias = "torch.nn.Module | WeightSource | Mapping[str, Any] | str | os.PathLike[str]"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -66,6 +66,8 @@ class WeightSource(Mapping):
 
 
 def source_of(weights: TorchWeights) -> WeightSource:
+    if isinstance(weights, WeightSource):
+        return weights
     loaded: Any = sys.modules.get("torch")
     if loaded is not None and isinstance(weights, loaded.nn.Module):
         modules = dict(weights.named_modules(remove_duplicate=False))

@@ -4,33 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from numbers import Real
 
 import torch
 
+from ..array_changes import roots
 from ..torch_trace import Op
 from .variation import Variation, afterwards, replacing
-
-
-def roots(sizes: Iterable[int]) -> dict[str, float]:
-    """Return the usual scales with their descriptions, the likeliest first."""
-    by_name: dict[str, float] = {}
-    sizes = [n for n in dict.fromkeys(sizes) if n > 1]
-    for n in sizes:
-        by_name |= {f"1 / the root of {n}": n**-0.5, f"the root of {n}": n**0.5}
-    for n in sizes:
-        by_name |= {f"1 / {n}": 1 / n, str(n): float(n)}
-    return by_name | {"2": 2.0, "1 / 2": 0.5, "-1": -1.0}
-
-
-def described(scale: float, sizes: Iterable[int]) -> str:
-    """Describe a scale as a number, and as a root if it is one: `0.125, 1 / the root of 64`."""
-    for name, value in roots(sizes).items():
-        if "root" in name and math.isclose(scale, value, rel_tol=1e-12):
-            return f"{scale:.6g}, {name}"
-    return f"{scale:.6g}"
 
 
 def sizes_of(*tensors: object) -> list[int]:

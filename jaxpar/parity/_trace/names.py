@@ -1,0 +1,6 @@
+"""The names in a trace's files."""
+
+FORMAT = "jaxpar parity trace"
+VERSION = 1
+ARRAYS, MANIFEST = "arrays.safetensors", "trace.json"
+PARTS = ("outputs", "loss", "input_gradients", "gradients", "state", "weights")  # of an Observation, in order
