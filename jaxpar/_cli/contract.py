@@ -52,8 +52,8 @@ def make(side: str, folder: str) -> None:
     steps, training, outputs, seed; or a trace that the recorder wrote. FOLDER gets contract.json, trace/, a
     port.py to fill in, and a README.md.
     """
-    from ..parity._contract.making import is_trace
-    from ..parity._contract.making import make as run
+    from ..parity.contract.making import is_trace
+    from ..parity.contract.making import make as run
 
     if not is_trace(side):
         check_source(side)
@@ -70,7 +70,7 @@ def check(folder: str, port: str | None, seconds: float) -> None:
 
     The exit code is 0 if the contract is met, 1 if not, 2 without a verdict, and 130 after Ctrl-C.
     """
-    from ..parity._contract.checking import check as run
+    from ..parity.contract.checking import check as run
 
     answer, code = run(folder, port, seconds)
     click.echo(json.dumps(answer, indent=1, allow_nan=False))

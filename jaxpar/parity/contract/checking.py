@@ -223,7 +223,7 @@ def _reproduction(folder: Path, port: Path, answer: dict[str, Any]) -> Path:
 
 import runpy
 
-from jaxpar.parity._contract.checking import judged
+from jaxpar.parity.contract.checking import judged
 from pathlib import Path
 
 comparison = judged(Path({str(folder.resolve())!r}), Path({str(port.resolve())!r}))
