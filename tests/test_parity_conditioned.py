@@ -118,3 +118,54 @@ def test_what_is_exactly_0_has_a_bound_of_the_size_of_its_rounding(kind, size, m
     (row,) = judge(measure(ours, zero, kind, 1), Policy())
     assert row.outcome is Outcome.DIFFERENT
     assert _judged(row, {(kind, "x", 1): Perturbation(np.inf if moved else 0.0, moved)}).outcome is outcome
+
+
+class Chaotic(torch.nn.Module):
+    """Each of the 13 layers makes rounding about eight times larger."""
+
+    def __init__(self):
+        super().__init__()
+        self.linears = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(13))
+        for linear in self.linears:
+            torch.nn.init.normal_(linear.weight, std=3.0)
+
+    def forward(self, x):
+        for linear in self.linears:
+            x = torch.sin(linear(x))
+        return x
+
+
+class FlaxChaotic(nnx.Module):
+    def __init__(self, shift):
+        self.linears = nnx.List(nnx.Linear(16, 16, rngs=nnx.Rngs(0)) for _ in range(13))
+        self.shift = shift
+
+    def __call__(self, x):
+        for linear in self.linears:
+            x = jnp.sin(linear(x) + self.shift)
+        return x
+
+
+@pytest.mark.parametrize(("shift", "same"), [(0.0, True), (1e-9, False)])
+def test_chaos_is_no_difference_if_every_layer_is_the_same(shift, same):
+    torch.manual_seed(0)
+    x = np.random.RandomState(0).randn(3, 16).astype(np.float32)
+    compared = parity.compare(Chaotic(), FlaxChaotic(shift), x, search=None)
+    assert compared.same is same, f"{compared}"
+    (output,) = [row for row in compared.rows if row.difference.kind is parity.Kind.OUTPUT]
+    assert output.difference.relative > 1e-6
+    assert ("every layer is the same" in output.reason) is same
+
+
+@pytest.mark.parametrize(
+    ("mean", "epsilon", "same"), [(1e4, 1e-6, True), (1e4, 1.1e-6, False), (1e3, 1e-5, False)]
+)
+def test_a_variance_that_cancels_is_no_difference(mean, epsilon, same):
+    """nnx's LayerNorm subtracts the square of the mean from the mean of the squares."""
+    x = (mean + np.random.RandomState(0).randn(4, 64)).astype(np.float32)
+    flax = nnx.LayerNorm(64, epsilon=epsilon, rngs=nnx.Rngs(0))
+    compared = parity.compare(torch.nn.LayerNorm(64, eps=1e-6), flax, x, search=None)
+    assert compared.same is same, f"{compared}"
+    assert all(
+        row.difference.relative > 1e-10 for row in compared.rows if row.difference.kind is parity.Kind.OUTPUT
+    )

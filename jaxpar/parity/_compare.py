@@ -11,6 +11,7 @@ few settings that torch has only per process.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from ..errors import LeafError
 from . import _levels
 from ._comparison import Comparison, require_same
 from ._determinism import check_flax, forms, number_differences, require_equal
-from ._divergence.first import find
+from ._divergence.first import find, layers_agree
 from ._divergence.search import Budget
 from ._exactness import environment, exact
 from ._float32_constants import explain_by_constants
@@ -221,7 +222,8 @@ def run(
         compared = _result(request, findings)
         if findings.constants:
             # Lost digits first: `explain_by_constants` explains all the remaining differences or none.
-            compared = judge_lost_digits(pair, request.batch, compared)
+            agree = functools.partial(layers_agree, pair, request.batch)
+            compared = judge_lost_digits(pair, request.batch, compared, agree)
             compared = explain_by_constants(pair, request.batch, compared, *findings.constants)
         for result in _searched(pair, request, compared, Budget(request.search_seconds, check)):
             if on_result:

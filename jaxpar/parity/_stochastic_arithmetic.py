@@ -3,7 +3,9 @@
 In the mean of what a norm has just centred, or in a gradient through two norms, most digits cancel. torch
 shows how many: it runs again with each result moved at random by one unit of float64, as in CADNA.
 A tensor that moves farther than rounding gets a bound in proportion; one that moves too far gets no verdict.
-Tensors that still differ are judged again from Flax's program compiled without optimizations.
+Tensors that still differ are judged again from Flax's program: on inputs and weights that are one unit off,
+and compiled without optimizations. Outputs that lose more digits than a bound allows are the same if every
+layer is, given torch's arrays.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
 
 from ._levels import Batches, Findings, Sides, resolved_updates, semantic, step_differences
 from .measuring import Judged, Key, Kind, Outcome, judge, key_of
@@ -21,38 +25,78 @@ if TYPE_CHECKING:
     from ._comparison import Comparison
     from ._model_pair import ModelPair
     from ._sides.constants import Constants
+    from ._sides.flax_side import FlaxSide
     from ._sides.torch_side import TorchSide
 
 SEEDS = (1, 2, 3)
 FACTOR = 16.0  # times the effect of perturbing torch is rounding: Flax rounds at different operations
+OWN = 2.0  # times the effect of inputs that are one unit off is Flax's rounding; more would hide mistakes
+CHAOS = 1e3  # times the effect of one such run may be the effect of another, where the digits cancel
 NOTHING = 1e-3  # the highest bound of a verdict; a tensor that would need a higher one is noise
 OUTPUTS = 1e-6  # the highest bound of an output or a loss: with fewer digits a model is not usable
 
 
-def judge_lost_digits(pair: ModelPair, batches: Batches, compared: Comparison) -> Comparison:
-    """Return the comparison with the verdicts revised for tensors whose digits cancel."""
+def judge_lost_digits(
+    pair: ModelPair, batches: Batches, compared: Comparison, layers_agree: Callable[[int], bool]
+) -> Comparison:
+    """Return the comparison with the verdicts revised for tensors whose digits cancel.
+
+    `layers_agree` replays a step: whether each layer is the same, and so is the code between them.
+    """
     lost = [row for row in compared.different if row.difference.fault is None]
-    first = min((row.difference.step for row in lost), default=0)
-    # An output that has too few digits at the first step decides the verdict, whatever roundings do.
-    if not lost or any(row.difference.step == first and _is_beyond_rounding(row) for row in lost):
+    if not lost:
+        return compared
+    first = min(row.difference.step for row in lost)
+    beyond = [row for row in lost if row.difference.step == first and _is_beyond_rounding(row)]
+    # Such an output decides the verdict, unless torch loses as many digits.
+    if beyond and not _are_chaotic(pair, batches, first, beyond):
         return compared
     moves = perturbations(pair, batches, max(row.difference.step for row in lost))
     rows = tuple(judged_by(row, moves) if row in lost else row for row in compared.rows)
     if any(row.outcome is Outcome.NOISE and math.isfinite(row.limit) for row in rows):
         rows = _without_parted_ties(pair, batches, lost, rows)
-    # Only differences that are already small can be the compiler's rounding; a second run costs a
+    if beyond and layers_agree(first):
+        rows = tuple(_of_layers(row, moves) if row in beyond else row for row in rows)
+    # Only differences that are already small can be rounding in Flax or of its compiler; a second run costs a
     # compilation.
-    small = [
-        row for row in rows if row.outcome is Outcome.DIFFERENT and row.difference.relative <= _most(row)
-    ]
-    if small:
-        plain = {
-            key_of(row.difference): judged_by(row, moves) for row in _unoptimised(pair, batches, compared)
-        }
-        rows = tuple(
-            _of_the_compiler(row, plain.get(key_of(row.difference))) if row in small else row for row in rows
-        )
+    unoptimised = functools.cache(lambda: pair.candidate(pair.reference("float64")).unoptimised())
+    for judge_again in (functools.partial(_unoptimised, moves=moves), _nudged):
+        small = [
+            row for row in rows if row.outcome is Outcome.DIFFERENT and row.difference.relative <= _most(row)
+        ]
+        if small:
+            again = judge_again(pair, batches, compared, unoptimised())
+            rows = tuple(again(row) if row in small else row for row in rows)
     return dataclasses.replace(compared, rows=rows)
+
+
+def _are_chaotic(pair: ModelPair, batches: Batches, step: int, rows: Sequence[Judged]) -> bool:
+    """Whether roundings may move these results of torch so far; at the first step, from a forward pass."""
+    if step > 1:
+        return True
+    if (recorded := pair.recorded_perturbations(keeps_ties=False)) is not None:
+        moves = {key: relative for key, (relative, _) in recorded.items()}
+    else:
+        moves = _forward_moves(pair, batches)
+    return all(row.difference.relative <= CHAOS * moves.get(key_of(row.difference), 0.0) for row in rows)
+
+
+def _forward_moves(pair: ModelPair, batches: Batches) -> dict[Key, float]:
+    from ._sides.torch_float64 import Rounding  # torch, which a trace does without
+
+    plain, moved = pair.reference("float64"), pair.reference("float64")
+    moved.rounding = functools.partial(Rounding, SEEDS[0])
+    results, nudged_results = (side.step(batches(1), forward_only=True) for side in (plain, moved))
+    return {key_of(d): d.relative for d in step_differences(nudged_results, results, 1)}
+
+
+def _of_layers(row: Judged, moves: dict[Key, Perturbation]) -> Judged:
+    moved = moves.get(key_of(row.difference), Perturbation()).relative
+    if row.difference.relative > FACTOR * moved:
+        return row
+    cause = f"roundings in torch move it by {moved:.2g}, relatively"
+    reason = f"{cause}, and on torch's inputs every layer is the same"
+    return dataclasses.replace(row, outcome=Outcome.SAME, limit=FACTOR * moved, reason=reason)
 
 
 def _is_result(row: Judged) -> bool:
@@ -142,16 +186,82 @@ def judged_by(row: Judged, moves: dict[Key, Perturbation]) -> Judged:
     return dataclasses.replace(row, outcome=outcome, limit=limit, reason=reason)
 
 
-def _unoptimised(pair: ModelPair, batches: Batches, compared: Comparison) -> tuple[Judged, ...]:
+Again = Callable[[Judged], Judged]
+
+
+def _nudged(pair: ModelPair, batches: Batches, compared: Comparison, unoptimised: FlaxSide) -> Again:
+    """Measure how far each side moves if inputs and weights are one unit off; equal numbers move alike.
+
+    A formula that cancels, such as a variance as a difference of means, loses digits that torch keeps.
+    """
+    if pair.weights == "own" or pair.recorded_perturbations(keeps_ties=False) is not None:
+        return lambda row: row  # weights cannot be moved alike, or torch cannot run
+    import torch
+
+    moves: dict[Key, list[float]] = {}
+    for seed in SEEDS:
+        nudge = functools.partial(_off_by_one, key=np.uint64(seed))
+        reference, moved = pair.reference("float64"), pair.reference("float64")
+        for tensor in moved.module.state_dict().values():
+            tensor.copy_(torch.from_numpy(nudge(tensor.numpy())))
+        candidate, moved_candidate = unoptimised.restarted(), unoptimised.restarted()
+        candidate.load(reference.weights(), reference.state())
+        moved_candidate.load(moved.weights(), moved.state())
+        for number in range(1, compared.steps + 1):
+            batch = batches(number)
+            off = dataclasses.replace(
+                batch, torch_call=batch.torch_call.map(nudge), flax_call=batch.flax_call.map(nudge)
+            )
+            plain, other = reference.step(batch), moved.step(off)
+            flax = moved_candidate.step(off, plain.masks), candidate.step(batch, plain.masks)
+            for side, results in enumerate(((other, plain), flax)):
+                for d in step_differences(*results, number):
+                    farthest = moves.setdefault(key_of(d), [0.0, 0.0])
+                    farthest[side] = max(farthest[side], d.relative)
+
+    def judged(row: Judged) -> Judged:
+        of_torch, of_flax = moves.get(key_of(row.difference), (0.0, 0.0))
+        # Where torch moves as far, the function is to blame and not a formula, and torch's roundings decide.
+        if not row.difference.relative <= OWN * of_flax < math.inf or of_flax < FACTOR * of_torch:
+            return row
+        reason = (
+            f"rounding in Flax: inputs and weights that are one unit off move it by {of_flax:.2g}, "
+            f"and by {of_torch:.2g} in torch"
+        )
+        return dataclasses.replace(row, outcome=Outcome.SAME, limit=_most(row), reason=reason)
+
+    return judged
+
+
+def _off_by_one(x: np.ndarray, key: np.uint64) -> np.ndarray:
+    """Move numbers by at most one unit of float64, but not those with few digits, such as a clip's bounds."""
+    if x.dtype.kind != "f":
+        return x
+    from ._sides.torch_float64 import draws_by_value
+
+    wide = np.ascontiguousarray(x, np.float64)
+    with np.errstate(over="ignore"):
+        exact = wide.astype(np.float16).astype(np.float64) == wide
+    return np.where(exact, wide, wide * (1 + 2.0**-52 * np.sign(draws_by_value(wide, key))))
+
+
+def _unoptimised(
+    pair: ModelPair,
+    batches: Batches,
+    compared: Comparison,
+    unoptimised: FlaxSide,
+    moves: dict[Key, Perturbation],
+) -> Again:
     """Compare again, with Flax's program compiled without optimizations."""
     # XLA also rounds where torch's operations do not: with a fused multiply-add, a * b - c * d is not 0 even
     # if both products are equal. The program without optimizations still contains the port's mistakes.
     reference, findings = pair.reference("float64"), Findings()
-    candidate = pair.candidate(reference).unoptimised()
-    sides = Sides(reference, candidate, single=functools.partial(pair.reference, "float32"))
+    sides = Sides(reference, unoptimised, single=functools.partial(pair.reference, "float32"))
     for _ in semantic(sides, batches, compared.steps, findings):
         pass
-    return judge(findings.differences, compared.policy, findings.noise)
+    rows = judge(findings.differences, compared.policy, findings.noise)
+    plain = {key_of(row.difference): judged_by(row, moves) for row in rows}
+    return lambda row: _of_the_compiler(row, plain.get(key_of(row.difference)))
 
 
 def _of_the_compiler(row: Judged, plain: Judged | None) -> Judged:

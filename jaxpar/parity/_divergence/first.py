@@ -62,5 +62,13 @@ def find(
         yield _as_one((later, *in_order(sites)), forward)
 
 
+def layers_agree(pair: ModelPair, batches: Batches, step: int) -> bool:
+    """Whether every layer and the code between them compute torch's arrays from torch's arrays."""
+    forward = forward_passes(pair, batches, step)
+    calls = forward.trace.calls
+    replayed = all(forward.key(call) in forward.replay.results for call in calls)
+    return bool(calls) and replayed and not any(True for _ in SiteSearch(forward, Budget(0)))
+
+
 def _as_one(divergences: tuple[Divergence, ...], forward: AlignedForward) -> Divergence:
     return dataclasses.replace(divergences[0], layers=forward.layers, others=divergences[1:])

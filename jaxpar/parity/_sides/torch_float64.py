@@ -111,12 +111,15 @@ class Rounding(TorchDispatchMode):
         return x * torch.from_numpy(np.asarray(1 + 2.0**-51 * draws))
 
     def _by_value(self, x: torch.Tensor) -> np.ndarray:
-        """Return numbers between -1 and 1: hashes of x's bits, with another key in each call."""
-        key = self.random.randint(2**63, dtype=np.uint64)
-        hashes = np.ravel(x.detach().cpu().numpy()).view(np.uint64) ^ key
-        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):  # splitmix64's
-            hashes = (hashes ^ (hashes >> np.uint64(shift))) * np.uint64(factor)
-        return ((hashes >> np.uint64(11)) * 2.0**-52 - 1).reshape(x.shape)
+        return draws_by_value(x.detach().cpu().numpy(), self.random.randint(2**63, dtype=np.uint64))
+
+
+def draws_by_value(x: np.ndarray, key: np.uint64) -> np.ndarray:
+    """Return numbers between -1 and 1, hashes of float64 numbers' bits: the same for equal numbers."""
+    hashes = np.ravel(x).view(np.uint64) ^ key
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):  # splitmix64's
+        hashes = (hashes ^ (hashes >> np.uint64(shift))) * np.uint64(factor)
+    return ((hashes >> np.uint64(11)) * 2.0**-52 - 1).reshape(x.shape)
 
 
 class _Numbers(TorchFunctionMode):

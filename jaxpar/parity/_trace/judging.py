@@ -110,7 +110,8 @@ def against(
             subject=f"{recorded.manifest['subject']} in a trace of torch against {name_of(module)} in "
             f"{framework_of(module)}",
         )
-        compared = judge_lost_digits(pair, batches, compared)
+        # Chaos is excused where torch runs: a trace need not hold every layer's arrays.
+        compared = judge_lost_digits(pair, batches, compared, layers_agree=lambda step: False)
         compared = _by_constants(pair, batches, compared)
         if search and not compared.same:
             compared = dataclasses.replace(compared, divergence=find(pair, batches, compared))
