@@ -215,7 +215,12 @@ JUDGES = (
 def python(folder, blocked, program):
     text = BLOCKED.format(names=blocked) + program
     return subprocess.run(
-        [sys.executable, "-c", text], cwd=folder, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", text],
+        cwd=folder,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
 
 
