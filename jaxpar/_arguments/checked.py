@@ -216,8 +216,8 @@ class _Parameters:
         text = f"{self.name(args)} was called with {listed or 'no arguments'}"
         if not is_own and isinstance(error, _RAW) and type(error).__module__ != "jaxpar.errors":
             raise ValueError(f"{text}: {type(error).__name__}: {error}") from error
-        is_named = values.keys() & set(re.findall(r"\w+", str(error)))
-        if not is_named or not str(error).startswith(f"{self.name(args)}:"):
+        are_named = values.keys() <= set(re.findall(r"\w+", str(error)))
+        if not are_named or not str(error).startswith(f"{self.name(args)}:"):
             error.add_note(text)
 
 
@@ -226,7 +226,9 @@ def _is_raised_by_library(error: Exception) -> bool:
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next
-    if traceback is None or not traceback.tb_frame.f_globals.get("__name__", "").startswith("jaxpar."):
+    module = "" if traceback is None else traceback.tb_frame.f_globals.get("__name__", "")
+    # Not the check of a function that is called inside, which names that function's argument.
+    if traceback is None or not module.startswith("jaxpar.") or module == __name__:
         return False
     return traceback.tb_frame.f_code.co_code[traceback.tb_lasti] == opcode.opmap["RAISE_VARARGS"]
 

@@ -12,7 +12,7 @@ PLANTS = [
         ('if not is_own and not all(map(is_data, values.values())):', 'if False:', "tests/test_hostile_calls.py -k own_error"),
         ('if accepts is None or accepts(value) or value is self.parameters[name].default', 'if accepts is None or accepts(value)', "tests/test_hostile_calls.py"),
         ('value.bit_length() > 64 and accepts(0)', 'value.bit_length() > 64', "tests/test_hostile_calls.py"),
-        ('if not is_named or not str(error)', 'if not str(error)', "tests/test_hostile_calls.py -k own_error"),
+        ('if not are_named or not str(error)', 'if not str(error)', "tests/test_hostile_calls.py -k hostile_value"),
         ('(AttributeError, LookupError, NameError', '(AttributeError, NameError', "tests/test_hostile_calls.py -k pythons_own"),
         ('names |= inspect.unwrap(self.function).__globals__', 'pass', "tests/test_hostile_calls.py -k hostile_value"),
     ),
