@@ -10,7 +10,7 @@ from processes import outputs, ranks
 
 import jaxpar
 from jaxpar import parity
-from jaxpar.parity._stochastic_arithmetic import Perturbation, _judged
+from jaxpar.parity._stochastic_arithmetic import Perturbation, judged_by
 from jaxpar.parity.measuring import Outcome, Policy, judge, measure
 
 torch = pytest.importorskip("torch")
@@ -117,7 +117,7 @@ def test_what_is_exactly_0_has_a_bound_of_the_size_of_its_rounding(kind, size, m
     zero, ours = {"x": np.zeros(3)}, {"x": np.array([0.0, size, 0.0])}
     (row,) = judge(measure(ours, zero, kind, 1), Policy())
     assert row.outcome is Outcome.DIFFERENT
-    assert _judged(row, {(kind, "x", 1): Perturbation(np.inf if moved else 0.0, moved)}).outcome is outcome
+    assert judged_by(row, {(kind, "x", 1): Perturbation(np.inf if moved else 0.0, moved)}).outcome is outcome
 
 
 class Chaotic(torch.nn.Module):
