@@ -162,4 +162,7 @@ def read(folder: str | os.PathLike[str]) -> TraceFile:
         raise FileError(f"{arrays}: it is not the file that {MANIFEST} was written for; record again.")
     if not 1 <= manifest["steps"] <= len(manifest["calls"]) or len(manifest["lost_digits"]) != 2:
         raise FileError(f"{path}: it has {manifest['steps']} steps and {len(manifest['calls'])} calls.")
-    return TraceFile(root, manifest, read_weights(arrays))
+    trace = TraceFile(root, manifest, read_weights(arrays))
+    for table in (*manifest["lost_digits"], manifest["constants"]):
+        trace.moves(table)  # also where a verdict needs none of them
+    return trace
