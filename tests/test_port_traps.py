@@ -30,6 +30,7 @@ TRAPS = {
         *(1, "in float32, with zeros in the inputs: outputs is"),
     ),
     traps.AliasNotRun: ((X,), 0, "z.mul_(2): it may change y as well, in place"),
+    traps.AliasBoundNotRun: ((X,), 0, "z = y.t().t(): a later line may change y as well, in place"),
     traps.MaskNotRun: ((X,), 0, "mask.reshape(3, 1, 4)"),
     traps.IntegerPower: ((torch.tensor([1, 2, 3]),), 0, "F.pow(2, self.i[...])"),
     traps.Frozen: ((torch.tensor([1, 2, 3]),), 2, "has no _freeze"),

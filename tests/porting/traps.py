@@ -83,6 +83,20 @@ class AliasNotRun(nn.Module):
         return y
 
 
+class AliasBoundNotRun(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x, shift=None):
+        y = self.layer(x)
+        z = y.abs()
+        if shift is not None:
+            z = y.t().t()
+        z.add_(1)
+        return y + z
+
+
 class MaskNotRun(nn.Module):
     def __init__(self):
         super().__init__()

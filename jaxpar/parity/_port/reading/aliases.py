@@ -72,26 +72,51 @@ def alias_read_later(source: Source, node: ast.stmt) -> str:
 
     For statements that did not run: the names on both sides of `z = y` and `z = y.view(-1)`.
     """
-    call = node.value if isinstance(node, ast.Expr) else None
-    func = call.func if isinstance(call, ast.Call) else None
-    changes = isinstance(func, ast.Attribute) and func.attr.endswith("_") and not func.attr.endswith("__")
-    subscript = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript)
-    if not (changes or subscript or isinstance(node, ast.AugAssign)):
-        return ""
-    changed = _targets(node)
-    function = next((x for x in _ancestors(source, node) if isinstance(x, Function)), source.tree)
-    links: set[frozenset[str]] = set()
-    for assignment in ast.walk(function):
-        if not isinstance(assignment, ast.Assign):
-            continue
-        value = assignment.value
-        if isinstance(value, ast.Name | ast.Attribute | ast.Subscript) or _is_view(value):
-            root = _root(value)
-            links |= {
-                frozenset({root.id, name}) for name in _targets(assignment) if isinstance(root, ast.Name)
-            }
+    changed = _changed(node)
+    links = [link for assignment in ast.walk(_function(source, node)) for link in _links(assignment)]
     others = {name for link in links if link & changed for name in link - changed - {"self"}}
     return next((name for name in sorted(others) if _is_read(source, node, name)), "")
+
+
+def changed_alias(source: Source, node: ast.stmt) -> str:
+    """Return the name that an assignment which did not run lets a later statement change unseen, or "".
+
+    In the run, that statement changed a tensor without a second name.
+    """
+    links = [link - {"self"} for link in _links(node) if len(link - {"self"}) == 2]
+    for statement in ast.walk(_function(source, node)) if links else ():
+        if not isinstance(statement, ast.stmt) or start_of(statement) <= end_of(node):
+            continue
+        changed = _changed(statement)
+        for link in links:
+            (*others,) = link - changed
+            if len(others) == 1 and _is_read(source, statement, others[0]):
+                return others[0]
+    return ""
+
+
+def _changed(node: ast.stmt) -> set[str]:
+    """Return the names of what a statement changes in place."""
+    call = node.value if isinstance(node, ast.Expr) else None
+    func = call.func if isinstance(call, ast.Call) else None
+    method = isinstance(func, ast.Attribute) and func.attr.endswith("_") and not func.attr.endswith("__")
+    subscript = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript)
+    return _targets(node) if method or subscript or isinstance(node, ast.AugAssign) else set()
+
+
+def _links(node: ast.AST) -> list[frozenset[str]]:
+    """Return the pairs of names that an assignment lets refer to one tensor."""
+    value = node.value if isinstance(node, ast.Assign) else None
+    if not isinstance(node, ast.Assign) or not (
+        isinstance(value, ast.Name | ast.Attribute | ast.Subscript) or _is_view(value)
+    ):
+        return []
+    root = _root(node.value)
+    return [frozenset({root.id, name}) for name in _targets(node)] if isinstance(root, ast.Name) else []
+
+
+def _function(source: Source, node: ast.stmt) -> ast.AST:
+    return next((x for x in _ancestors(source, node) if isinstance(x, Function)), source.tree)
 
 
 def _is_view(node: ast.expr | None) -> bool:
@@ -119,7 +144,7 @@ def _root(node: ast.expr) -> ast.expr:
 def _is_read(source: Source, node: ast.stmt, name: str) -> bool:
     """Whether a name is read, after a statement or in its loop's next turn, before an assignment."""
     enclosing = list(_ancestors(source, node))
-    function = next((ancestor for ancestor in enclosing if isinstance(ancestor, Function)), source.tree)
+    function = _function(source, node)
     loop = next(
         (ancestor for ancestor in reversed(enclosing) if isinstance(ancestor, ast.For | ast.While)), None
     )

@@ -11,7 +11,7 @@ import ast
 import textwrap
 from collections.abc import Sequence
 
-from ..reading.aliases import alias_read_later, read_later
+from ..reading.aliases import alias_read_later, changed_alias, read_later
 from ..reading.runtime import Beyond
 from ..reading.source import end_of, start_of
 from .conditions import test
@@ -40,6 +40,8 @@ def written_statement(ctx: Context, node: ast.stmt) -> str | None:
         require_no_changes(ctx, node)
         if not ctx.ran(node) and (other := alias_read_later(ctx.source, node)):
             raise Hole(f"it may change {other} as well, in place")
+        if not ctx.ran(node) and (other := changed_alias(ctx.source, node)):
+            raise Hole(f"a later line may change {other} as well, in place")
         if is_omitted(ctx, node):
             return None
         if type(node) in REFUSED:
