@@ -1,4 +1,4 @@
-"""A contract is met by a port that computes what torch does; otherwise the answer has the edit that mends it."""
+"""A contract is met by a port that computes what torch does; else the answer has the edit that mends it."""
 
 from __future__ import annotations
 
