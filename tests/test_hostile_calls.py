@@ -12,7 +12,7 @@ import pickle
 import re
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from valid_calls import public, valid_call
 
 import jaxpar
+from jaxpar._arguments import Least
 from jaxpar._arguments.checked import checked
 
 # Kinds of arguments that may take a value; every argument of these kinds takes it or refuses it by name.
@@ -210,6 +211,41 @@ def test_what_would_take_for_ever_is_refused_before_the_call():
     with pytest.raises(ValueError, match=r"keep: n is 1000.*; it must be a number of 64 bits"):
         checked(keep)(10**400)
     assert not called
+
+
+def a_pair(n: tuple[int, int]) -> None: ...
+def from_one(n: Annotated[int, Least(1)]) -> None: ...
+def one_word(n: Literal["mean"]) -> None: ...
+def text(n: str) -> None: ...
+def by_default(automatic: int = "automatic", n: int = 0) -> None: ...
+def first(n: list) -> None:
+    n[0]()
+
+
+def fails() -> None:
+    raise KeyError("the user's")
+
+
+ANNOTATIONS = {
+    "three of two": (a_pair, [(1, 2, 3)], TypeError, "a_pair: n is"),
+    "below the bound": (from_one, [0], ValueError, "from_one: n is 0; it must be 1 or more"),
+    "a number for a word": (one_word, [3], TypeError, "one_word: n is 3"),
+    "a huge number for a text": (text, [10**400], TypeError, "text: n is"),
+    "a default of another type": (by_default, ["automatic", "x"], TypeError, "by_default: n is 'x'"),
+    "the user's function in a list": (first, [[fails]], KeyError, "the user's"),
+}
+
+
+@pytest.mark.parametrize("case", ANNOTATIONS)
+def test_an_annotation_is_held(case):
+    function, arguments_, kind, text_ = ANNOTATIONS[case]
+    with pytest.raises(kind, match=text_) as caught:
+        checked(function)(*arguments_)
+    assert type(caught.value) is kind
+
+
+def test_the_bound_itself_is_accepted():
+    checked(from_one)(1)
 
 
 def test_an_error_of_pythons_own_names_the_call():
