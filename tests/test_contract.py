@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -149,7 +150,7 @@ def another_version(contract: Path) -> Path:
     ],
 )
 def test_a_changed_contract_gives_no_verdict(contract, tmp_path, damage, text):
-    subprocess.run(["cp", "-r", str(contract), str(tmp_path / "contract")], check=True)
+    shutil.copytree(contract, tmp_path / "contract")
     damage(tmp_path / "contract")
     code, answer = check(tmp_path / "contract", written(tmp_path))
     assert (code, answer["met"], answer["verdict"]) == (2, None, None)
