@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from jaxpar.parity import Level, compare
+from jaxpar.parity._compare import CALLBACKS
 from jaxpar.parity._exactness import exact
 from jaxpar.parity._request import Request
 from jaxpar.parity._sides.step_data import Batch, Named
@@ -50,7 +51,8 @@ def tensors(case: Case, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     reference, candidate, arguments = pair(case, seed)
     bound = inspect.signature(compare).bind(reference, candidate, **arguments)
     bound.apply_defaults()
-    del bound.arguments["progress"]
+    for name in CALLBACKS:
+        del bound.arguments[name]
     request = Request(**bound.arguments)
     batch = request.batch(1)
     batch = Batch(
