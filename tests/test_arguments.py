@@ -66,7 +66,6 @@ CASES = {
     "StepLR: step_size is '3'": lambda path: lr_scheduler.StepLR(optimizer(), "3"),
     "StepLR: step_size is 0": lambda path: lr_scheduler.StepLR(optimizer(), 0),
     "PolynomialLR: total_iters is -1": lambda path: lr_scheduler.PolynomialLR(optimizer(), -1),
-    "PolynomialLR: total_iters is 0": lambda path: lr_scheduler.PolynomialLR(optimizer(), 0),
     "MultiStepLR: a milestone is -1": lambda path: lr_scheduler.MultiStepLR(optimizer(), [-1]),
     "ReduceLROnPlateau.step: the metric is 'low'": lambda path: lr_scheduler.ReduceLROnPlateau(
         optimizer()

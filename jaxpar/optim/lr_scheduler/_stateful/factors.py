@@ -137,7 +137,7 @@ class PolynomialLR(_ByFactor):
     def __init__(
         self, optimizer: nnx.Optimizer, total_iters: int = 5, power: float = 1.0, last_epoch: int = -1
     ):
-        self.total_iters, self.power = whole("PolynomialLR", "total_iters", total_iters, 1), power
+        self.total_iters, self.power = whole("PolynomialLR", "total_iters", total_iters, 0), power
         super().__init__(optimizer, last_epoch)
 
     def _scale(self) -> float | None:
