@@ -43,9 +43,9 @@ flax_module = Port
 """
 BUGS = {
     "epsilon": [("epsilon=1e-5", "epsilon=1e-3")],
-    "a default": [("epsilon=1e-5, ", "")],
+    "a_default": [("epsilon=1e-5, ", "")],
     "gelu": [("approximate=False", "approximate=True")],
-    "two bugs": [("epsilon=1e-5", "epsilon=1e-3"), ("approximate=False", "approximate=True")],
+    "two_bugs": [("epsilon=1e-5", "epsilon=1e-3"), ("approximate=False", "approximate=True")],
 }
 
 

@@ -165,7 +165,16 @@ def outcome(name: str, function: Callable[..., Any], argument: inspect.Parameter
 
 
 # Here an allowed value trains for seconds, waits for other ranks, or sets up the process.
-SLOW = {"compare", "record", "port", "check", "assert_parity", "init_process_group", "virtual_devices"}
+SLOW = {
+    "against",
+    "compare",
+    "record",
+    "port",
+    "check",
+    "assert_parity",
+    "init_process_group",
+    "virtual_devices",
+}
 PUBLIC = public()
 CASES = [(name, argument) for name, function in PUBLIC.items() for argument in arguments(function)]
 
@@ -217,6 +226,7 @@ def a_pair(n: tuple[int, int]) -> None: ...
 def from_one(n: Annotated[int, Least(1)]) -> None: ...
 def one_word(n: Literal["mean"]) -> None: ...
 def text(n: str) -> None: ...
+def names(n: tuple[str, ...]) -> None: ...
 def by_default(automatic: int = "automatic", n: int = 0) -> None: ...
 def first(n: list) -> None:
     n[0]()
@@ -231,6 +241,7 @@ ANNOTATIONS = {
     "below the bound": (from_one, [0], ValueError, "from_one: n is 0; it must be 1 or more"),
     "a number for a word": (one_word, [3], TypeError, "one_word: n is 3"),
     "a huge number for a text": (text, [10**400], TypeError, "text: n is"),
+    "a text for its letters": (names, ["fc.weight"], TypeError, "names: n is 'fc.weight'"),
     "a default of another type": (by_default, ["automatic", "x"], TypeError, "by_default: n is 'x'"),
     "the user's function in a list": (first, [[fails]], KeyError, "the user's"),
 }

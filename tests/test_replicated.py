@@ -495,7 +495,7 @@ def test_modules_and_streams_are_not_marked(thing):
 def test_errors_name_the_mark():
     with pytest.raises(errors.NoRowsError, match=r"pass jaxpar\.replicated\(\.\.\.\)"):
         jaxpar.scatter((rows(4), jnp.float64(2)), IDS)
-    with pytest.raises(errors.RowsError, match=r"jaxpar\.replicated\(\.\.\.\)\.$"):
+    with pytest.raises(errors.RowsError, match=r"jaxpar\.replicated\(\.\.\.\)\.\n"):
         jaxpar.scatter((rows(4), MASK[:3]), IDS)
     with pytest.raises(
         errors.RowsError, match=r"replicated\(\.\.\.\)\. .*raw key.*jax\.random\.wrap_key_data"

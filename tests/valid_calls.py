@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import tempfile
@@ -19,6 +20,7 @@ from flax import nnx
 import jaxpar
 from jaxpar import comm_hooks, distributions, nn, optim
 from jaxpar.optim import lr_scheduler
+from jaxpar.parity import recorder
 
 PACKAGE = Path(jaxpar.__file__).parent
 NAMESPACES = sorted(
@@ -184,6 +186,7 @@ VALUES: dict[str, Any] = {
     "swa_lr": 0.05,
     "flax_module": net,
     "torch_module": lambda: torch.nn.Linear(2, 1),
+    "trace": lambda: trace(),
     "path": lambda: f"{folder()}/file.npz",
     "tensors": lambda: {"weight": np.ones(2)},
     "comparison": None,
@@ -221,6 +224,12 @@ def attention() -> dict[str, Any]:
 
 def folder() -> str:
     return tempfile.mkdtemp()
+
+
+@functools.cache
+def trace() -> str:
+    """A trace of the model that `torch_module` is."""
+    return str(recorder.record(folder(), torch.nn.Linear(2, 1), np.ones((4, 2), np.float32)))
 
 
 def sequence(scheduler: Callable[..., Any]) -> dict[str, Any]:

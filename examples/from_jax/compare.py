@@ -22,6 +22,7 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 BOUNDS = {"float64": 1e-10, "float32": 1e-6}
+Numbers = tuple[list[float], list[np.ndarray]]
 
 
 class Difference(NamedTuple):
@@ -60,7 +61,7 @@ def trainer(script: str) -> Any:
     return lambda dtype: train(dtype, **options)
 
 
-def numbers(train: Any, dtype: str, steps: int) -> tuple[list[float], list[np.ndarray]]:
+def numbers(train: Any, dtype: str, steps: int) -> Numbers:
     """The losses of the first steps, and the parameters after them."""
     losses, net = [], None
     for loss, net in itertools.islice(train(dtype), steps):  # noqa: B007
@@ -85,13 +86,37 @@ def relative(a: Any, b: Any) -> float:
 
 
 def compare(name: str, dtype: str, steps: int = 6) -> Difference:
-    losses, params = numbers(trainer(f"{name}_plain"), dtype, steps)
-    new_losses, new_params = numbers(trainer(name), dtype, steps)
-    assert params[0].dtype == new_params[0].dtype == np.dtype(dtype), f"{name} does not train in {dtype}"
-    return Difference(
-        max(map(relative, new_losses, losses)),
-        max(relative(a, b) for a, b in zip(new_params, params, strict=True)),
-    )
+    plain, ported = (numbers(trainer(script), dtype, steps) for script in (f"{name}_plain", name))
+    for _, params in (plain, ported):
+        assert params[0].dtype == np.dtype(dtype), f"{name} does not train in {dtype}"
+    assert len(plain[1]) == len(ported[1])
+    return largest(ported, plain)
+
+
+def rounding(name: str, dtype: str, steps: int = 6) -> Difference:
+    """How far the plain program is from itself when XLA compiles it without most optimisations.
+
+    Where digits cancel, as in the first gradients of a batch norm, two right programs differ by that.
+    """
+    import jax
+
+    setting = "jax_disable_most_optimizations"
+    before, runs = jax.config.read(setting), []
+    try:
+        for off in (True, False):
+            jax.clear_caches()
+            jax.config.update(setting, off)
+            runs.append(numbers(trainer(f"{name}_plain"), dtype, steps))
+    finally:
+        jax.config.update(setting, before)
+        jax.clear_caches()
+    return largest(*runs)
+
+
+def largest(a: Numbers, b: Numbers) -> Difference:
+    """The largest difference of a's losses from b's, and of its parameters."""
+    losses, params = (max(map(relative, *both), default=0.0) for both in zip(a, b, strict=True))
+    return Difference(losses, params)
 
 
 def row(name: str) -> str:

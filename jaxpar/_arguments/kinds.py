@@ -80,8 +80,12 @@ def _container(kind: Any, members: tuple[Any, ...]) -> Accepts:
     check = checks[0] if checks else None
     if check is None:
         return is_kind
+    # One text is a sequence of texts, and never what was meant: its letters.
+    no_text = kind is not collections.abc.Iterable and str in members
     # Other iterables are read by the function only: reading may take a batch, or draw a number.
-    return lambda value: is_kind(value) and all(map(check, _members(value)))
+    return lambda value: (
+        is_kind(value) and not (no_text and isinstance(value, str)) and all(map(check, _members(value)))
+    )
 
 
 def _members(value: Any) -> Any:
