@@ -191,6 +191,20 @@ def test_a_shard_map_over_another_axis_inside_a_replica():
     assert not any("leave mesh= out" in note for note in getattr(caught.value, "__notes__", []))
 
 
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
+def test_replicas_draw_the_same_in_a_users_jit_under_his_mesh(kind):
+    """Which replica it is was looked up in the mesh in context, which has no such axis."""
+    mesh = mesh_of((2, 2), kind)
+    dropout = jaxpar.DataParallel(nnx.Dropout(0.5), mesh=mesh, axis="data")
+
+    def dropped(x):
+        return dropout(x, rngs=nnx.Rngs(0))
+
+    outside = dropped(X)
+    with jax.set_mesh(mesh):
+        np.testing.assert_array_equal(jax.jit(dropped)(X), outside)
+
+
 @pytest.mark.parametrize("over", ["data", "model"])
 @pytest.mark.parametrize("jit", [jax.jit, lambda f: f])
 def test_a_wrapper_inside_of_shard_map_is_refused(jit, over):

@@ -30,8 +30,11 @@ def backend(name: str) -> Backend:
 def _shard_map(
     body: Body, placement: Placement, shared: PyTree, rows: list[jax.Array]
 ) -> tuple[PyTree, PyTree]:
-    def program(shared: PyTree, rows: list[jax.Array]) -> tuple[PyTree, PyTree]:
-        results, shared = body(jax.lax.axis_index(REPLICA), shared, [x[0] for x in rows])
+    def program(
+        shared: PyTree, rows: list[jax.Array], index: jax.Array | None = None
+    ) -> tuple[PyTree, PyTree]:
+        number = jax.lax.axis_index(REPLICA) if index is None else index[0]
+        results, shared = body(number, shared, [x[0] for x in rows])
         return jax.tree.map(lambda x: x[None], results), shared
 
     if placement.N == 1 and placement.outer_mesh is not None:
@@ -39,17 +42,20 @@ def _shard_map(
     # check_vma is off. With it on, the gradient of a replica's own loss by a replicated parameter arrives
     # already summed, so the mean of gradients that users write silently becomes a sum, and Flax's recurrent
     # layers do not trace. With it off, gradients are summed once, at the program's border.
+    # Beside axes that the compiler splits, JAX looks up the mesh of an axis_index in the context in which the
+    # program is compiled. That may be the user's jax.set_mesh, so there the number is an argument.
+    index = [] if placement.outer_mesh is None else [jnp.arange(placement.N, dtype=jnp.int32)]
     mapped = jax.shard_map(
         program,
         mesh=placement.mesh,
-        in_specs=(P(), P(REPLICA)),
+        in_specs=(P(), P(REPLICA), P(REPLICA))[: 2 + len(index)],
         out_specs=(P(REPLICA), P()),
         # Over the other axes of a user's mesh the compiler goes on splitting.
         axis_names={REPLICA},
         check_vma=False,
     )
     try:
-        return mapped(shared, rows)
+        return mapped(shared, rows, *index)
     except ValueError as error:
         if "should match the mesh passed to shard_map" in str(error):
             error.add_note(
