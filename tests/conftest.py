@@ -35,17 +35,19 @@ jax.config.update("jax_disable_most_optimizations", True)
 
 
 EVERY = 8
-"""Of a table marked `sampled`, quick runs the first row and every eighth after it."""
+"""Of a table marked `sampled`, quick runs the first row and every eighth after it, and `make test` all. Of
+one marked `sampled(n)`, `make test` runs quick's rows and every n-th, and `make proof` the others."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     seen = Counter()
     for item in items:
-        if item.get_closest_marker("sampled"):
+        if sampled := item.get_closest_marker("sampled"):
             table = (item.path, item.originalname)
-            if seen[table] % EVERY:
-                item.add_marker(pytest.mark.slow)
+            row, (every,) = seen[table], sampled.args or (1,)
+            if row % EVERY:
+                item.add_marker(pytest.mark.long if row % every else pytest.mark.slow)
             seen[table] += 1
         why = next_defaults.reason(item.nodeid)
         if why is not None:

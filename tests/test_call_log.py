@@ -131,7 +131,7 @@ PAIRS = [
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("one", "other"), PAIRS)
 def test_two_ranks_in_different_calls(one, other, tmp_path):
     found_apart([CALLS[one], CALLS[other]], {0: one, 1: other}, tmp_path)

@@ -71,7 +71,7 @@ print("DONE")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "made",
     [
@@ -107,7 +107,7 @@ print("DONE", step.updates)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_a_rate_in_every_iteration_and_a_save_on_rank_0_alone(n, tmp_path):
     for out in outputs(ranks(n, START + NANOGPT, env={"RUN": str(tmp_path)})):
         assert "DONE 6" in out
@@ -211,7 +211,7 @@ print("DONE")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_saves_by_one_and_by_all_in_any_order_and_at_any_pace(seed, tmp_path):
     for out in outputs(ranks(3, START + MIXED, env={"RUN": str(tmp_path), "SEED": str(seed)})):
         assert "DONE" in out

@@ -6,6 +6,7 @@ the tables it was printed from.
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from pathlib import Path
@@ -54,14 +55,15 @@ EVERYDAY = {
     "query, key and value by head",
     "two linear layers exchanged",
 }
-"""One of each kind; `-m slow` has all."""
+"""One of each kind; `make test` has half of the others, and `make proof` the other half."""
 
 TWINS = {bug.healthy.name: bug.healthy for bug in bugs.BUGS}
 
 
-def table(rows, mark=pytest.mark.slow):
-    """Parameters for a law, all but those of everyday marked."""
-    return [pytest.param(row, id=row.name, marks=() if row.name in EVERYDAY else mark) for row in rows]
+def table(rows, marks=(pytest.mark.slow, pytest.mark.long)):
+    """Parameters for a law, with the marks in turn on all but those of everyday."""
+    marks = itertools.cycle([[mark] for mark in marks])
+    return [pytest.param(row, id=row.name, marks=[] if row.name in EVERYDAY else next(marks)) for row in rows]
 
 
 @pytest.mark.parametrize("case", table([*layers.CASES, *SMALL]))
@@ -86,7 +88,7 @@ def test_bugs_are_planted_in_healthy_twins(twin):
     assert proof.ask(twin).same
 
 
-@pytest.mark.parametrize("case", table([*layers.CASES, *SMALL], pytest.mark.long))
+@pytest.mark.parametrize("case", table([*layers.CASES, *SMALL], [pytest.mark.long]))
 def test_no_false_alarm_at_the_numeric_level(case: Case):
     answer = proof.ask(case, "numeric", seed=1)
     assert answer.same, f"{answer.where}: {answer.ratio_rms:.2f} {answer.ratio_max:.2f}"

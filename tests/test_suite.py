@@ -74,21 +74,34 @@ import pytest
 def test_row(i):
     pass
 
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("i", range(10))
+def test_third(i):
+    pass
+
 def test_alone():
     pass
 """
+SELECTED = {
+    "not slow and not long": {"test_row": [0, 8, 16], "test_third": [0, 8]},
+    "not long": {"test_row": range(20), "test_third": [0, 3, 6, 8, 9]},
+    "long": {"test_third": [1, 2, 4, 5, 7]},
+}
 
 
 @pytest.mark.slow
-def test_quick_runs_the_first_row_of_a_sampled_table_and_every_eighth_after_it(tmp_path):
+@pytest.mark.parametrize("marks", SELECTED)
+def test_the_rows_of_a_sampled_table_that_a_command_runs(marks, tmp_path):
     for name in ("conftest.py", "next_defaults.py"):
         (tmp_path / name).symlink_to(TESTS / name)
     (tmp_path / "test_table.py").write_text(TABLE)
     where = ["--rootdir", tmp_path, "-c", TESTS.parent / "pyproject.toml", tmp_path]
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "not slow", *where],
+        [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", marks, *where],
         capture_output=True,
         text=True,
     )
-    found = [line.split("::")[1] for line in run.stdout.splitlines() if "::" in line]
-    assert found == ["test_row[0]", "test_row[8]", "test_row[16]", "test_alone"], run.stdout + run.stderr
+    selected = [line.split("::")[1] for line in run.stdout.splitlines() if "::" in line]
+    rows = [f"{name}[{i}]" for name, numbers in SELECTED[marks].items() for i in numbers]
+    alone = ["test_alone"] * (marks != "long")
+    assert selected == rows + alone, run.stdout + run.stderr
