@@ -138,9 +138,9 @@ class Normalised(eqx.Module):
     linear: eqx.nn.Linear
     norm: eqx.nn.BatchNorm
 
-    def __init__(self):
+    def __init__(self, mode):
         self.linear = eqx.nn.Linear(16, 1, use_bias=False, key=jax.random.key(0), dtype=float)
-        self.norm = eqx.nn.BatchNorm(1, "batch", mode="batch", dtype=float)
+        self.norm = eqx.nn.BatchNorm(1, "batch", mode=mode, dtype=float)
 
     def __call__(self, x, state):
         return self.norm(self.linear(x.reshape(-1)), state)
@@ -330,15 +330,22 @@ def test_a_planted_fault_is_found(name, kind):
         close(step.state.params, params)
 
 
+@pytest.mark.parametrize("mode", ["batch", "ema"])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_module_buffers(kind):
+def test_module_buffers(kind, mode):
     """Equinox's BatchNorm: the loss function is given its state and returns the new one."""
-    model, buffers = eqx.nn.make_with_state(Normalised)()
+    model, buffers = eqx.nn.make_with_state(Normalised)(mode)
     case = Case(None, None, normalised_loss, lambda p, b, k, x: with_statistics(p, b, x))
     params = jax.tree.map(lambda x: x.copy() if eqx.is_array(x) else x, model)
     copied = jax.tree.map(jnp.copy, buffers)
     state = jaxpar.FunctionState.create(model, TX, buffers=buffers)
     if kind is data_parallel:
+        frozen = kind(eqx.nn.inference_mode(model))
+        outputs = jax.vmap(lambda x: frozen(x, buffers)[0])(X[0])
+        np.testing.assert_allclose(outputs, with_statistics(frozen.module, buffers, X[0])[0], rtol=1e-10)
+        with pytest.raises((NameError, ValueError)) as caught:
+            with_statistics(kind(model), copied, X[0])
+        assert "new eqx.nn.State has no rows" in "".join(caught.value.__notes__)
         with pytest.raises(TypeError, match=r"new buffers have no rows\. Wrap the module in Distr"):
             jaxpar.train_step(kind(model), state, normalised_loss)
         return

@@ -350,7 +350,16 @@ class _PytreeDataParallel(_Remembers):
         def run(module: Any, args: tuple, kwargs: dict[str, Any], placement: Placement) -> PyTree:
             return forward(module, args, kwargs, placement, self.backend, self.programs)
 
-        return over_rows(run, self.module, inputs, kwargs, self.placement)
+        try:
+            return over_rows(run, self.module, inputs, kwargs, self.placement)
+        except (NameError, ValueError) as error:
+            if any(type(x).__module__ == "equinox.nn._stateful" for x in (*inputs, *kwargs.values())):
+                error.add_note(
+                    "jaxpar: a DataParallel gathers outputs row by row, and a new eqx.nn.State has no "
+                    "rows. Train with train_step(DistributedDataParallel(module), FunctionState), in whose "
+                    "`buffers` it is (docs/functions.md); inference works."
+                )
+            raise
 
 
 for _kind in (_NNXDataParallel, _LinenDataParallel, _FunctionDataParallel, _PytreeDataParallel):

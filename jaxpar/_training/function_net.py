@@ -11,7 +11,10 @@ from flax import linen, nnx
 
 from .._parallel.data_parallel import DataParallel
 from .._parallel.modules.function_view import function_of, is_callable_pytree, is_transform, with_arrays
+from .._tree import combine, separate
 from .._typing import PyTree, Static
+from .._upstream import jaxpr_as_fun
+from .._upstream.mesh_context import context_mesh, enter_context, restore_context
 from ..errors import ParametersError
 from .distributed_data_parallel import DistributedDataParallel
 from .function_state import FunctionState, check_state, check_transformation, is_data, is_trainable
@@ -124,12 +127,36 @@ class FunctionLoss:
         inner = None if isinstance(nets, tuple) else inner_of(nets)
         if inner is None or inner.function.value is not None or not inner.has_buffers:
             return self.function(_arguments(nets), *args, **kwargs)
-        result = self.function(_arguments(nets), inner.variables[BUFFERS], *args, **kwargs)
+        result = without_mesh(self.function, _arguments(nets), inner.variables[BUFFERS], *args, **kwargs)
         if self.evaluates:
             return result
         value, buffers = pair_of(result, "the loss function of a module", "(loss, buffers)")
         inner.keep(buffers)
         return value
+
+
+def without_mesh(function: Callable[..., Any], *args: PyTree, **kwargs: PyTree) -> Any:
+    """Call a function on arrays whose types name no mesh, as they do in a shard_map.
+
+    There a constant has another type, and `eqx.nn.State.set` refuses it for an array of the state.
+    """
+    if context_mesh() is None:
+        return function(*args, **kwargs)
+    arrays, others, form = separate((args, kwargs))
+    results: list[Any] = []
+
+    def call(*arrays: jax.Array) -> list[jax.Array]:
+        args, kwargs = combine(arrays, others, form)
+        leaves, *results[:] = separate(function(*args, **kwargs))
+        return leaves
+
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in map(jax.typeof, arrays)]
+    previous = enter_context(None)
+    try:
+        program = jax.make_jaxpr(call)(*shapes)
+    finally:
+        restore_context(previous)
+    return combine(jaxpr_as_fun(program)(*arrays), *results)
 
 
 def _arguments(nets: Any) -> Any:
