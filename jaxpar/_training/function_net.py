@@ -136,9 +136,9 @@ class FunctionLoss:
 
 
 def without_mesh(function: Callable[..., Any], *args: PyTree, **kwargs: PyTree) -> Any:
-    """Call a function on arrays whose types name no mesh, as they do in a shard_map.
+    """Call a function on arrays without a mesh in their types, as outside of a shard_map.
 
-    There a constant has another type, and `eqx.nn.State.set` refuses it for an array of the state.
+    Constants have none either, and `eqx.nn.State.set` compares the types.
     """
     if context_mesh() is None:
         return function(*args, **kwargs)
