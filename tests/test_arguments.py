@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +16,7 @@ from hypothesis import strategies as st
 
 import jaxpar
 from jaxpar import comm_hooks, data, distributed, nn, optim
-from jaxpar._arguments import folder, whole
+from jaxpar._arguments import whole
 from jaxpar._arguments.checked import checked
 from jaxpar.optim import lr_scheduler, swa_utils
 
@@ -36,9 +39,9 @@ CASES = {
     "Embedding: num_embeddings is -1": lambda path: nn.Embedding(-1, 2, rngs=rngs()),
     "Embedding: embedding_dim is -2": lambda path: nn.channels_first.Embedding(1, -2, rngs=rngs()),
     "Embedding: num_embeddings is '3'": lambda path: nn.Embedding("3", 2, rngs=rngs()),
-    "embedding_bag: num_embeddings is -1": lambda path: nn.EmbeddingBag(-1, 2, rngs=rngs()),
+    "EmbeddingBag: num_embeddings is -1": lambda path: nn.EmbeddingBag(-1, 2, rngs=rngs()),
     "BatchNorm: num_features is -1": lambda path: nn.BatchNorm(-1),
-    "BatchNorm: num_features is 2.5": lambda path: nn.channels_first.BatchNorm1d(2.5),
+    "BatchNorm1d: num_features is 2.5": lambda path: nn.channels_first.BatchNorm1d(2.5),
     "gather: outputs are NoneType": lambda path: jaxpar.gather(None),
     "gather: dim is 'x'": lambda path: jaxpar.gather([jnp.ones(2)], dim="x"),
     "parallel_apply: modules are NoneType": lambda path: jaxpar.parallel_apply(None, None),
@@ -66,11 +69,11 @@ CASES = {
     "StepLR: step_size is '3'": lambda path: lr_scheduler.StepLR(optimizer(), "3"),
     "StepLR: step_size is 0": lambda path: lr_scheduler.StepLR(optimizer(), 0),
     "PolynomialLR: total_iters is -1": lambda path: lr_scheduler.PolynomialLR(optimizer(), -1),
-    "MultiStepLR: a milestone is -1": lambda path: lr_scheduler.MultiStepLR(optimizer(), [-1]),
+    "MultiStepLR: milestones is [-1]": lambda path: lr_scheduler.MultiStepLR(optimizer(), [-1]),
     "ReduceLROnPlateau.step: the metric is 'low'": lambda path: lr_scheduler.ReduceLROnPlateau(
         optimizer()
     ).step("low"),
-    "MultiStepLR: a milestone is 'a'": lambda path: lr_scheduler.MultiStepLR(optimizer(), "ab"),
+    "MultiStepLR: milestones is 'ab'": lambda path: lr_scheduler.MultiStepLR(optimizer(), "ab"),
     "ReduceLROnPlateau.step: the metric is None": lambda path: lr_scheduler.ReduceLROnPlateau(
         optimizer()
     ).step(None),
@@ -101,7 +104,7 @@ CASES = {
 
 @pytest.mark.parametrize("text", CASES)
 def test_a_wrong_argument_is_refused_by_name(text, tmp_path):
-    with pytest.raises((TypeError, ValueError)) as caught:
+    with pytest.raises((TypeError, ValueError, RuntimeError)) as caught:
         CASES[text](tmp_path / "run")
     assert str(caught.value).startswith(text)
     assert not (tmp_path / "run").exists()
@@ -125,13 +128,21 @@ def test_anything_else_is_no_whole_number(value):
         whole("f", "n", value)
 
 
-@given(st.text())
-def test_a_folder_is_any_name_that_a_system_can_have(name):
+def read(path: str | os.PathLike[str]) -> str:
+    return os.fspath(path)
+
+
+@given(st.text(), st.booleans())
+def test_a_path_is_any_name_that_a_system_can_have(name, is_object):
+    value = Path(name) if is_object else name
+    name = os.fspath(value)
     if name and "\0" not in name:
-        assert folder("f", "directory", name) == name
+        assert checked(read)(value) == name
     else:
-        with pytest.raises(ValueError, match=r"^f: directory is .* is not the name of a folder\.$"):
-            folder("f", "directory", name)
+        with pytest.raises(
+            ValueError, match=r"^read: path is .*; it must be a path, neither empty nor with NUL\.$"
+        ):
+            checked(read)(value)
 
 
 def test_arrays_with_one_number_are_taken_as_before():

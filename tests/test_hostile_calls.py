@@ -12,7 +12,8 @@ import pickle
 import re
 import warnings
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import jax
 import jax.numpy as jnp
@@ -27,17 +28,18 @@ from jaxpar._arguments import Least
 from jaxpar._arguments.checked import checked
 
 # Kinds of arguments that may take a value; every argument of these kinds takes it or refuses it by name.
-NUMBER = {"int", "float", "Array", "any"}
 MANY = {"Sequence", "any"}
 HOSTILE: dict[str, tuple[Any, set[str]]] = {
     "an object": (object(), {"any"}),
     "None": (None, {"None", "any"}),
     "NUL": ("\0", {"str", "any"}),
     "bytes": (b"x", {"any"}),
-    "NaN": (float("nan"), {"float", "Array", "any"}),
+    "NaN": (float("nan"), {"Array", "any"}),
+    "infinity": (float("inf"), {"Array", "any"}),
+    "minus infinity": (float("-inf"), {"Array", "any"}),
     "a fraction": (2.5, {"float", "Array", "any"}),
-    "a negative number": (-1, NUMBER),
-    "a huge number": (10**400, NUMBER),
+    "a negative number": (-1, {"Array", "any"}),
+    "a huge number": (10**400, {"int", "float", "Array", "any"}),
     "no elements": ([], MANY),
     "an empty tuple": ((), MANY),
     "an empty dict": ({}, {"dict", "Sequence", "any"}),
@@ -46,6 +48,42 @@ HOSTILE: dict[str, tuple[Any, set[str]]] = {
     "text in an array": (np.array(["a", "b"]), {"any", "Sequence"}),
     "an empty array": (jnp.ones(0), {"Array", "Sequence", "any"}),
     "many axes": (jnp.ones((1, 2, 1, 2, 1, 3, 1)), {"Array", "Sequence", "any"}),
+}
+ODD_NUMBERS = ("NaN", "infinity", "minus infinity", "a negative number")
+INFINITE = ("infinity", "minus infinity")
+# The arguments, or functions' arguments, for which some of ODD_NUMBERS mean something.
+MEANINGS: dict[str, tuple[tuple[str, ...], str]] = {
+    "pad.value": (ODD_NUMBERS, "what is filled in"),
+    "ConstantPad.value": (ODD_NUMBERS, "what is filled in"),
+    **dict.fromkeys(("max_norm", "clip_value"), (("infinity",), "nothing is clipped")),
+    **dict.fromkeys(
+        ("norm_type", "p", "LPPool.norm_type"), ((*INFINITE, "a negative number"), "the order of a norm")
+    ),
+    **dict.fromkeys(
+        ("min_val", "max_val", "threshold", "value"), ((*INFINITE, "a negative number"), "any x is allowed")
+    ),
+    "adafactor.d": (("infinity",), "no update is scaled down"),
+    "asgd.t0": (("infinity",), "the average never begins"),
+    **dict.fromkeys(("loc", "logits"), ((*INFINITE, "a negative number"), "torch.distributions has it")),
+    "Normal.scale": (("infinity",), "torch.distributions has it"),
+    **{
+        name: (("a negative number",), meaning)
+        for meaning, names in {
+            "counted from the end": "dim axis start_dim end_dim padding_idx axes",
+            "an identifier": "seed generator random_seed source epoch fallback_rank ignore_index",
+            "none, as in torch": "last_epoch output_device target_device",
+            "a slope, a weight or a power": "alpha beta k init lower negative_slope dampening beta2_decay "
+            "divisor_override correction scaled_dot_product_attention.scale",
+            "torch shrinks nothing": "hardshrink.lambd Hardshrink.lambd Softshrink.lambd",
+            "a distance": "margin fill",
+            "cuts off, as in torch": "padding",
+            "worse is good enough": "ReduceLROnPlateau.threshold reduce_lr_on_plateau.threshold",
+            "never stops before max_iter": "tolerance_grad tolerance_change",
+            "unused beside total_steps": "epochs steps_per_epoch",
+            "refused when it is called, as in torch": "Fold.output_size sizes.kernel_size",
+        }.items()
+        for name in names.split()
+    },
 }
 # Words of annotations, and the kinds of values that they take; any other word is a class.
 KINDS = {
@@ -61,6 +99,15 @@ KINDS = {
     "ArrayLike": "Array int",
     "Ints": "int Sequence",
     "Sizes": "int Sequence None",
+    "Count": "int",
+    "Positive": "int",
+    "Size": "int",
+    "NonNegative": "float int",
+    "Limit": "float int",
+    "Extended": "float int",
+    "AnyFloat": "float int",
+    "Scale": "float int",
+    "StartRate": "float int Array",
     "Scalar": "float int Array",
     "ScalarOrSchedule": "float int Array function",
     "PerGroup": "float int Sequence",
@@ -91,6 +138,7 @@ KINDS = {
     "Progress": "function",
 }
 OPEN = {
+    "FlaxModule",  # or anything that can be called
     "Nets",
     "Optimizers",
     "Inputs",
@@ -116,6 +164,8 @@ TORCHS = (IndexError, AssertionError, NotImplementedError)
 
 def kinds_of(annotation: Any) -> set[str]:
     """What an argument takes: the words of its annotation that are not inside of brackets."""
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
     if annotation is inspect.Parameter.empty:
         return {"any"}
@@ -130,6 +180,19 @@ def kinds_of(annotation: Any) -> set[str]:
     return inside | {kind for word in words for kind in KINDS.get(word, "").split()}
 
 
+def has_meaning(function: str, argument: inspect.Parameter, hostile: str) -> bool:
+    """Whether an odd number means something, which an array of numbers, the user's data, may hold."""
+    name = re.sub(r"\dd$", "", function)
+    used = [
+        key for key in (f"{name}.{argument.name}", argument.name) if hostile in MEANINGS.get(key, [()])[0]
+    ]
+    USED.update(used[:1])
+    return bool(used)
+
+
+USED: set[str] = set()
+
+
 def arguments(function: Any) -> list[inspect.Parameter]:
     return [p for p in inspect.signature(function).parameters.values() if p.kind in (1, 3)]
 
@@ -140,7 +203,10 @@ def outcome(name: str, function: Callable[..., Any], argument: inspect.Parameter
     args, kwargs = valid_call(name, function)
     short = name.rpartition(".")[2]
     kinds = kinds_of(argument.annotation) | ({"None"} if argument.default is None else set())
-    if takers & kinds and short in SLOW:
+    if hostile in ODD_NUMBERS and ("float" in kinds or kinds & {"int", "any", "Array"} == {"int"}):
+        kinds -= {"Array"}
+        kinds |= {"any"} if has_meaning(short, argument, hostile) else set()
+    if short in SLOW and (takers & kinds or hostile in ODD_NUMBERS):
         return ""
     try:
         with warnings.catch_warnings():
@@ -187,6 +253,18 @@ def test_a_hostile_value_is_refused_by_name(case, hostile):
     assert not wrong, f"{name}({argument.name}={hostile}) {wrong}"
 
 
+def test_an_odd_number_without_a_meaning_is_refused():
+    numbers = [(n, a) for n, a in CASES if kinds_of(a.annotation) & {"int", "float"}]
+    wrong = [
+        f"{name}({argument.name}={hostile}) {problem}"
+        for name, argument in numbers
+        for hostile in ODD_NUMBERS
+        if (problem := outcome(name, PUBLIC[name], argument, hostile))
+    ]
+    assert not wrong
+    assert MEANINGS.keys() <= USED, "a row that no function needs"
+
+
 def element(n: int) -> int:
     """A function without a check: Python's own errors, and text where a number is meant."""
     return [1, 2, 3, 4, 5, 6, 7][n]
@@ -209,6 +287,20 @@ def test_a_function_without_a_check_is_found(function, hostile, problem):
     (argument,) = arguments(function)
     assert problem in outcome("planted", function, argument, hostile)
     assert outcome(function.__name__, checked(function), argument, hostile) == ""
+
+
+def test_bounds_and_paths_go_before_the_call():
+    called = []
+
+    def keep(n: Annotated[float, Least(1, RuntimeError)] = 1.0, path: str | Path = "run") -> None:
+        called.append(n)
+
+    for n in (0.5, float("nan"), float("inf"), np.float32(0)):
+        with pytest.raises(RuntimeError, match=r"keep: n is .*; it must be finite and 1 or more\."):
+            checked(keep)(n)
+    with pytest.raises(ValueError, match=r"keep: path is ''; it must be a path"):
+        checked(keep)(path="")
+    assert not called
 
 
 def test_what_would_take_for_ever_is_refused_before_the_call():

@@ -359,8 +359,8 @@ REFUSED = [
     (lambda: ours.constant_lr(LR, 1.5), ValueError, "Constant multiplicative factor expected"),
     (lambda: ours.linear_lr(LR, 0.0), ValueError, "Starting multiplicative factor expected"),
     (lambda: ours.linear_lr(LR, 0.5, -0.1), ValueError, "Ending multiplicative factor expected"),
-    (lambda: ours.step_lr(LR, 0), ValueError, "step_size must be positive, but is 0"),
-    (lambda: ours.cosine_annealing_lr(LR, 0), ValueError, "T_max must be positive, but is 0"),
+    (lambda: ours.step_lr(LR, 0), ValueError, "step_size is 0; it must be 1 or more"),
+    (lambda: ours.cosine_annealing_lr(LR, 0), ValueError, "T_max is 0; it must be 1 or more"),
     (
         lambda: ours.cosine_annealing_warm_restarts(LR, 0),
         ValueError,

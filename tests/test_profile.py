@@ -103,8 +103,8 @@ def test_one_trace_at_a_time(tmp_path):
         ((3,), {}, TypeError),
         ((jnp.tanh,), {"active": 0}, ValueError),
         ((jnp.tanh,), {"wait": -1}, ValueError),
-        ((jnp.tanh,), {"active": 1.5}, ValueError),
-        ((jnp.tanh,), {"active": True}, ValueError),
+        ((jnp.tanh,), {"active": 1.5}, TypeError),
+        ((jnp.tanh,), {"active": True}, TypeError),
     ],
 )
 def test_what_cannot_be_profiled(arguments, options, error):

@@ -211,7 +211,7 @@ def test_a_mesh_without_the_axis():
         (lambda: SyncBatchNorm(3, process_group=object()), "process_group is a object"),
         (lambda: jaxpar.convert_sync_batchnorm(BatchNorm(3), object()), "process_group is a object"),
         (lambda: SyncBatchNorm(0), "number of input channels should be non-zero"),
-        (lambda: SyncBatchNorm(3, eps=-1), "eps must be non-negative, but got -1"),
+        (lambda: SyncBatchNorm(3, eps=-1), "eps is -1; it must be finite and 0 or more"),
         (lambda: SyncBatchNorm(3)(jnp.ones(3)), r"expected at least 2D input \(got 1D input\)"),
         (lambda: SyncBatchNorm(3)(jnp.ones((2, 3)), jnp.ones(2)), r"mask is float.*booleans of the shape"),
         (lambda: SyncBatchNorm(3)(jnp.ones((2, 3)), jnp.ones(3, bool)), r"mask is bool\[3\]"),

@@ -6,7 +6,14 @@ what an annotation accepts, `values` checks numbers and paths by hand, and `warn
 
 from .checked import check_on_import as check_on_import
 from .kinds import EXPLAINED as EXPLAINED
+from .kinds import INFINITE as INFINITE
+from .kinds import AnyFloat as AnyFloat
+from .kinds import Count as Count
+from .kinds import Extended as Extended
 from .kinds import Least as Least
-from .values import folder as folder
+from .kinds import Limit as Limit
+from .kinds import NonNegative as NonNegative
+from .kinds import Positive as Positive
+from .kinds import Size as Size
 from .values import whole as whole
 from .warn import warn as warn

@@ -16,12 +16,11 @@ import opcode
 import re
 import sys
 import types
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .kinds import Accepts, accepts_of, bound_of, described, is_data
+from .kinds import Accepts, accepts_of, described, has_path, is_data, least_of, limits
 from .values import shown
 
 _PUBLIC: dict[str, set[str]] = {}
@@ -77,9 +76,9 @@ def _check_names(module: types.ModuleType, names: set[str]) -> None:
 
 
 def _check_class(kind: type) -> None:
-    for method in ("__new__", "__init__"):
-        owner = next(base for base in kind.__mro__ if method in vars(base))
-        function = getattr(owner, method)
+    for method in ("__new__", "__init__", "load_state_dict"):
+        owner = next((base for base in kind.__mro__ if method in vars(base)), object)
+        function: Any = getattr(owner, method, None)
         if owner.__module__.startswith("jaxpar.") and not _is_checked(function):
             check = checked(function, owner)
             setattr(owner, method, staticmethod(check) if method == "__new__" else check)
@@ -93,7 +92,7 @@ def _is_result(kind: type) -> bool:
 
 
 def checked(function: Callable[..., Any], owner: type | None = None) -> Callable[..., Any]:
-    """Return the function with checks of its arguments: TypeError, or ValueError for a number below `Least`.
+    """Return the function with checks of its arguments: TypeError, or ValueError for a number out of bounds.
 
     An error that the function itself raises for the argument goes first, as its text explains more.
     Annotations that cannot be evaluated, and Any, accept everything. They are read at the first call.
@@ -167,7 +166,8 @@ class _Parameters:
         if self.owner is None:
             return self.function.__name__
         kind = args[0] if self.function.__name__ == "__new__" else type(args[0])
-        return str(kind.__name__)
+        is_method = self.function.__name__ == "load_state_dict"
+        return f"{kind.__name__}.load_state_dict" if is_method else str(kind.__name__)
 
     def by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         values = list(zip(self.parameters, args, strict=False))[self.owner is not None :]
@@ -175,9 +175,9 @@ class _Parameters:
 
     def call_with_wrong(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call with an argument that its annotation excludes, and raise if the function does not."""
-        problem = self.problem(args, kwargs)
-        if isinstance(problem, OverflowError):
-            raise ValueError(str(problem))  # before a loop or an allocation of that length
+        problem, is_first = self.problem(args, kwargs)
+        if problem is not None and is_first:
+            raise problem
         try:
             result = self.function(*args, **kwargs)
         except Exception as error:
@@ -189,22 +189,27 @@ class _Parameters:
             raise problem
         return result
 
-    def problem(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception | None:
-        """Return the error of the first argument that its annotation excludes; a default is accepted."""
+    def problem(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Exception | None, bool]:
+        """Return the error of the first argument that its annotation excludes, and whether it goes first.
+
+        A default is accepted. Bounds and paths go before the call, which could write files, or take a huge
+        number for the length of a loop.
+        """
         for name, value in self.by_name(args, kwargs).items():
             accepts = self.checks[1].get(name)
             if accepts is None or accepts(value) or value is self.parameters[name].default:
                 continue
             annotation = self.annotation(name)
             text = f"{self.name(args)}: {name} is {shown(value)}; it must be"
-            if isinstance(value, int) and value.bit_length() > 64 and accepts(0):
-                return OverflowError(f"{text} a number of 64 bits.")
-            if typing.get_origin(annotation) is typing.Annotated:
-                accepts = accepts_of(typing.get_args(annotation)[0])
-                if accepts is None or accepts(value):
-                    return ValueError(f"{text} {bound_of(annotation):g} or more.")
-            return TypeError(f"{text} {described(annotation)}.")
-        return None
+            is_kind = accepts_of(annotation, bounded=False) or accepts
+            if isinstance(value, int) and value.bit_length() > 64 and is_kind(0):
+                return ValueError(f"{text} a number of 64 bits."), True
+            least = least_of(annotation)
+            if is_kind(value):
+                kind = ValueError if least is None else least.error
+                return kind(f"{text} {limits(annotation)}."), least is not None or has_path(annotation)
+            return TypeError(f"{text} {described(annotation)}."), False
+        return None, False
 
     def explain(self, error: Exception, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Add the arguments to an error's notes; raise ValueError instead of an error of Python's own."""

@@ -4,40 +4,66 @@ from __future__ import annotations
 
 import collections.abc
 import contextlib
+import enum
+import math
+import os
 import types
 import typing
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 Accepts: TypeAlias = Callable[[Any], bool]
-EXPLAINED = object()
-"""In `Annotated[type, EXPLAINED]`: the function itself refuses other types, and its text explains more."""
+
+
+class Mark(enum.Enum):
+    """The meanings of marks in `Annotated[type, mark]`."""
+
+    EXPLAINED = "the function itself refuses other types, and its text explains more"
+    INFINITE = "infinity means something there; any other float is finite"
+    NAN = "NaN means something there, too"
+
+
+EXPLAINED, INFINITE, NAN = Mark
 
 
 class Least(NamedTuple):
-    """A bound of `Annotated[int, Least(1)]`: the number or more; for a sequence, of each member."""
+    """A bound of `Annotated[int, Least(1)]`: the number or more, and no bool; otherwise the error."""
 
     bound: float
+    error: type[Exception] = ValueError
 
 
-def accepts_of(annotation: Any) -> Accepts | None:
-    """Return the check of a type, or None if it accepts everything."""
+Count: TypeAlias = Annotated[int, Least(0)]
+Positive: TypeAlias = Annotated[int, Least(1)]
+Size: TypeAlias = Annotated[int, Least(0, RuntimeError)]  # torch's class
+NonNegative: TypeAlias = Annotated[float, Least(0)]
+Limit: TypeAlias = Annotated[float, Least(0), INFINITE]
+Extended: TypeAlias = Annotated[float, INFINITE]
+AnyFloat: TypeAlias = Annotated[float, NAN]
+
+
+def accepts_of(annotation: Any, *, bounded: bool = True) -> Accepts | None:
+    """Return the check of a type, or None if it accepts everything; unbounded, of the type alone."""
     origin, members = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is typing.Annotated and EXPLAINED in annotation.__metadata__:
-        return None
     if origin is typing.Annotated:
-        accepts, bound = accepts_of(members[0]), bound_of(annotation)
-        return lambda value: accepts is None or (accepts(value) and _is_least(value, bound))
+        return _annotated(annotation, bounded)
     if origin in (typing.Union, types.UnionType):
-        checks = [accepts_of(member) for member in members]
+        checks = [accepts_of(member, bounded=bounded) for member in members]
         if any(getattr(member, "__name__", "").endswith("SupportsDType") for member in members):
             checks = [_is_dtype, *(_is_none for member in members if member is types.NoneType)]
+        if float in map(_without_marks, members) and complex not in members:
+            checks = [_is_no_number_but_array if check is _is_array else check for check in checks]
+        if bounded and any(map(_is_path_type, members)):
+            paths = [kind is str or _is_path_type(kind) for kind in members]
+            checks = [_is_path if named else check for named, check in zip(paths, checks, strict=True)]
         return None if None in checks else _either([check for check in checks if check is not None])
     if origin is typing.Literal:
         return lambda value: type(value) in set(map(type, members))  # the function checks the value
     kind = origin or annotation
     if kind in _CONTAINERS:
-        return _container(kind, members)
+        return _container(kind, members, bounded)
+    if kind is float:
+        return _is_finite if bounded else _is_number
     if kind is Any or kind is object:
         return None
     if kind in _KINDS:
@@ -62,9 +88,30 @@ def _either(checks: list[Accepts]) -> Accepts:
     return accepts
 
 
-def _container(kind: Any, members: tuple[Any, ...]) -> Accepts:
+def _annotated(annotation: Any, bounded: bool) -> Accepts | None:
+    kind, *marks = typing.get_args(annotation)
+    accepts = accepts_of(kind, bounded=bounded and INFINITE not in marks and NAN not in marks)
+    if EXPLAINED in marks or accepts is None:
+        return None
+    least = least_of(annotation)
+    if not bounded or NAN in marks:
+        return accepts if least is None else lambda value: not isinstance(value, bool) and accepts(value)
+    bound = -math.inf if least is None else least.bound
+
+    def is_within(value: Any) -> bool:
+        if least is not None and isinstance(value, bool):
+            return False
+        try:
+            return accepts(value) and bool(value >= bound)
+        except TypeError:  # a traced number
+            return True
+
+    return is_within
+
+
+def _container(kind: Any, members: tuple[Any, ...], bounded: bool) -> Accepts:
     is_kind = _CONTAINERS[kind]
-    checks = [accepts_of(member) for member in members if member is not ...]
+    checks = [accepts_of(member, bounded=bounded) for member in members if member is not ...]
     if kind is tuple and checks and ... not in members:
         return lambda value: (
             is_kind(value)
@@ -109,6 +156,14 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, float) or _is_whole(value) or _has_kind(value, "biufV")
 
 
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, float):
+        return -math.inf < value < math.inf
+    # JAX's numbers are computed: to look at one waits for its device.
+    on_host = type(value).__module__ in ("numpy", "ml_dtypes")
+    return _is_number(value) and (not on_host or math.isfinite(value))
+
+
 def _is_bool(value: Any) -> bool:
     return value is True or value is False or _has_kind(value, "b") or (_is_whole(value) and value in (0, 1))
 
@@ -132,6 +187,26 @@ def _is_array(value: Any) -> bool:
     if kind.__module__.startswith("jax"):
         _ARRAYS.add(kind)  # its arrays hold numbers only
     return hasattr(value, "dtype")
+
+
+def _is_no_number_but_array(value: Any) -> bool:
+    return not isinstance(value, (int, float)) and _is_array(value)
+
+
+def _is_path(value: Any) -> bool:
+    """Whether it is a path that a system can have: not empty, and without NUL."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    return isinstance(value, str) and value != "" and "\0" not in value
+
+
+def _is_path_type(kind: Any) -> bool:
+    kind = typing.get_origin(kind) or kind
+    return isinstance(kind, type) and issubclass(kind, os.PathLike)
+
+
+def _without_marks(annotation: Any) -> Any:
+    return typing.get_args(annotation)[0] if typing.get_origin(annotation) is Annotated else annotation
 
 
 def _is_array_type(kind: Any) -> bool:
@@ -169,25 +244,37 @@ def _is_iterable(value: Any) -> bool:
     )
 
 
-def _is_least(value: Any, bound: float) -> bool:
-    if _is_sequence(value) and not isinstance(value, str):
-        return all(_is_least(member, bound) for member in value)
-    if value is None or isinstance(value, str):
-        return True
-    with contextlib.suppress(TypeError):  # a traced number
-        return bool(value >= bound)
-    return True
+def least_of(annotation: Any) -> Least | None:
+    """Return the bound of a type or of its members, or None."""
+    return next((mark for mark in _parts(annotation) if isinstance(mark, Least)), None)
 
 
-def bound_of(annotation: Any) -> float:
-    return next(mark.bound for mark in annotation.__metadata__ if isinstance(mark, Least))
+def has_path(annotation: Any) -> bool:
+    """Whether a type, or one of its members, is a path."""
+    return any(map(_is_path_type, _parts(annotation)))
+
+
+def limits(annotation: Any) -> str:
+    """Describe the values of its type that an annotation excludes."""
+    if has_path(annotation):
+        return "a path, neither empty nor with NUL"
+    parts, least = list(_parts(annotation)), least_of(annotation)
+    bounds = ["finite"] if float in parts and INFINITE not in parts else []
+    bounds += [] if least is None else [f"{least.bound:g} or more"]
+    return " and ".join(bounds) or "a number"
+
+
+def _parts(annotation: Any) -> Iterator[Any]:
+    """Yield an annotation, its members and their marks."""
+    yield annotation
+    for member in typing.get_args(annotation):
+        yield from _parts(member)
 
 
 _ARRAYS: set[type] = set()
 _KINDS: dict[Any, Accepts] = {
     int: _is_whole,
     typing.SupportsIndex: _is_whole,
-    float: _is_number,
     bool: _is_bool,
     types.NoneType: _is_none,
     None: _is_none,

@@ -1,9 +1,8 @@
-"""Whole numbers and paths, and how an error text shows a value."""
+"""Whole numbers, and how an error text shows a value."""
 
 from __future__ import annotations
 
 import operator
-import os
 from typing import Any
 
 
@@ -18,18 +17,6 @@ def whole(function: str, name: str, value: Any, least: int | None = None) -> int
     if least is not None and number < least:
         raise ValueError(f"{function}: {name} is {number}; it must be {least} or more.")
     return number
-
-
-def folder(function: str, name: str, value: Any) -> str:
-    """Return a path as text; raise TypeError for what is not one, ValueError for an empty one or NUL."""
-    try:
-        path = os.fspath(value)
-    except TypeError:
-        raise TypeError(f"{function}: {name} is {value!r}; it must be a path.") from None
-    path = os.fsdecode(path)
-    if not path or "\0" in path:
-        raise ValueError(f"{function}: {name} is {path!r}, which is not the name of a folder.")
-    return path
 
 
 def shown(value: Any) -> str:

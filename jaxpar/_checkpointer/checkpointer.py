@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
-from .._arguments import folder, warn, whole
+from .._arguments import Positive, warn, whole
 from .._training.watchdog import reached
 from .._typing import PyTree
 from ..errors import CheckpointError
@@ -94,19 +94,15 @@ class Checkpointer:
         self,
         directory: str | os.PathLike[str],
         *,
-        max_to_keep: int | None = 3,
-        keep_best: int = 1,
-        save_every: int = 1,
+        max_to_keep: Positive | None = 3,
+        keep_best: Positive = 1,
+        save_every: Positive = 1,
         asynchronous: bool = True,
         on_save_error: Literal["raise", "warn"] = "raise",
     ):
         if on_save_error not in ("raise", "warn"):
             raise ValueError(f"Checkpointer: on_save_error is 'raise' or 'warn', not {on_save_error!r}.")
-        numbers = {"save_every": save_every, "max_to_keep": max_to_keep, "keep_best": keep_best}
-        for name, number in numbers.items():
-            if number is not None or name != "max_to_keep":
-                whole("Checkpointer", name, number, 1)
-        self.directory = Path(os.path.abspath(folder("Checkpointer", "directory", directory)))
+        self.directory = Path(os.path.abspath(directory))
         self.save_every, self.asynchronous, self.on_save_error = save_every, asynchronous, on_save_error
         self._store = Store(self.directory, max_to_keep)
         self._saver = Saver(self._store, on_save_error)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
-from .._arguments import folder
 from ..errors import MetricError
 from .progress import is_first
 from .rows import Csv, File, Json, Number, Row, check_scalar, is_device_array, is_ready, read
@@ -71,7 +70,7 @@ class MetricsLog:
     ) -> None:
         if not csv and not jsonl:
             raise ValueError("MetricsLog: csv=False and jsonl=False leave no file to write.")
-        self.directory = Path(folder("MetricsLog", "directory", directory))
+        self.directory = Path(directory)
         self._waiting: Waiting = deque()
         self._files: list[File] = []
         self._last: int | None = None

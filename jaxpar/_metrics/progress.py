@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar, overload
 
+from .._arguments import Count, NonNegative
 from .._interrupt import between_steps
 from ..distributed.group import current
 from .rows import check_scalar, is_device_array, is_ready, read
@@ -30,26 +31,26 @@ REFRESH = 0.1
 def progress(
     iterable_or_total: int,
     *,
-    total: int | None = None,
+    total: Count | None = None,
     description: str = "",
-    every: float = 5.0,
+    every: NonNegative = 5.0,
     leave: bool = True,
 ) -> Progress[int]: ...
 @overload
 def progress(
     iterable_or_total: Iterable[T],
     *,
-    total: int | None = None,
+    total: Count | None = None,
     description: str = "",
-    every: float = 5.0,
+    every: NonNegative = 5.0,
     leave: bool = True,
 ) -> Progress[T]: ...
 def progress(
-    iterable_or_total: int | Iterable[T],
+    iterable_or_total: Count | Iterable[T],
     *,
-    total: int | None = None,
+    total: Count | None = None,
     description: str = "",
-    every: float = 5.0,
+    every: NonNegative = 5.0,
     leave: bool = True,
 ) -> Progress[int] | Progress[T]:
     """Iterate over an iterable and display the progress on stderr.
@@ -82,7 +83,7 @@ class Progress(Generic[T]):
     """The iterable and context manager that `progress` returns."""
 
     def __init__(
-        self, steps: Iterable[T], total: int | None, description: str, every: float, leave: bool
+        self, steps: Iterable[T], total: Count | None, description: str, every: NonNegative, leave: bool
     ) -> None:
         self.total, self.description, self.done = total, description, 0
         self._steps, self._every, self._leave = steps, every, leave

@@ -17,6 +17,9 @@ from .._devices.topology import of_topology
 from .._typing import REPLICA, DeviceLike
 from ..errors import DeviceError
 
+AXES = 64
+"""The largest number of axes that torch's and NumPy's arrays have."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
@@ -128,6 +131,9 @@ def place(
         return device_ids
     if not isinstance(dim, int) or isinstance(dim, bool):
         raise TypeError(f"{function}: dim must be an int, not {dim!r}.")
+    if not -AXES <= dim < AXES:  # torch's error, which it raises when it is called
+        bounds = f"expected to be in range of [{-AXES}, {AXES - 1}], but got {dim}"
+        raise IndexError(f"{function}: Dimension out of range ({bounds})")
     if isinstance(device_ids, (int, str)):
         raise TypeError(
             f"{function}: device_ids must be a list of devices, not {device_ids!r}; write [{device_ids!r}]."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from .._arguments import Count, Positive
 from ..distributed.group import rank
 from ..errors import BackendError
 
@@ -41,10 +43,10 @@ class Operation(NamedTuple):
 
 def profile(
     function: Callable[..., Any],
-    directory: str | Path = "profile",
+    directory: str | os.PathLike[str] = "profile",
     *,
-    wait: int = 2,
-    active: int = 3,
+    wait: Count = 2,
+    active: Positive = 3,
 ) -> Profile:
     """Return the function, with some of its calls traced; the first ones, which compile, are skipped.
 
@@ -70,9 +72,6 @@ def profile(
     """
     if not callable(function):
         raise TypeError(f"profile: function must be callable, not {type(function).__name__}.")
-    for name, value, least in (("wait", wait, 0), ("active", active, 1)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"profile: {name} must be an int of at least {least}, not {value!r}.")
     return Profile(function, Path(directory), wait, active)
 
 
@@ -91,7 +90,7 @@ class Profile:
     ```
     """
 
-    def __init__(self, function: Callable[..., Any], directory: Path, wait: int, active: int):
+    def __init__(self, function: Callable[..., Any], directory: Path, wait: Count, active: Positive):
         self._function, self._directory = function, directory
         self._first, self._last, self._calls = wait, wait + active, 0
         self._running = False

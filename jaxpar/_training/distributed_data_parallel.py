@@ -13,7 +13,7 @@ import jax
 from flax import linen, nnx
 from jax.sharding import Mesh
 
-from .._arguments import warn
+from .._arguments import NonNegative, warn
 from .._devices.context import outside, returned
 from .._parallel.backends import backend as _backend
 from .._parallel.mesh_placement import placement_for
@@ -89,15 +89,11 @@ class DistributedDataParallel(abc.ABC):
         backend: str = "shard_map",
         mesh: Mesh | None = None,
         axis: str | None = None,
-        bucket_cap_mb: float | None = None,
+        bucket_cap_mb: NonNegative | None = None,
         find_unused_parameters: bool = False,
         gradient_as_bucket_view: bool = False,
         static_graph: bool = False,
     ) -> Any:
-        if not isinstance(bucket_cap_mb, int | float | None):
-            raise TypeError(
-                f"DistributedDataParallel: bucket_cap_mb is {bucket_cap_mb!r}; it must be a number."
-            )
         on_mesh = None
         if mesh is not None:
             devices = device_ids, output_device

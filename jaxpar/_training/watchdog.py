@@ -12,7 +12,7 @@ import mmap
 import os
 from pathlib import Path
 
-from .._arguments import whole
+from .._arguments import Count
 
 STEP_TIMEOUT = "JAXPAR_STEP_TIMEOUT"
 BEAT_FILE = "JAXPAR_BEAT_FILE"
@@ -52,7 +52,7 @@ class _Process:
 _process = _Process()
 
 
-def beat(step: int | None = None) -> None:
+def beat(step: Count | None = None) -> None:
     """Tell a supervisor that this process has made a step.
 
     >>> import jaxpar
@@ -69,8 +69,6 @@ def beat(step: int | None = None) -> None:
       ValueError: `JAXPAR_STEP_TIMEOUT` is not a positive number of seconds.
       TypeError: the step is not a whole number.
     """
-    if step is not None:
-        whole("beat", "step", step)
     if not _process.looked:
         _look()
     marks = _process.marks

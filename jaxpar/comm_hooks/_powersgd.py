@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._arguments import whole
+from .._arguments import Count, NonNegative, Positive
 from .._typing import Shape
 from ..random import Generator
 from ._default_hooks import allreduce
@@ -28,12 +28,12 @@ from .hook import Bucket, CommHook
 
 
 def powersgd(
-    matrix_approximation_rank: int = 1,
-    start_powersgd_iter: int = 1000,
-    min_compression_rate: float = 2,
+    matrix_approximation_rank: Positive = 1,
+    start_powersgd_iter: Count = 1000,
+    min_compression_rate: NonNegative = 2,
     use_error_feedback: bool = True,
     warm_start: bool = True,
-    orthogonalization_epsilon: float = 0,
+    orthogonalization_epsilon: NonNegative = 0,
     random_seed: int = 0,
     *,
     order: Sequence[int] | None = None,
@@ -64,8 +64,6 @@ def powersgd(
     >>> [q.shape for q in state.queries]
     [(64, 2)]
     """
-    whole("powersgd", "matrix_approximation_rank", matrix_approximation_rank, 1)
-    whole("powersgd", "start_powersgd_iter", start_powersgd_iter, 0)
     if (use_error_feedback or warm_start) and start_powersgd_iter <= 1:
         raise ValueError(
             "Expect `start_powersgd_iter` > 1 if `use_error_feedback` or `warm_start` is enabled, because "

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..random import Generator, multinomial
-from ..random.arguments import checked_generator
+from ..random.arguments import check_weights, checked_generator
 
 
 class SequentialSampler:
@@ -212,7 +212,7 @@ class WeightedRandomSampler(GeneratorSampler):
       generator, seed: as for `RandomSampler`.
 
     Raises: ValueError: as torch, for `num_samples`, `replacement` and weights with more axes. RuntimeError:
-      in the epoch, as `multinomial`.
+      as `multinomial`, and at construction.
 
     >>> from jaxpar import data
     >>> list(data.WeightedRandomSampler([0.0, 1.0], num_samples=3, seed=0))
@@ -239,6 +239,7 @@ class WeightedRandomSampler(GeneratorSampler):
             raise ValueError(
                 f"weights should be a 1d sequence but given weights have shape {self.weights.shape}"
             )
+        check_weights(self.weights, num_samples, replacement)
         self.num_samples, self.replacement = num_samples, replacement
         self._set_generator(generator, seed)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 
+from .._arguments import NonNegative
 from ..errors import DistributedError
 from .exchange import collect, exchange
 from .group import ProcessGroup, member
@@ -28,7 +29,7 @@ def barrier(group: ProcessGroup = None) -> None:
 
 def monitored_barrier(
     group: ProcessGroup = None,
-    timeout: datetime.timedelta | float | None = None,
+    timeout: datetime.timedelta | NonNegative | None = None,
     wait_all_ranks: bool = False,
 ) -> None:
     """Wait for all ranks of the group and name the ranks that did not arrive.

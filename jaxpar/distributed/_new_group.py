@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 from collections.abc import Iterable
 
+from .._arguments import NonNegative
 from ..errors import DivergenceError, GroupError
 from ._backend import check_backend
 from .exchange import exchange_json
@@ -19,7 +20,7 @@ _group_counts: collections.Counter[str] = collections.Counter()
 
 def new_group(
     ranks: Iterable[int] | None = None,
-    timeout: datetime.timedelta | float | None = None,
+    timeout: datetime.timedelta | NonNegative | None = None,
     backend: str | None = None,
     *,
     use_local_synchronization: bool = False,

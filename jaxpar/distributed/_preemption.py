@@ -10,6 +10,7 @@ import threading
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from .._arguments import Count
 from ..errors import BackendError
 from .group import current
 
@@ -30,7 +31,7 @@ class _Signal:
 _signal = _Signal()
 
 
-def preempted(step: int) -> bool:
+def preempted(step: Count) -> bool:
     """Return whether this process must save and exit after this step. Call it once per step.
 
     Args:

@@ -13,6 +13,7 @@ import os
 import threading
 from typing import SupportsFloat
 
+from .._arguments import NonNegative
 from .._devices import virtual as _virtual
 from ..errors import BackendError, DistributedError, DivergenceError, GroupError
 from . import _deadlock_watch, _fail_together, _messages, call_log, partial_exchange, secret, step_agreement
@@ -33,7 +34,7 @@ def init_process_group(
     backend: str | None = None,
     init_method: str | None = "env://",
     *,
-    timeout: datetime.timedelta | float = TIMEOUT,
+    timeout: datetime.timedelta | NonNegative = TIMEOUT,
     world_size: int = -1,
     rank: int = -1,
 ) -> None:

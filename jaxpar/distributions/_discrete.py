@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._arguments import Extended
 from .._typing import Array, Shape
 from ..random import multinomial
 from ._distribution import REAL, Constraint, Distribution, broadcast
@@ -164,8 +165,8 @@ class Bernoulli(Discrete):
 
     def __init__(
         self,
-        probs: Array | float | None = None,
-        logits: Array | float | None = None,
+        probs: Array | Extended | None = None,
+        logits: Array | Extended | None = None,
         validate_args: bool | None = None,
     ):
         name, x = _one_of(probs, logits)

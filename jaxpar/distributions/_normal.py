@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._arguments import Extended
 from .._typing import Array, Shape
 from ._distribution import REAL, Distribution, broadcast
 
@@ -35,7 +36,7 @@ class Normal(Distribution):
     has_rsample = True
     constraints: ClassVar = {"loc": REAL, "scale": ("GreaterThan(lower_bound=0.0)", lambda x: x > 0)}
 
-    def __init__(self, loc: Array | float, scale: Array | float, validate_args: bool | None = None):
+    def __init__(self, loc: Array | Extended, scale: Array | Extended, validate_args: bool | None = None):
         loc, scale = broadcast(loc, scale)
         super().__init__({"loc": loc, "scale": scale}, validate_args)
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from .._arguments import Size
 from .._upstream import promote_dtype
 from . import functional
 from ._checks import check_bounds
@@ -43,7 +44,7 @@ class PReLU(Layer):
 
     def __init__(
         self,
-        num_parameters: int = 1,
+        num_parameters: Size = 1,
         init: float = 0.25,
         *,
         dtype: DTypeLike | None = None,

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from .._arguments import whole
-from ._checks import check_eps, check_groups
+from .._arguments import NonNegative, Size
+from ._checks import check_groups
 from ._layer import Layer, arrays, cast, constant
 from .functional import batch_norm, group_norm, instance_norm
 
@@ -52,9 +52,9 @@ class BatchNorm(Layer):
 
     def __init__(
         self,
-        num_features: int,
-        eps: float = 1e-5,
-        momentum: float | None = 0.1,
+        num_features: Size,
+        eps: NonNegative = 1e-5,
+        momentum: NonNegative | None = 0.1,
         affine: bool = True,
         track_running_stats: bool = True,
         *,
@@ -63,8 +63,7 @@ class BatchNorm(Layer):
         param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs | None = None,
     ):
-        check_eps(eps, training=False)
-        shape = (whole("BatchNorm", "num_features", num_features, 0),)
+        shape = (num_features,)
         self.scale = constant(affine, 1, shape, param_dtype)
         self.bias = constant(affine and bias, 0, shape, param_dtype)
         self.mean = constant(track_running_stats, 0, shape, param_dtype, nnx.BatchStat)
@@ -99,7 +98,7 @@ def check_channels(layer: Any, x: jax.Array) -> None:
 
 
 def normalize_and_track(
-    layer: Any, function: Callable[..., Any], x: jax.Array, momentum: float | jax.Array, **options: Any
+    layer: Any, function: Callable[..., Any], x: jax.Array, momentum: NonNegative | jax.Array, **options: Any
 ) -> jax.Array:
     # A layer without running statistics normalises by the batch in evaluation, too, as in torch.
     training = layer.mean is None or not layer.use_running_average
@@ -134,8 +133,8 @@ class GroupNorm(Layer):
     def __init__(
         self,
         num_groups: int,
-        num_channels: int,
-        eps: float = 1e-5,
+        num_channels: Size,
+        eps: NonNegative = 1e-5,
         affine: bool = True,
         *,
         bias: bool = True,
@@ -183,9 +182,9 @@ class InstanceNorm(Layer):
 
     def __init__(
         self,
-        num_features: int,
-        eps: float = 1e-5,
-        momentum: float | None = 0.1,
+        num_features: Size,
+        eps: NonNegative = 1e-5,
+        momentum: NonNegative | None = 0.1,
         affine: bool = False,
         track_running_stats: bool = False,
         *,

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from .._arguments import Size
 from .._upstream import promote_dtype
 from . import functional
 from ._layer import Layer, arrays, drawn, optional
@@ -38,8 +39,8 @@ class Bilinear(Layer):
     def __init__(
         self,
         in1_features: int,
-        in2_features: int,
-        out_features: int,
+        in2_features: Size,
+        out_features: Size,
         bias: bool = True,
         *,
         dtype: DTypeLike | None = None,

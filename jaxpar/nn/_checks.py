@@ -6,16 +6,8 @@ import operator
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .._arguments import whole
 from .._typing import Shape
-from ._window import Ints, Sizes, per_axis
-
-
-def check_eps(eps: float, training: bool) -> None:
-    if training and eps <= 0:
-        raise ValueError(f"batch_norm eps must be positive during training, but got {eps}")
-    if eps < 0:
-        raise ValueError(f"batch_norm eps must be non-negative, but got {eps}")
+from ._window import Ints, Scale, Sizes, per_axis
 
 
 def check_groups(num_groups: int, C: int) -> None:
@@ -52,8 +44,7 @@ def check_bounds(lower: float, upper: float) -> None:
 
 
 def check_embedding(function: str, table: Sequence[int], padding_idx: int | None, sparse: bool) -> None:
-    num_embeddings = whole(function, "num_embeddings", table[0], 0)
-    whole(function, "embedding_dim", table[1], 0)
+    num_embeddings = table[0]
     if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
         raise ValueError(
             f"{function}: padding_idx must be within num_embeddings, but is {padding_idx} for "
@@ -110,7 +101,7 @@ COPYING = ("nearest", "nearest-exact", "area")
 
 def check_interpolation(
     size: int | Sequence[int] | None,
-    scale_factor: float | Sequence[float] | None,
+    scale_factor: Scale | Sequence[Scale] | None,
     mode: str,
     align_corners: bool | None,
     recompute_scale_factor: bool | None,

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from .._arguments import Size
 from .._upstream import promote_dtype
 from ._checks import conv_options, output_padding_for, transposed_options
 from ._layer import Layer, arrays, optional, uniform
@@ -57,8 +58,8 @@ class Conv(Layer):
 
     def __init__(
         self,
-        in_channels: int,
-        out_channels: int,
+        in_channels: Size,
+        out_channels: Size,
         kernel_size: Ints,
         stride: Ints = 1,
         padding: str | Ints = 0,
@@ -127,8 +128,8 @@ class ConvTranspose(Layer):
 
     def __init__(
         self,
-        in_channels: int,
-        out_channels: int,
+        in_channels: Size,
+        out_channels: Size,
         kernel_size: Ints,
         stride: Ints = 1,
         padding: Ints = 0,

@@ -7,6 +7,7 @@ import dataclasses
 import jax
 from flax import nnx
 
+from .._arguments import Extended, Limit, Size
 from .._upstream import promote_dtype
 from . import functional
 from ._checks import check_embedding, check_embedding_bag
@@ -40,11 +41,11 @@ class Embedding(TypedLayer):
     torch counterpart: `torch.nn.Embedding`; `weight` is `embedding`, of the same shape.
     """
 
-    num_embeddings: int
-    embedding_dim: int
+    num_embeddings: Size
+    embedding_dim: Size
     padding_idx: int | None = None
-    max_norm: float | None = None
-    norm_type: float = 2.0
+    max_norm: Limit | None = None
+    norm_type: Extended = 2.0
     scale_grad_by_freq: bool = False
     sparse: bool = False
 
@@ -77,10 +78,10 @@ class EmbeddingBag(TypedLayer):
     torch counterpart: `torch.nn.EmbeddingBag`; `weight` is `embedding`, of the same shape.
     """
 
-    num_embeddings: int
-    embedding_dim: int
-    max_norm: float | None = None
-    norm_type: float = 2.0
+    num_embeddings: Size
+    embedding_dim: Size
+    max_norm: Limit | None = None
+    norm_type: Extended = 2.0
     scale_grad_by_freq: bool = False
     mode: str = "mean"
     sparse: bool = False

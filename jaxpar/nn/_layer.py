@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from .._arguments import warn
 from .._typing import PyTree, Shape
 
 M = TypeVar("M", bound=nnx.Module)
@@ -95,6 +96,8 @@ def constant(
 
 def uniform(rngs: nnx.Rngs, shape: Shape, fan_in: int, dtype: DTypeLike) -> nnx.Param:
     """Draw a parameter from U(-1/sqrt(fan_in), 1/sqrt(fan_in)), as torch draws weights and biases alike."""
+    if len(shape) > 1 and 0 in shape:
+        warn("Initializing zero-element tensors is a no-op")
     bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
     return nnx.Param(drawn(rngs.params(), shape, dtype, bound))
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from .._arguments import NonNegative, Size
 from ._checks import check_size, checked_shape
 from ._layer import FunctionLayer, Layer, arrays, cast, constant
 from .functional import layer_norm, local_response_norm, rms_norm
@@ -37,8 +38,8 @@ class LayerNorm(Layer):
 
     def __init__(
         self,
-        normalized_shape: int | Sequence[int],
-        eps: float = 1e-5,
+        normalized_shape: Size | Sequence[Size],
+        eps: NonNegative = 1e-5,
         elementwise_affine: bool = True,
         bias: bool = True,
         *,
@@ -78,8 +79,8 @@ class RMSNorm(Layer):
 
     def __init__(
         self,
-        normalized_shape: int | Sequence[int],
-        eps: float | None = None,
+        normalized_shape: Size | Sequence[Size],
+        eps: NonNegative | None = None,
         elementwise_affine: bool = True,
         *,
         dtype: DTypeLike | None = None,

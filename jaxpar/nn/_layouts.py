@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .._arguments import NonNegative
 from . import _conv, _pool, _resize, functional
 from ._batch_norm import BatchNorm, GroupNorm, InstanceNorm
 from ._dropout import FeatureDropout
@@ -58,8 +59,8 @@ def instance_norm(
     scale: jax.Array | None = None,
     bias: jax.Array | None = None,
     use_input_stats: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
+    momentum: NonNegative = 0.1,
+    eps: NonNegative = 1e-5,
 ) -> jax.Array:
     """`jaxpar.nn.functional.instance_norm` without the new running statistics."""
     statistics = (running_mean, running_var)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import ArrayLike, DTypeLike
 
+from .._arguments import Size
 from . import functional
 from ._checks import check_probability
 from ._layer import TypedLayer, cast, constant, optional, uniform
@@ -55,8 +57,8 @@ class MultiheadAttention(TypedLayer):
     bias: bool = True
     add_bias_kv: bool = False
     add_zero_attn: bool = False
-    kdim: int | None = None
-    vdim: int | None = None
+    kdim: Size | None = None
+    vdim: Size | None = None
     batch_first: bool = False
 
     def __post_init__(self, rngs: nnx.Rngs) -> None:
@@ -69,7 +71,8 @@ class MultiheadAttention(TypedLayer):
         self.rngs = rngs.dropout.fork() if self.dropout else nnx.data(None)
 
         def weight(*shape: int) -> nnx.Param:
-            return nnx.Param(nnx.initializers.xavier_uniform()(rngs.params(), shape, self.param_dtype))
+            draw = nnx.initializers.zeros if 0 in shape else nnx.initializers.xavier_uniform()
+            return nnx.Param(draw(rngs.params(), shape, self.param_dtype))
 
         # torch's xavier_normal_ takes E for both fans of [1, 1, E].
         def row() -> nnx.Param:
@@ -135,7 +138,11 @@ def linear(
     inputs: int, outputs: int, bias: bool, *, dtype: DTypeLike | None, param_dtype: DTypeLike, rngs: nnx.Rngs
 ) -> nnx.Linear:
     """Flax's Linear, which computes the same as torch's, with torch's initial values."""
-    linear = nnx.Linear(inputs, outputs, use_bias=bias, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+    # Flax's own initial values, which cannot be without elements, are replaced.
+    types: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype}
+    linear = nnx.Linear(
+        inputs, outputs, use_bias=bias, kernel_init=nnx.initializers.zeros, **types, rngs=rngs
+    )
     linear.kernel.set_value(uniform(rngs, (inputs, outputs), inputs, param_dtype)[...])
     if bias:
         linear.bias.set_value(uniform(rngs, (outputs,), inputs, param_dtype)[...])

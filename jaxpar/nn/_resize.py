@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 import jax
 
+from .._arguments import AnyFloat
 from . import functional
 from ._checks import check_factor, check_interpolation, check_shuffle_groups
 from ._layer import FunctionLayer, Layer
-from ._window import Ints, spatial_rank, windows
+from ._window import Ints, Scale, spatial_rank, windows
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -32,7 +33,7 @@ class Upsample(FunctionLayer):
 
     _function = staticmethod(functional.interpolate)
     size: int | Sequence[int] | None = None
-    scale_factor: float | Sequence[float] | None = None
+    scale_factor: Scale | Sequence[Scale] | None = None
     mode: str = "nearest"
     align_corners: bool | None = None
     recompute_scale_factor: bool | None = None
@@ -140,7 +141,7 @@ class Fold(FunctionLayer):
 
 class _Pad(Layer):
     mode = "constant"
-    value: float | None = None
+    value: AnyFloat | None = None
 
     def __init__(self, padding: Ints):
         if isinstance(padding, Sequence) and len(padding) % 2:
@@ -170,7 +171,7 @@ class ConstantPad(_Pad):
     torch counterpart: `torch.nn.ConstantPad1d/2d/3d`.
     """
 
-    def __init__(self, padding: Ints, value: float):
+    def __init__(self, padding: Ints, value: AnyFloat):
         super().__init__(padding)
         self.value = value
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from flax import linen, nnx
 from jax.typing import DTypeLike
 
+from .._arguments import NonNegative, Size
 from .._statistics.linen_batch_norm import is_bound, over_all_rows
 from .._typing import REPLICA, Axis, AxisName, ReplicaGroups
 from ._batch_norm import BatchNorm
@@ -51,9 +52,9 @@ class SyncBatchNorm(BatchNorm):
 
     def __init__(
         self,
-        num_features: int,
-        eps: float = 1e-5,
-        momentum: float | None = 0.1,
+        num_features: Size,
+        eps: NonNegative = 1e-5,
+        momentum: NonNegative | None = 0.1,
         affine: bool = True,
         track_running_stats: bool = True,
         process_group: object = None,

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import ArrayLike, DTypeLike
 
+from .._arguments import Count, NonNegative, Size
 from . import functional
 from ._dropout import Dropout
 from ._layer import Layer, deepcopy
@@ -32,10 +33,10 @@ class _Layer(Layer):
         self,
         d_model: int,
         nhead: int,
-        dim_feedforward: int = 2048,
+        dim_feedforward: Size = 2048,
         dropout: float = 0.1,
         activation: str | Activation = "relu",
-        layer_norm_eps: float = 1e-5,
+        layer_norm_eps: NonNegative = 1e-5,
         batch_first: bool = False,
         norm_first: bool = False,
         bias: bool = True,
@@ -180,7 +181,7 @@ class TransformerEncoder(Layer):
     """
 
     def __init__(
-        self, encoder_layer: TransformerEncoderLayer, num_layers: int, norm: nnx.Module | None = None
+        self, encoder_layer: TransformerEncoderLayer, num_layers: Count, norm: nnx.Module | None = None
     ):
         self.layers = _copies(encoder_layer, num_layers)
         self.norm = nnx.data(norm)
@@ -203,7 +204,7 @@ class TransformerDecoder(Layer):
     """
 
     def __init__(
-        self, decoder_layer: TransformerDecoderLayer, num_layers: int, norm: nnx.Module | None = None
+        self, decoder_layer: TransformerDecoderLayer, num_layers: Count, norm: nnx.Module | None = None
     ):
         self.layers = _copies(decoder_layer, num_layers)
         self.norm = nnx.data(norm)

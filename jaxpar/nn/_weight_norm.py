@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from .._arguments import NonNegative
 from . import functional
 from ._layer import Layer
 
@@ -80,7 +81,7 @@ class SpectralNorm(Layer):
     layer: nnx.Module
     name: str = "kernel"
     n_power_iterations: int = 1
-    eps: float = 1e-12
+    eps: NonNegative = 1e-12
     dim: int = -1
     _: dataclasses.KW_ONLY
     rngs: dataclasses.InitVar[nnx.Rngs]
@@ -131,7 +132,7 @@ def _parameter(wrapper: str, layer: nnx.Module, name: str, dim: int | None) -> j
     return kernel
 
 
-def _unit(x: jax.Array, eps: float) -> jax.Array:
+def _unit(x: jax.Array, eps: NonNegative) -> jax.Array:
     return functional.normalize(x.reshape(-1), dim=0, eps=eps).reshape(x.shape)
 
 

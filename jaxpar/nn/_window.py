@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TypeAlias, TypeVar
+from typing import Annotated, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 
+from .._arguments import Least
+
 Ints: TypeAlias = int | Sequence[int]
 Sizes: TypeAlias = int | Sequence[int | None] | None
+Scale: TypeAlias = Annotated[float, Least(0, RuntimeError)]  # torch's class
 T = TypeVar("T")
 
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from .._arguments import Extended
 from .._typing import PyTree
 from . import _hyperparameters as hyper
 from ._hyperparameters import Scalar, ScalarOrSchedule, settable
@@ -33,7 +34,7 @@ def adafactor(
     lr: ScalarOrSchedule = 1e-2,
     beta2_decay: Scalar = -0.8,
     eps: tuple[Scalar | None, Scalar] = (None, 1e-3),
-    d: Scalar = 1.0,
+    d: Extended | jax.Array = 1.0,
     weight_decay: Scalar = 0.0,
     *,
     maximize: bool = False,

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from .._arguments import Limit, NonNegative
 from .._typing import PyTree
 from . import _hyperparameters as hyper
 from ._hyperparameters import Scalar, ScalarOrSchedule, settable
@@ -26,9 +27,9 @@ class ASGDState(NamedTuple):
 @settable("lr")
 def asgd(
     lr: ScalarOrSchedule = 1e-2,
-    lambd: Scalar = 1e-4,
-    alpha: Scalar = 0.75,
-    t0: Scalar = 1e6,
+    lambd: NonNegative | jax.Array = 1e-4,
+    alpha: NonNegative | jax.Array = 0.75,
+    t0: Limit | jax.Array = 1e6,
     weight_decay: Scalar = 0.0,
     *,
     maximize: bool = False,

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from .._arguments import Extended, Limit
 from .._typing import PyTree
 
 
@@ -18,7 +19,7 @@ class ClipGradNormState(NamedTuple):
 
 
 def clip_grad_norm(
-    max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    max_norm: Limit, norm_type: Extended = 2.0, error_if_nonfinite: bool = False
 ) -> optax.GradientTransformation:
     """Scale all gradients by min(1, max_norm / (total_norm + 1e-6)).
 
@@ -52,7 +53,7 @@ def clip_grad_norm(
     return optax.GradientTransformation(init, update)
 
 
-def clip_grad_value(clip_value: float) -> optax.GradientTransformation:
+def clip_grad_value(clip_value: Limit) -> optax.GradientTransformation:
     """Clip every element to [-clip_value, clip_value], as `torch.nn.utils.clip_grad_value_`.
 
     >>> import jax.numpy as jnp
@@ -64,7 +65,7 @@ def clip_grad_value(clip_value: float) -> optax.GradientTransformation:
     return optax.clip(float(clip_value))
 
 
-def get_total_norm(tensors: PyTree, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> jax.Array:
+def get_total_norm(tensors: PyTree, norm_type: Extended = 2.0, error_if_nonfinite: bool = False) -> jax.Array:
     """Return a tree's norm as `torch.nn.utils.get_total_norm`; RuntimeError as in `clip_grad_norm`.
 
     >>> import jax.numpy as jnp
@@ -90,7 +91,7 @@ def _wide(tree: PyTree) -> jnp.dtype:
     return jnp.result_type(jnp.float32, *map(jnp.asarray, jax.tree.leaves(tree)))
 
 
-def _finite(norm_type: float, total: jax.Array) -> np.ndarray:
+def _finite(norm_type: Extended, total: jax.Array) -> np.ndarray:
     if not np.isfinite(total):
         raise RuntimeError(
             f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, so it "

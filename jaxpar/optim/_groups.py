@@ -15,6 +15,7 @@ import optax
 from flax import nnx
 
 from .. import _exact
+from .._arguments import NonNegative
 from .._counterparts import TorchNames
 from .._typing import PyTree
 from ..errors import HyperparameterError
@@ -23,6 +24,7 @@ from ._lbfgs import lbfgs
 from ._leafwise import KeyPath, leaf_path
 
 Leaf: TypeAlias = "tuple[KeyPath, nnx.Variable]"
+PerGroup: TypeAlias = NonNegative | Sequence[NonNegative]
 
 NOTES = {"initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum"}
 """Keys that torch's schedulers store in a group. They do not affect the steps."""

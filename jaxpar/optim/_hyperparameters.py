@@ -19,9 +19,11 @@ import numpy as np
 import optax
 
 from .. import _exact
+from .._arguments import NonNegative
 from .._typing import PyTree
 
 Scalar: TypeAlias = float | jax.Array
+StartRate: TypeAlias = NonNegative | jax.Array
 ScalarOrSchedule: TypeAlias = float | jax.Array | Callable[[jax.Array], Scalar]
 
 SPELLED = {"lr": "learning rate", "eps": "epsilon value"}

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
+from .._arguments import Count, Positive
 from . import _hyperparameters as hyper
 from ._hyperparameters import ScalarOrSchedule, settable
 from ._leafwise import refuse_complex
@@ -52,7 +53,7 @@ class _Iteration(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _Options:
-    max_iter: int
+    max_iter: Count
     max_eval: int
     tolerance_grad: float
     tolerance_change: float
@@ -62,11 +63,11 @@ class _Options:
 @settable("lr")
 def lbfgs(
     lr: ScalarOrSchedule = 1,
-    max_iter: int = 20,
-    max_eval: int | None = None,
+    max_iter: Count = 20,
+    max_eval: Count | None = None,
     tolerance_grad: float = 1e-7,
     tolerance_change: float = 1e-9,
-    history_size: int = 100,
+    history_size: Positive = 100,
     line_search_fn: str | None = None,
     *,
     maximize: bool = False,

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from .._arguments import Count, NonNegative
 from .._typing import PyTree
 from . import _hyperparameters as hyper
 from ._hyperparameters import Scalar, ScalarOrSchedule, settable
@@ -35,8 +36,8 @@ def muon(
     momentum: ScalarOrSchedule = 0.95,
     nesterov: bool = True,
     ns_coefficients: tuple[float, float, float] = COEFFICIENTS,
-    eps: float = 1e-7,
-    ns_steps: int = 5,
+    eps: NonNegative = 1e-7,
+    ns_steps: Count = 5,
     adjust_lr_fn: str | None = None,
     *,
     dims: Callable[[str, jax.Array], Axes] | None = None,
@@ -114,7 +115,7 @@ def muon(
 
 
 def orthogonal(
-    matrix: jax.Array, coefficients: Sequence[float], steps: int = 5, eps: float = 1e-7
+    matrix: jax.Array, coefficients: Sequence[float], steps: int = 5, eps: NonNegative = 1e-7
 ) -> jax.Array:
     """Return [A, B] in float32 with bfloat16 values: the same singular vectors, singular values near one."""
     # The Gram matrix of the shorter side is cheaper, and torch transposes likewise.

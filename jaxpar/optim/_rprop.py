@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from .._arguments import Extended
 from .._typing import PyTree
 from . import _hyperparameters as hyper
 from ._hyperparameters import Scalar, ScalarOrSchedule, settable
@@ -26,7 +27,7 @@ class RpropState(NamedTuple):
 def rprop(
     lr: ScalarOrSchedule = 1e-2,
     etas: tuple[Scalar, Scalar] = (0.5, 1.2),
-    step_sizes: tuple[Scalar, Scalar] = (1e-6, 50),
+    step_sizes: tuple[Scalar, Extended | jax.Array] = (1e-6, 50),
     *,
     maximize: bool = False,
 ) -> optax.GradientTransformationExtraArgs:

@@ -12,12 +12,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .._arguments import whole
-from ._dtypes import is_floating, name
 from ._generator import Generator
 from ._topk import largest
-from .arguments import checked_generator
-
-_REFUSED = "invalid multinomial distribution "
+from .arguments import check_weights, checked_generator
 
 
 def multinomial(
@@ -52,30 +49,13 @@ def multinomial(
     if not isinstance(replacement, bool):
         raise TypeError(f"multinomial: replacement is {replacement!r}; it must be True or False.")
     checked_generator("multinomial", generator)
-    if weights.ndim not in (1, 2):
-        raise RuntimeError("prob_dist must be 1 or 2 dim")
-    if not is_floating(weights.dtype):
-        raise RuntimeError(
-            f"multinomial only supports floating-point dtypes for input, got: {name(weights.dtype)}"
-        )
-    if weights.dtype.itemsize == 2:
-        raise NotImplementedError(f"multinomial: weights of {weights.dtype}; convert them to float32.")
-    if k <= 0:
-        raise RuntimeError("cannot sample n_sample <= 0 samples")
-    if k > weights.shape[-1] and not replacement:
-        raise RuntimeError("cannot sample n_sample > prob_dist.size(-1) samples without replacement")
+    check_weights(weights, k, replacement)
     # For one draw torch always takes the method without replacement, whose draws differ.
     draw = _with_replacement if replacement and k > 1 else _without_replacement
     return draw(np.atleast_2d(weights), k, generator).reshape(*weights.shape[:-1], k)
 
 
 def _with_replacement(weights: np.ndarray, k: int, g: Generator) -> np.ndarray:
-    if not (weights >= 0).all():
-        raise RuntimeError(_REFUSED + "(encountering probability entry < 0)")
-    if not np.isfinite(weights).all():
-        raise RuntimeError(_REFUSED + "(encountering probability entry = infinity or NaN)")
-    if not weights.any(-1).all():
-        raise RuntimeError(_REFUSED + "(sum of probabilities <= 0)")
     with np.errstate(over="ignore", invalid="ignore"):  # a sum beyond the dtype gives columns in torch, too
         totals = np.cumsum(weights, -1)  # in torch's order and precision, so that the same columns are found
         totals /= totals[:, -1:]
@@ -87,16 +67,6 @@ def _with_replacement(weights: np.ndarray, k: int, g: Generator) -> np.ndarray:
 
 
 def _without_replacement(weights: np.ndarray, k: int, g: Generator) -> np.ndarray:
-    if not ((weights >= 0) & (weights < math.inf)).all():
-        raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
-    positive = np.count_nonzero(weights, -1)
-    if not positive.all():
-        raise RuntimeError(_REFUSED + "(sum of probabilities <= 0)")
-    if (k > positive).any():
-        raise RuntimeError(
-            f"{_REFUSED}(with replacement=False, {k} of {weights.shape[1]} columns cannot be drawn from "
-            f"{positive.min()} positive weights)"
-        )
     with np.errstate(divide="ignore", invalid="ignore"):
         quotients = weights / exponential(weights.size, g).astype(weights.dtype).reshape(weights.shape)
     return np.array([largest(row, k) for row in quotients], np.int64).reshape(-1, k)

@@ -5,6 +5,7 @@ from ..plant import plants
 
 PLANTS = [
     *plants("jaxpar/data/_samplers.py",
+        ('        check_weights(self.weights, num_samples, replacement)\n', '', "tests/test_bad_values.py -k multinomial"),
         ('yield g.randint(n, (k % 32,))', 'yield g.randint(n, (32,))[: k % 32]', "tests/test_samplers.py"),
         ('yield g.randperm(n)[: k % n]', 'if k % n:\n                yield g.randperm(n)[: k % n]', "tests/test_samplers.py"),
         ('if self.drop_last and len(batch) < self.batch_size', 'if self.drop_last and len(batch) <= self.batch_size', "tests/test_samplers.py"),

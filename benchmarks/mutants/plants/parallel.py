@@ -118,6 +118,7 @@ PLANTS = [
         ('return [y if r is None else masked(y, r, b, n, 0)', 'return [y if r is None else y', "tests/test_padding.py -k zeros"),
     ),
     *plants("jaxpar/_parallel/placement.py",
+        ('if not -AXES <= dim < AXES:', 'if False:', "tests/test_bad_values.py -k Dimension"),
         ('if d in devices:', 'if d is devices:', "tests/test_data_parallel.py -k bad_construction"),
         ('if len({d.platform for d in devices}) > 1', 'if len({d.platform for d in devices}) > 2', "tests/test_rules.py::test_devices_of_different_kinds_are_refused"),
         ('return _shared(tuple(devices), dim, output(output_device, devices[0]))', 'return _shared(tuple(devices), dim, output(output_device, devices[-1]))', "tests/test_data_parallel.py -k device_ids"),

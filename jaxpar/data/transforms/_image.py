@@ -10,6 +10,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from ..._arguments import Count
+
 Image: TypeAlias = Any
 Size = tuple[int, int]
 """Height and width."""
@@ -52,7 +54,7 @@ def crop(img: Image, row: int, column: int, height: int, width: int) -> Image:
     return img[row : row + height, column : column + width]
 
 
-def pair(size: int | Sequence[int], function: str) -> Size:
+def pair(size: Count | Sequence[Count], function: str) -> Size:
     sides = (size, size) if isinstance(size, int) else tuple(size) * (2 if len(size) == 1 else 1)
     if len(sides) != 2:
         raise ValueError(f"{function}: Please provide only two dimensions (h, w) for size, not {size!r}.")
@@ -156,7 +158,7 @@ class CenterCrop:
     (24, 24, 3)
     """
 
-    def __init__(self, size: int | Sequence[int]):
+    def __init__(self, size: Count | Sequence[Count]):
         self.size = pair(size, "CenterCrop")
 
     def __call__(self, img: Image) -> np.ndarray:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..._arguments import Count
 from ...random import Generator
 from .._samplers import source
 from .._worker_info import get_worker_info
@@ -55,7 +56,7 @@ class RandomCrop(Draws):
 
     def __init__(
         self,
-        size: int | Sequence[int],
+        size: Count | Sequence[Count],
         padding: Padding | None = None,
         pad_if_needed: bool = False,
         fill: float | Sequence[float] = 0,
@@ -166,7 +167,7 @@ class RandomResizedCrop(Draws):
 
     def __init__(
         self,
-        size: int | Sequence[int],
+        size: Count | Sequence[Count],
         scale: Sequence[float] = (0.08, 1.0),
         ratio: Sequence[float] = (3 / 4, 4 / 3),
         interpolation: str = "bilinear",

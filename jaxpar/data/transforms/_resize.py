@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..._arguments import Count
 from ._image import Image, Size, array, is_pil, pair, size_of
 
 BITS = 22
@@ -42,7 +43,7 @@ class Resize:
 
     def __init__(
         self,
-        size: int | Sequence[int],
+        size: Count | Sequence[Count],
         interpolation: str = "bilinear",
         max_size: int | None = None,
         antialias: bool = True,

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..._arguments import Extended
 from .. import functional as F
 from .._activation import ActivationLayer
 from .functional import softplus
@@ -45,15 +46,19 @@ _TABLE: dict[str, tuple[str, Callable[..., jax.Array], dict[str, Any]]] = {
     "GLU": ("The first half along dim times the sigmoid of the second", jax.nn.glu, {"dim": -1}),
 }
 
+_EXTENDED = {"min_val", "max_val", "threshold", "value"}
+"""The arguments that may be infinite."""
+
 
 def _build(name: str, text: str, function: Callable[..., jax.Array], arguments: dict[str, Any]) -> type:
     def __call__(self: Any, x: jax.Array) -> jax.Array:
         return function(x, *(getattr(self, argument) for argument in arguments))
 
-    fields: list[Any] = [
-        (argument, default) if isinstance(default, type) else (argument, type(default), default)
-        for argument, default in arguments.items()
-    ]
+    fields: list[Any] = []
+    for argument, default in arguments.items():
+        is_required = isinstance(default, type)
+        kind = Extended if argument in _EXTENDED else default if is_required else type(default)
+        fields.append((argument, kind) if is_required else (argument, kind, default))
     doc = f"{text}. torch counterpart: `torch.nn.{name}`."
     namespace = {"__call__": __call__, "__doc__": doc, "__module__": __name__}
     return dataclasses.make_dataclass(

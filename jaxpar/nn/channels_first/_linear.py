@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from ..._arguments import Size
 from ..._upstream import promote_dtype
 from .._embedding import Embedding
 from .._layer import Layer, uniform
@@ -38,16 +39,21 @@ class Linear(Layer, nnx.Linear):
 
     def __init__(
         self,
-        in_features: int,
-        out_features: int,
+        in_features: Size,
+        out_features: Size,
         bias: bool = True,
         *,
         dtype: DTypeLike | None = None,
         param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        types: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype}
-        super().__init__(in_features, out_features, use_bias=bias, **types, rngs=rngs)
+        # Flax's own initial values, which cannot be without elements, are replaced.
+        options: dict[str, Any] = {
+            "dtype": dtype,
+            "param_dtype": param_dtype,
+            "kernel_init": nnx.initializers.zeros,
+        }
+        super().__init__(in_features, out_features, use_bias=bias, **options, rngs=rngs)
         shapes = {"kernel": (in_features, out_features), "bias": (out_features,)}
         for name, shape in list(shapes.items())[: 1 + bias]:
             getattr(self, name).set_value(uniform(rngs, shape, in_features, param_dtype)[...])

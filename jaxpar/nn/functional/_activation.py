@@ -8,6 +8,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from ..._arguments import Extended
 from .._checks import check_bounds
 
 
@@ -96,7 +97,7 @@ def leaky_relu(x: jax.Array, negative_slope: float = 0.01) -> jax.Array:
     return jnp.where(x > 0, x, negative_slope * x)
 
 
-def hardtanh(x: jax.Array, min_val: float = -1.0, max_val: float = 1.0) -> jax.Array:
+def hardtanh(x: jax.Array, min_val: Extended = -1.0, max_val: Extended = 1.0) -> jax.Array:
     """x between `min_val` and `max_val`; at both the derivative is 0.
 
     Raises: ValueError: max_val is not above min_val.
@@ -144,7 +145,7 @@ def hardshrink(x: jax.Array, lambd: float = 0.5) -> jax.Array:
     return jnp.where((x >= -lambd) & (x <= lambd), jnp.zeros_like(x), x)
 
 
-def threshold(x: jax.Array, threshold: float, value: float) -> jax.Array:
+def threshold(x: jax.Array, threshold: Extended, value: Extended) -> jax.Array:
     """x where it is above `threshold`, else `value`.
 
     >>> import jax.numpy as jnp

@@ -12,9 +12,10 @@ import math
 import jax
 import jax.numpy as jnp
 
+from ..._arguments import NonNegative
 from ..._statistics.moments import global_count, global_moments, moments, standardize, update_running, widened
 from ..._typing import Axis, ReplicaGroups
-from .._checks import check_eps, check_groups
+from .._checks import check_groups
 
 
 def batch_norm(
@@ -24,8 +25,8 @@ def batch_norm(
     scale: jax.Array | None = None,
     bias: jax.Array | None = None,
     training: bool = False,
-    momentum: float | jax.Array = 0.1,
-    eps: float = 1e-5,
+    momentum: NonNegative | jax.Array = 0.1,
+    eps: NonNegative = 1e-5,
     *,
     axis_name: Axis = None,
     mask: jax.Array | None = None,
@@ -53,7 +54,8 @@ def batch_norm(
     """
     if x.ndim < 2:
         raise ValueError(f"expected at least 2D input (got {x.ndim}D input)")
-    check_eps(eps, training)
+    if training and not eps:
+        raise ValueError(f"batch_norm eps must be positive during training, but got {eps}")
     C = x.shape[-1]
     for name, vector in (("scale", scale), ("bias", bias), ("running_mean", running_mean)):
         if vector is not None and vector.shape != (C,):
@@ -109,7 +111,7 @@ def group_norm(
     num_groups: int,
     scale: jax.Array | None = None,
     bias: jax.Array | None = None,
-    eps: float = 1e-5,
+    eps: NonNegative = 1e-5,
 ) -> jax.Array:
     """Normalise each row over its space and C / num_groups neighbouring channels.
 
@@ -156,8 +158,8 @@ def instance_norm(
     scale: jax.Array | None = None,
     bias: jax.Array | None = None,
     use_input_stats: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
+    momentum: NonNegative = 0.1,
+    eps: NonNegative = 1e-5,
 ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
     """Normalise each channel of each row over its space.
 

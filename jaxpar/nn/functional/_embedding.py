@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..._arguments import Extended, Limit
 from .._checks import check_embedding, check_embedding_bag
 
 
@@ -15,8 +16,8 @@ def embedding(
     x: jax.Array,
     embedding: jax.Array,
     padding_idx: int | None = None,
-    max_norm: float | None = None,
-    norm_type: float = 2.0,
+    max_norm: Limit | None = None,
+    norm_type: Extended = 2.0,
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> jax.Array:
@@ -56,7 +57,7 @@ def embedding(
 
 
 def embedding_renorm(
-    x: jax.Array, embedding: jax.Array, max_norm: float, norm_type: float = 2.0
+    x: jax.Array, embedding: jax.Array, max_norm: Limit, norm_type: Extended = 2.0
 ) -> jax.Array:
     """The table, in which rows that occur in x are shortened to `max_norm` if they are longer.
 
@@ -70,7 +71,7 @@ def embedding_renorm(
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3))
-def _renormed(x: jax.Array, embedding: jax.Array, max_norm: float, norm_type: float) -> jax.Array:
+def _renormed(x: jax.Array, embedding: jax.Array, max_norm: Limit, norm_type: Extended) -> jax.Array:
     rows = _take_rows(x, embedding)
     norm = jnp.linalg.norm(rows, norm_type, axis=-1, keepdims=True)
     shorter = jnp.where(norm > max_norm, rows * (max_norm / (norm + 1e-7)), rows)
@@ -79,7 +80,7 @@ def _renormed(x: jax.Array, embedding: jax.Array, max_norm: float, norm_type: fl
 
 
 @_renormed.defjvp
-def _(max_norm: float, norm_type: float, primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+def _(max_norm: Limit, norm_type: Extended, primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
     return _renormed(*primals, max_norm, norm_type), tangents[1]
 
 
@@ -113,8 +114,8 @@ def embedding_bag(
     x: jax.Array,
     embedding: jax.Array,
     offsets: jax.Array | None = None,
-    max_norm: float | None = None,
-    norm_type: float = 2.0,
+    max_norm: Limit | None = None,
+    norm_type: Extended = 2.0,
     scale_grad_by_freq: bool = False,
     mode: str = "mean",
     sparse: bool = False,

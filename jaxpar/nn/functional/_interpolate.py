@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from .._checks import INTERPOLATING, check_interpolation
+from .._window import Scale
 from ._avg_pool import adaptive_avg_pool
 
 RANKS = {"linear": 1, "bilinear": 2, "trilinear": 3, "bicubic": 2, "lanczos": 2}
@@ -26,7 +27,7 @@ RANKS = {"linear": 1, "bilinear": 2, "trilinear": 3, "bicubic": 2, "lanczos": 2}
 def interpolate(
     x: jax.Array,
     size: int | Sequence[int] | None = None,
-    scale_factor: float | Sequence[float] | None = None,
+    scale_factor: Scale | Sequence[Scale] | None = None,
     mode: str = "nearest",
     align_corners: bool | None = None,
     recompute_scale_factor: bool | None = None,
@@ -81,7 +82,7 @@ def interpolate(
 
 
 def _sizes(
-    n: Sequence[int], size: int | Sequence[int] | None, scale_factor: float | Sequence[float] | None
+    n: Sequence[int], size: int | Sequence[int] | None, scale_factor: Scale | Sequence[Scale] | None
 ) -> tuple[tuple[int, ...], tuple[float | None, ...]]:
     option: Any = scale_factor if size is None else size
     values = tuple(option) if isinstance(option, Sequence) else (option,) * len(n)

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..._arguments import NonNegative
 from ..._statistics.moments import moments, standardize, widened
 from ..._typing import Shape
 from .._checks import check_size, checked_shape
@@ -19,7 +20,7 @@ def layer_norm(
     normalized_shape: int | Sequence[int],
     scale: jax.Array | None = None,
     bias: jax.Array | None = None,
-    eps: float = 1e-5,
+    eps: NonNegative = 1e-5,
 ) -> jax.Array:
     """(x - mean) / sqrt(var + eps) * scale + bias over the last axes.
 
@@ -46,13 +47,13 @@ def layer_norm(
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
-def _standardized(x: jax.Array, axes: tuple[int, ...], eps: float) -> jax.Array:
+def _standardized(x: jax.Array, axes: tuple[int, ...], eps: NonNegative) -> jax.Array:
     mean, var = moments(x, axes)
     return standardize(x, mean, var, None, None, eps)
 
 
 @_standardized.defjvp
-def _standardized_jvp(axes: tuple[int, ...], eps: float, primals: Any, tangents: Any) -> Any:
+def _standardized_jvp(axes: tuple[int, ...], eps: NonNegative, primals: Any, tangents: Any) -> Any:
     # Written in terms of the result, so that its transpose takes both sums in one pass over the data.
     (x,), (dx,) = primals, tangents
     mean, var = moments(x, axes)
@@ -66,7 +67,7 @@ def rms_norm(
     x: jax.Array,
     normalized_shape: int | Sequence[int],
     scale: jax.Array | None = None,
-    eps: float | None = None,
+    eps: NonNegative | None = None,
 ) -> jax.Array:
     """x / sqrt(mean(x^2) + eps) * scale over the last axes.
 

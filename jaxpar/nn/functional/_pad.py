@@ -7,10 +7,12 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from ..._arguments import AnyFloat
+
 MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
 
 
-def pad(x: jax.Array, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> jax.Array:
+def pad(x: jax.Array, pad: Sequence[int], mode: str = "constant", value: AnyFloat | None = None) -> jax.Array:
     """Extend axes at both ends, to [..., *T, C]; negative numbers cut them.
 
     Args:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..._arguments import NonNegative
 from .._gates import GRU, LSTM, RNN_RELU, RNN_TANH, Gates, Lengths, Recurrence, State, Weights, weight_names
 from ._dropout import dropout as drop
 
@@ -23,7 +24,7 @@ class StackOptions(TypedDict, total=False):
 
     lengths: Lengths
     batch_first: bool
-    dropout: float
+    dropout: NonNegative
     training: bool
     key: jax.Array | None
 
@@ -35,7 +36,7 @@ def lstm(
     *,
     lengths: Lengths = None,
     batch_first: bool = False,
-    dropout: float = 0.0,
+    dropout: NonNegative = 0.0,
     training: bool = True,
     key: jax.Array | None = None,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
@@ -111,7 +112,7 @@ def _run(
     params: Mapping[str, jax.Array],
     lengths: Lengths = None,
     batch_first: bool = False,
-    dropout: float = 0.0,
+    dropout: NonNegative = 0.0,
     training: bool = True,
     key: jax.Array | None = None,
 ) -> tuple[jax.Array, State]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from ..._arguments import warn
+from ..._arguments import NonNegative, warn
 from ._reduction import absolute, broadcast_pair, check_reduction, clamp_min, reduce, values
 
 
@@ -163,7 +163,7 @@ def poisson_nll_loss(
     *,
     log_input: bool = True,
     full: bool = False,
-    eps: float = 1e-8,
+    eps: NonNegative = 1e-8,
     reduction: str = "mean",
 ) -> jax.Array:
     """exp(input) - target input, or input - target log(input + eps) without `log_input`.
@@ -193,7 +193,7 @@ def gaussian_nll_loss(
     var: ArrayLike,
     *,
     full: bool = False,
-    eps: float = 1e-6,
+    eps: NonNegative = 1e-6,
     reduction: str = "mean",
 ) -> jax.Array:
     """(log var + (input - target)^2 / var) / 2.

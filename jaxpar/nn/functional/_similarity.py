@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from ..._arguments import Extended, NonNegative
 from ._cross_entropy import SMALLEST
 from ._reduction import absolute, clamp_min, reduce, targets
 
 
-def cosine_similarity(x1: jax.Array, x2: jax.Array, dim: int = 1, eps: float = 1e-8) -> jax.Array:
+def cosine_similarity(x1: jax.Array, x2: jax.Array, dim: int = 1, eps: NonNegative = 1e-8) -> jax.Array:
     """The product of x1 / |x1| and x2 / |x2| along `dim`, norms clamped to eps.
 
     Args:
@@ -31,14 +32,14 @@ def cosine_similarity(x1: jax.Array, x2: jax.Array, dim: int = 1, eps: float = 1
     return (_unit(x1, dim, eps) * _unit(x2, dim, eps)).sum(dim)
 
 
-def _unit(x: jax.Array, axis: int, eps: float) -> jax.Array:
+def _unit(x: jax.Array, axis: int, eps: NonNegative) -> jax.Array:
     # torch clamps the norm outside of autograd: the value uses the clamped norm, the derivative the norm
     # itself.
     n = norm(x, 2, axis, keepdims=True)
     return x / (n + jax.lax.stop_gradient(clamp_min(n, eps) - n))
 
 
-def normalize(x: jax.Array, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> jax.Array:
+def normalize(x: jax.Array, p: Extended = 2.0, dim: int = 1, eps: NonNegative = 1e-12) -> jax.Array:
     """x divided by its p-norm along an axis, the norm clamped to eps.
 
     Args:
@@ -60,7 +61,7 @@ def normalize(x: jax.Array, p: float = 2.0, dim: int = 1, eps: float = 1e-12) ->
 
 
 def pairwise_distance(
-    x1: jax.Array, x2: jax.Array, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
+    x1: jax.Array, x2: jax.Array, p: Extended = 2.0, eps: NonNegative = 1e-6, keepdim: bool = False
 ) -> jax.Array:
     """The p-norm of x1 - x2 + eps over the last axis.
 
@@ -79,7 +80,7 @@ def pairwise_distance(
     return norm(x1 - x2 + eps, p, -1, keepdims=keepdim)
 
 
-def norm(x: jax.Array, p: float, axis: int, *, keepdims: bool = False) -> jax.Array:
+def norm(x: jax.Array, p: Extended, axis: int, *, keepdims: bool = False) -> jax.Array:
     """(sum |x|^p)^(1/p), with the gradient 0 where it is 0, as torch.linalg.vector_norm."""
     size = absolute(x)
     if p == float("inf"):
@@ -130,8 +131,8 @@ def triplet_margin_loss(
     positive: jax.Array,
     negative: jax.Array,
     margin: float = 1.0,
-    p: float = 2,
-    eps: float = 1e-6,
+    p: Extended = 2,
+    eps: NonNegative = 1e-6,
     swap: bool = False,
     *,
     reduction: str = "mean",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from ..._arguments import NonNegative, Positive
 from ._similarity import normalize
 
 
@@ -29,8 +30,8 @@ def spectral_norm(
     kernel: jax.Array,
     u: jax.Array,
     v: jax.Array,
-    n_power_iterations: int = 1,
-    eps: float = 1e-12,
+    n_power_iterations: Positive = 1,
+    eps: NonNegative = 1e-12,
     dim: int = -1,
     training: bool = True,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -60,7 +61,7 @@ def spectral_norm(
     return kernel / sigma, u, v
 
 
-def _unit(x: jax.Array, eps: float) -> jax.Array:
+def _unit(x: jax.Array, eps: NonNegative) -> jax.Array:
     return normalize(x.reshape(-1), dim=0, eps=eps).reshape(x.shape)
 
 

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..._arguments import NonNegative
+
 
 def check_constant(factor: float) -> None:
-    if factor > 1 or factor < 0:
+    if not 0 <= factor <= 1:
         raise ValueError("Constant multiplicative factor expected to be between 0 and 1.")
 
 
 def check_linear(start_factor: float, end_factor: float) -> None:
-    if start_factor > 1 or start_factor <= 0:
+    if not 0 < start_factor <= 1:
         raise ValueError(
             "Starting multiplicative factor expected to be greater than 0 and less or equal to 1."
         )
-    if end_factor > 1 or end_factor < 0:
+    if not 0 <= end_factor <= 1:
         raise ValueError("Ending multiplicative factor expected to be between 0 and 1.")
 
 
-def check_restarts(T_0: int, T_mult: int, eta_min: float) -> None:
+def check_restarts(T_0: int, T_mult: int, eta_min: NonNegative) -> None:
     if T_0 <= 0 or not isinstance(T_0, int):
         raise ValueError(f"Expected positive integer T_0, but got {T_0}")
     if T_mult < 1 or not isinstance(T_mult, int):
@@ -39,7 +41,7 @@ def check_cycle(function: str, mode: str, scale_fn: object, up: float, down: flo
 
 
 def check_one_cycle(pct_start: float, anneal_strategy: str) -> None:
-    if pct_start < 0 or pct_start > 1 or not isinstance(pct_start, float):
+    if not isinstance(pct_start, float) or not 0 <= pct_start <= 1:
         raise ValueError(f"Expected float between 0 and 1 pct_start, but got {pct_start}")
     if anneal_strategy not in ("cos", "linear"):
         raise ValueError(f"anneal_strategy must be one of 'cos' or 'linear', instead got {anneal_strategy}")

@@ -10,23 +10,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._hyperparameters import Scalar, as_float
+from ..._arguments import NonNegative, Positive
+from .._hyperparameters import Scalar, StartRate, as_float
 from ._checks import check_cycle, check_one_cycle, check_restarts, total_of
 from ._schedule import Rate, Schedule, closed_form, power
 
 
 def cyclic_lr(
-    base_lr: Scalar,
-    max_lr: Scalar,
+    base_lr: StartRate,
+    max_lr: StartRate,
     step_size_up: int = 2000,
     step_size_down: int | None = None,
     mode: Literal["triangular", "triangular2", "exp_range"] = "triangular",
-    gamma: float = 1.0,
+    gamma: NonNegative = 1.0,
     scale_fn: Rate | None = None,
     scale_mode: Literal["cycle", "iterations"] = "cycle",
     cycle_momentum: bool = True,
-    base_momentum: float = 0.8,
-    max_momentum: float = 0.9,
+    base_momentum: NonNegative = 0.8,
+    max_momentum: NonNegative = 0.9,
 ) -> Schedule:
     """Cycle between base_lr and max_lr as torch.optim.lr_scheduler.CyclicLR, with an optional momentum.
 
@@ -72,17 +73,17 @@ def cyclic_lr(
 
 
 def one_cycle_lr(
-    max_lr: Scalar,
+    max_lr: StartRate,
     total_steps: int | None = None,
     epochs: int | None = None,
     steps_per_epoch: int | None = None,
     pct_start: float = 0.3,
     anneal_strategy: Literal["cos", "linear"] = "cos",
     cycle_momentum: bool = True,
-    base_momentum: float = 0.85,
-    max_momentum: float = 0.95,
-    div_factor: float = 25.0,
-    final_div_factor: float = 1e4,
+    base_momentum: NonNegative = 0.85,
+    max_momentum: NonNegative = 0.95,
+    div_factor: NonNegative = 25.0,
+    final_div_factor: NonNegative = 1e4,
     three_phase: bool = False,
 ) -> Schedule:
     """Rise from max_lr / div_factor to max_lr, then fall to max_lr / div_factor / final_div_factor.
@@ -145,7 +146,7 @@ def _linear(start, end, pct):
     return (end - start) * pct + start
 
 
-def cosine_annealing_lr(lr: Scalar, T_max: int, eta_min: float = 0.0) -> Schedule:
+def cosine_annealing_lr(lr: StartRate, T_max: Positive, eta_min: NonNegative = 0.0) -> Schedule:
     """Decay from lr to eta_min in T_max steps along a cosine, then rise in the next T_max.
 
     torch counterpart: `torch.optim.lr_scheduler.CosineAnnealingLR`. `optax.cosine_decay_schedule` stays low.
@@ -155,8 +156,6 @@ def cosine_annealing_lr(lr: Scalar, T_max: int, eta_min: float = 0.0) -> Schedul
     >>> [round(float(schedule(t)), 4) for t in (0, 5, 10)]
     [1.0, 0.5, 0.0]
     """
-    if T_max <= 0:
-        raise ValueError(f"cosine_annealing_lr: T_max must be positive, but is {T_max}.")
 
     def height(t):
         return 1 + jnp.cos(as_float(t) * math.pi / T_max)
@@ -176,7 +175,9 @@ def cosine_annealing_lr(lr: Scalar, T_max: int, eta_min: float = 0.0) -> Schedul
     return Schedule(rate, advance, lr)
 
 
-def cosine_annealing_warm_restarts(lr: Scalar, T_0: int, T_mult: int = 1, eta_min: float = 0.0) -> Schedule:
+def cosine_annealing_warm_restarts(
+    lr: StartRate, T_0: int, T_mult: int = 1, eta_min: NonNegative = 0.0
+) -> Schedule:
     """Decay from lr to eta_min along a cosine, restarting: in T_0 steps, then in T_mult times as many, ...
 
     Raises: ValueError: T_0 or T_mult is not a positive integer.

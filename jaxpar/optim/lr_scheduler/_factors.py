@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._hyperparameters import Scalar, as_float
+from ..._arguments import Count, NonNegative, Positive
+from .._hyperparameters import StartRate, as_float
 from ._checks import check_constant, check_linear
 from ._schedule import Rate, Schedule, closed_form, multiplicative, power
 
 
-def step_lr(lr: Scalar, step_size: int, gamma: float = 0.1) -> Schedule:
+def step_lr(lr: StartRate, step_size: Positive, gamma: NonNegative = 0.1) -> Schedule:
     """Return the schedule lr * gamma**(t // step_size), torch.optim.lr_scheduler.StepLR.
 
     >>> from jaxpar.optim import lr_scheduler
@@ -21,12 +22,10 @@ def step_lr(lr: Scalar, step_size: int, gamma: float = 0.1) -> Schedule:
     >>> [round(float(schedule(t)), 4) for t in (0, 30, 60)]
     [0.1, 0.01, 0.001]
     """
-    if step_size <= 0:
-        raise ValueError(f"step_lr: step_size must be positive, but is {step_size}.")
     return multiplicative(lr, lambda t: power(gamma, t // step_size))
 
 
-def multi_step_lr(lr: Scalar, milestones: Iterable[int], gamma: float = 0.1) -> Schedule:
+def multi_step_lr(lr: StartRate, milestones: Iterable[Count], gamma: NonNegative = 0.1) -> Schedule:
     """Return lr * gamma**k after k milestones, repeated ones too, as torch.optim.lr_scheduler.MultiStepLR.
 
     >>> from jaxpar.optim import lr_scheduler
@@ -38,7 +37,7 @@ def multi_step_lr(lr: Scalar, milestones: Iterable[int], gamma: float = 0.1) -> 
     return multiplicative(lr, lambda t: power(gamma, jnp.searchsorted(reached, t, side="right")))
 
 
-def exponential_lr(lr: Scalar, gamma: float) -> Schedule:
+def exponential_lr(lr: StartRate, gamma: NonNegative) -> Schedule:
     """Return the schedule lr * gamma**t, torch.optim.lr_scheduler.ExponentialLR.
 
     >>> from jaxpar.optim import lr_scheduler
@@ -49,7 +48,7 @@ def exponential_lr(lr: Scalar, gamma: float) -> Schedule:
     return multiplicative(lr, lambda t: power(gamma, t))
 
 
-def constant_lr(lr: Scalar, factor: float = 1 / 3, total_iters: int = 5) -> Schedule:
+def constant_lr(lr: StartRate, factor: float = 1 / 3, total_iters: Count = 5) -> Schedule:
     """Return lr * factor until step `total_iters`, then lr, as torch.optim.lr_scheduler.ConstantLR.
 
     Raises: ValueError: a factor above 1 or below 0.
@@ -67,7 +66,7 @@ def constant_lr(lr: Scalar, factor: float = 1 / 3, total_iters: int = 5) -> Sche
 
 
 def linear_lr(
-    lr: Scalar, start_factor: float = 1 / 3, end_factor: float = 1.0, total_iters: int = 5
+    lr: StartRate, start_factor: float = 1 / 3, end_factor: float = 1.0, total_iters: Count = 5
 ) -> Schedule:
     """Change linearly between lr times the two factors, as torch.optim.lr_scheduler.LinearLR.
 
@@ -84,7 +83,7 @@ def linear_lr(
     )
 
 
-def polynomial_lr(lr: Scalar, total_iters: int = 5, power: float = 1.0) -> Schedule:
+def polynomial_lr(lr: StartRate, total_iters: Count = 5, power: NonNegative = 1.0) -> Schedule:
     """Return lr * (1 - min(t / total_iters, 1))**power, torch.optim.lr_scheduler.PolynomialLR.
 
     >>> from jaxpar.optim import lr_scheduler
@@ -95,11 +94,11 @@ def polynomial_lr(lr: Scalar, total_iters: int = 5, power: float = 1.0) -> Sched
     return multiplicative(lr, lambda t: (1 - _fraction_done(t, total_iters)) ** power)
 
 
-def _fraction_done(t: jax.Array, total_iters: int) -> jax.Array:
+def _fraction_done(t: jax.Array, total_iters: Count) -> jax.Array:
     return as_float(jnp.minimum(t, total_iters)) / max(total_iters, 1)
 
 
-def lambda_lr(lr: Scalar, lr_lambda: Rate) -> Schedule:
+def lambda_lr(lr: StartRate, lr_lambda: Rate) -> Schedule:
     """Return the schedule lr * lr_lambda(t), where t is an integer array, traced inside of `jax.jit`.
 
     torch counterpart: `torch.optim.lr_scheduler.LambdaLR`, which takes a list for parameter groups; here each
@@ -113,7 +112,7 @@ def lambda_lr(lr: Scalar, lr_lambda: Rate) -> Schedule:
     return closed_form(lambda t: lr * lr_lambda(t), base=lr)
 
 
-def multiplicative_lr(lr: Scalar, lr_lambda: Rate) -> Schedule:
+def multiplicative_lr(lr: StartRate, lr_lambda: Rate) -> Schedule:
     """Return the schedule lr * lr_lambda(1) * ... * lr_lambda(t), by a loop of t rounds at every step.
 
     torch counterpart: `torch.optim.lr_scheduler.MultiplicativeLR`.

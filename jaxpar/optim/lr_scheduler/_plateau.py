@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from ..._arguments import Count, NonNegative
 from .._leafwise import leafwise
 from ._checks import check_plateau
 
@@ -22,15 +23,15 @@ class ReduceLROnPlateauState(NamedTuple):
 
 
 def reduce_lr_on_plateau(
-    lr: float,
+    lr: NonNegative,
     mode: Literal["min", "max"] = "min",
-    factor: float = 0.1,
-    patience: int = 10,
+    factor: NonNegative = 0.1,
+    patience: Count = 10,
     threshold: float = 1e-4,
     threshold_mode: Literal["rel", "abs"] = "rel",
-    cooldown: int = 0,
-    min_lr: float = 0,
-    eps: float = 1e-8,
+    cooldown: Count = 0,
+    min_lr: NonNegative = 0,
+    eps: NonNegative = 1e-8,
 ) -> optax.GradientTransformationExtraArgs:
     """Scale updates by state.lr / lr; `update(value=...)` is torch's `ReduceLROnPlateau.step(...)`.
 

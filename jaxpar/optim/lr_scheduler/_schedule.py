@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from .._hyperparameters import Scalar, as_float
+from .._hyperparameters import Scalar, StartRate, as_float
 from ._checks import check_milestones, check_not_empty, refuse_plateau
 
 Rate = Callable[[jax.Array], Scalar]
@@ -37,7 +37,7 @@ class Schedule:
 
     rate: Rate
     advance: Advance
-    base: Scalar | None = None
+    base: StartRate | None = None
     factor: Rate | None = None
     momentum: Rate | None = None
     carry: Advance | None = None
@@ -46,7 +46,7 @@ class Schedule:
         return jnp.asarray(self.rate(jnp.asarray(step)), float)
 
 
-def multiplicative(lr: Scalar, factor: Rate, carry: Advance | None = None) -> Schedule:
+def multiplicative(lr: StartRate, factor: Rate, carry: Advance | None = None) -> Schedule:
     """Return lr * factor(step), where the factor also applies to rates that other schedules changed."""
 
     def advance(step, before):
@@ -58,7 +58,7 @@ def multiplicative(lr: Scalar, factor: Rate, carry: Advance | None = None) -> Sc
     return Schedule(lambda step: lr * factor(step), advance, lr, factor, carry=carry)
 
 
-def closed_form(rate: Rate, momentum: Rate | None = None, base: Scalar | None = None) -> Schedule:
+def closed_form(rate: Rate, momentum: Rate | None = None, base: StartRate | None = None) -> Schedule:
     """Return a schedule whose rate does not depend on the previous one."""
     return Schedule(rate, lambda step, before: rate(step), base, momentum=momentum)
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from .._groups import check_optimizer, for_each_group
+from .._groups import PerGroup, check_optimizer, for_each_group
 from .._leafwise import lerp
 from ..lr_scheduler import LRScheduler
 
@@ -217,7 +217,7 @@ class SWALR(LRScheduler):
     def __init__(
         self,
         optimizer: nnx.Optimizer,
-        swa_lr: float | Sequence[float],
+        swa_lr: PerGroup,
         anneal_epochs: int = 10,
         anneal_strategy: Literal["cos", "linear"] = "cos",
         last_epoch: int = -1,

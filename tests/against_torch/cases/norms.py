@@ -80,9 +80,7 @@ CASES = [
 ]
 
 REFUSED = [
-    Refused(
-        "BatchNorm1d(3, eps=-1.0)", "BatchNorm(3, eps=-1.0)", ValueError, "but got -1.0", inputs=((2, 3),)
-    ),
+    Refused("BatchNorm1d(3, eps=-1.0)", "BatchNorm(3, eps=-1.0)", ValueError, "-1.0", inputs=((2, 3),)),
     Refused("LayerNorm(())", "LayerNorm(())", RuntimeError, "at least 1-dimensional", inputs=((2, 3),)),
     Refused("RMSNorm([])", "RMSNorm([])", RuntimeError, "at least 1-dimensional", inputs=((2, 3),)),
     Refused("LayerNorm(2.5)", "LayerNorm(2.5)", TypeError, "normalized_shape is 2.5"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from ...._arguments import Extended
+
 
 def relu(x: jax.Array) -> jax.Array:
     """Max(x, 0), with the derivative 0 at 0. torch counterpart: `F.relu`."""
@@ -36,7 +38,7 @@ def log_softmax(x: jax.Array, dim: int) -> jax.Array:
     return jax.nn.log_softmax(x, axis=dim)
 
 
-def softplus(x: jax.Array, beta: float = 1.0, threshold: float = 20.0) -> jax.Array:
+def softplus(x: jax.Array, beta: float = 1.0, threshold: Extended = 20.0) -> jax.Array:
     """log(1 + exp(beta x)) / beta; x where beta x is above `threshold`. torch counterpart: `F.softplus`."""
     # `where` multiplies the derivative of the branch not taken by 0, so its exponential must be finite.
     small = jnp.minimum(beta * x, threshold)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from ...._arguments import INFINITE, Extended, Least
 from ... import functional as last
 
 Axes = int | Sequence[int] | None
@@ -57,7 +58,7 @@ def div(x: jax.Array, other: ArrayLike, *, rounding_mode: str | None = None) -> 
     return jax.lax.stop_gradient(jnp.trunc(x / other))
 
 
-def norm(x: jax.Array, p: float | str = "fro", dim: Axes = None, keepdim: bool = False) -> jax.Array:
+def norm(x: jax.Array, p: Extended | str = "fro", dim: Axes = None, keepdim: bool = False) -> jax.Array:
     """The p-norm along `dim`, or of all elements, with the gradient 0 where it is 0.
 
     torch counterpart: `torch.norm`, `torch.linalg.vector_norm`; the gradient of `jnp.linalg.norm` is NaN.
@@ -80,7 +81,9 @@ def std(x: jax.Array, dim: Axes = None, *, correction: int = 1, keepdim: bool = 
     return jnp.where(variance == 0, 0, jnp.sqrt(safe))
 
 
-def cdist(x1: jax.Array, x2: jax.Array, p: float = 2.0) -> jax.Array:
+def cdist(
+    x1: jax.Array, x2: jax.Array, p: Annotated[float, Least(0, RuntimeError), INFINITE] = 2.0
+) -> jax.Array:
     """The distances of all pairs of rows, with the gradient 0 at 0. torch counterpart: `torch.cdist`."""
     return last.pairwise_distance(x1[..., :, None, :], x2[..., None, :, :], p, 0)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
+
+from ...._arguments import Least
 
 
 class Ranked(NamedTuple):
@@ -57,7 +59,9 @@ def topk(x: jax.Array, k: int, dim: int = -1, largest: bool = True, sorted: bool
     return _taken(x, jnp.moveaxis(indices, -1, dim), dim, True)
 
 
-def kthvalue(x: jax.Array, k: int, dim: int = -1, keepdim: bool = False) -> Ranked:
+def kthvalue(
+    x: jax.Array, k: Annotated[int, Least(1, RuntimeError)], dim: int = -1, keepdim: bool = False
+) -> Ranked:
     """The k-th least values along `dim`, from 1. torch counterpart: `torch.kthvalue`."""
     indices = jax.lax.slice_in_dim(jnp.argsort(x, dim), k - 1, k, axis=dim)
     return _taken(x, indices, dim, keepdim)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from ...._arguments import AnyFloat, Extended, NonNegative, Size
 from ... import functional as last
 from ..axes import turned
 
@@ -29,7 +30,7 @@ def unflatten(x: jax.Array, dim: int, sizes: Sequence[int]) -> jax.Array:
     return x.reshape(*x.shape[:axis], *full, *x.shape[axis + 1 :])
 
 
-def split(x: jax.Array, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[jax.Array, ...]:
+def split(x: jax.Array, split_size_or_sections: Size | Sequence[Size], dim: int = 0) -> tuple[jax.Array, ...]:
     """Split x into pieces of this length, or of these lengths.
 
     >>> import jax.numpy as jnp
@@ -100,11 +101,11 @@ def prelu(x: jax.Array, weight: jax.Array) -> jax.Array:
     return turned(lambda rows: last.prelu(rows, weight), x) if x.ndim > 1 else last.prelu(x, weight)
 
 
-def pad(x: jax.Array, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> jax.Array:
+def pad(x: jax.Array, pad: Sequence[int], mode: str = "constant", value: AnyFloat | None = None) -> jax.Array:
     """`jaxpar.nn.functional.pad` of the last axes of x, the last one first. torch counterpart: `F.pad`."""
     return last.pad(jnp.expand_dims(x, -1), pad, mode, value)[..., 0]
 
 
-def normalize(x: jax.Array, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> jax.Array:
+def normalize(x: jax.Array, p: Extended = 2.0, dim: int = 1, eps: NonNegative = 1e-12) -> jax.Array:
     """Divide x by its p-norm along `dim`, axis 1 by default. torch counterpart: `F.normalize`."""
     return last.normalize(x, p, dim, eps)

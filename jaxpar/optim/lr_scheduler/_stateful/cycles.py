@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 from flax import nnx
 
-from ...._arguments import whole
-from ..._groups import ParamGroup, check_optimizer, for_each_group, param_groups_of
+from ...._arguments import NonNegative, Positive
+from ..._groups import ParamGroup, PerGroup, check_optimizer, for_each_group, param_groups_of
 from .._checks import check_cycle, check_one_cycle, check_restarts, total_of
 from .scheduler import LRScheduler, attributes
-
-PerGroup = float | Sequence[float]
 
 
 class CyclicLR(LRScheduler):
@@ -31,7 +29,7 @@ class CyclicLR(LRScheduler):
         step_size_up: int = 2000,
         step_size_down: int | None = None,
         mode: Literal["triangular", "triangular2", "exp_range"] = "triangular",
-        gamma: float = 1.0,
+        gamma: NonNegative = 1.0,
         scale_fn: Callable[[float], float] | None = None,
         scale_mode: Literal["cycle", "iterations"] = "cycle",
         cycle_momentum: bool = True,
@@ -122,8 +120,8 @@ class OneCycleLR(LRScheduler):
         cycle_momentum: bool = True,
         base_momentum: PerGroup = 0.85,
         max_momentum: PerGroup = 0.95,
-        div_factor: float = 25.0,
-        final_div_factor: float = 1e4,
+        div_factor: NonNegative = 25.0,
+        final_div_factor: NonNegative = 1e4,
         three_phase: bool = False,
         last_epoch: int = -1,
     ):
@@ -209,8 +207,10 @@ def _write_momentum(group: ParamGroup, use_beta1: bool, value: float) -> None:
 class CosineAnnealingLR(LRScheduler):
     """Write the rates of `cosine_annealing_lr` into an optimizer, as torch's class of this name."""
 
-    def __init__(self, optimizer: nnx.Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1):
-        self.T_max, self.eta_min = whole("CosineAnnealingLR", "T_max", T_max, 1), eta_min
+    def __init__(
+        self, optimizer: nnx.Optimizer, T_max: Positive, eta_min: NonNegative = 0.0, last_epoch: int = -1
+    ):
+        self.T_max, self.eta_min = int(T_max), eta_min
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[float]:
@@ -235,7 +235,12 @@ class CosineAnnealingWarmRestarts(LRScheduler):
     """Write the rates of `cosine_annealing_warm_restarts` as torch's class of this name."""
 
     def __init__(
-        self, optimizer: nnx.Optimizer, T_0: int, T_mult: int = 1, eta_min: float = 0.0, last_epoch: int = -1
+        self,
+        optimizer: nnx.Optimizer,
+        T_0: int,
+        T_mult: int = 1,
+        eta_min: NonNegative = 0.0,
+        last_epoch: int = -1,
     ):
         check_restarts(T_0, T_mult, eta_min)
         self.T_0, self.T_i, self.T_mult, self.eta_min = T_0, T_0, T_mult, eta_min

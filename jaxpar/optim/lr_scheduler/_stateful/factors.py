@@ -9,7 +9,7 @@ from typing import Any
 
 from flax import nnx
 
-from ...._arguments import whole
+from ...._arguments import Count, NonNegative, Positive
 from ..._groups import check_optimizer, param_groups_of
 from .._checks import check_constant, check_linear
 from .scheduler import LRScheduler, attributes
@@ -29,8 +29,10 @@ class _ByFactor(LRScheduler):
 class StepLR(_ByFactor):
     """Write the rates of `step_lr` into an optimizer, as torch's class of this name."""
 
-    def __init__(self, optimizer: nnx.Optimizer, step_size: int, gamma: float = 0.1, last_epoch: int = -1):
-        self.step_size, self.gamma = whole("StepLR", "step_size", step_size, 1), gamma
+    def __init__(
+        self, optimizer: nnx.Optimizer, step_size: Positive, gamma: NonNegative = 0.1, last_epoch: int = -1
+    ):
+        self.step_size, self.gamma = int(step_size), gamma
         super().__init__(optimizer, last_epoch)
 
     def _scale(self) -> float | None:
@@ -44,9 +46,13 @@ class MultiStepLR(_ByFactor):
     """Write the rates of `multi_step_lr` into an optimizer, as torch's class of this name."""
 
     def __init__(
-        self, optimizer: nnx.Optimizer, milestones: Iterable[int], gamma: float = 0.1, last_epoch: int = -1
+        self,
+        optimizer: nnx.Optimizer,
+        milestones: Iterable[Count],
+        gamma: NonNegative = 0.1,
+        last_epoch: int = -1,
     ):
-        self.milestones = Counter(whole("MultiStepLR", "a milestone", epoch, 0) for epoch in milestones)
+        self.milestones = Counter(map(int, milestones))
         self.gamma = gamma
         super().__init__(optimizer, last_epoch)
 
@@ -68,7 +74,7 @@ class ConstantLR(LRScheduler):
     """Write the rates of `constant_lr` into an optimizer, as torch's class of this name."""
 
     def __init__(
-        self, optimizer: nnx.Optimizer, factor: float = 1.0 / 3, total_iters: int = 5, last_epoch: int = -1
+        self, optimizer: nnx.Optimizer, factor: float = 1.0 / 3, total_iters: Count = 5, last_epoch: int = -1
     ):
         check_constant(factor)
         self.factor, self.total_iters = factor, total_iters
@@ -96,7 +102,7 @@ class LinearLR(_ByFactor):
         optimizer: nnx.Optimizer,
         start_factor: float = 1.0 / 3,
         end_factor: float = 1.0,
-        total_iters: int = 5,
+        total_iters: Count = 5,
         last_epoch: int = -1,
     ):
         check_linear(start_factor, end_factor)
@@ -120,7 +126,7 @@ class LinearLR(_ByFactor):
 class ExponentialLR(_ByFactor):
     """Write the rates of `exponential_lr` into an optimizer, as torch's class of this name."""
 
-    def __init__(self, optimizer: nnx.Optimizer, gamma: float, last_epoch: int = -1):
+    def __init__(self, optimizer: nnx.Optimizer, gamma: NonNegative, last_epoch: int = -1):
         self.gamma = gamma
         super().__init__(optimizer, last_epoch)
 
@@ -135,9 +141,9 @@ class PolynomialLR(_ByFactor):
     """Write the rates of `polynomial_lr` into an optimizer, as torch's class of this name."""
 
     def __init__(
-        self, optimizer: nnx.Optimizer, total_iters: int = 5, power: float = 1.0, last_epoch: int = -1
+        self, optimizer: nnx.Optimizer, total_iters: Count = 5, power: NonNegative = 1.0, last_epoch: int = -1
     ):
-        self.total_iters, self.power = whole("PolynomialLR", "total_iters", total_iters, 0), power
+        self.total_iters, self.power = int(total_iters), power
         super().__init__(optimizer, last_epoch)
 
     def _scale(self) -> float | None:

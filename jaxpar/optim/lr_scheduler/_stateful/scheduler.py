@@ -9,8 +9,8 @@ from typing import Any, Literal, SupportsFloat
 
 from flax import nnx
 
-from ...._arguments import warn
-from ..._groups import ParamGroup, check_optimizer, param_groups_of
+from ...._arguments import Count, NonNegative, warn
+from ..._groups import ParamGroup, PerGroup, check_optimizer, param_groups_of
 from .._checks import check_milestones, check_not_empty, check_plateau, refuse_plateau
 
 EPOCH_IS_DEPRECATED = (
@@ -143,13 +143,13 @@ class ReduceLROnPlateau(LRScheduler):
         self,
         optimizer: nnx.Optimizer,
         mode: Literal["min", "max"] = "min",
-        factor: float = 0.1,
-        patience: int = 10,
+        factor: NonNegative = 0.1,
+        patience: Count = 10,
         threshold: float = 1e-4,
         threshold_mode: Literal["rel", "abs"] = "rel",
-        cooldown: int = 0,
-        min_lr: float | Sequence[float] = 0,
-        eps: float = 1e-8,
+        cooldown: Count = 0,
+        min_lr: PerGroup = 0,
+        eps: NonNegative = 1e-8,
     ):
         check_plateau(factor, mode, threshold_mode)
         self.optimizer = check_optimizer(optimizer)
