@@ -768,8 +768,8 @@ def on_a_mesh():
     ("change", "error", "message"),
     [
         ({"device": "v200"}, ValueError, "device='v200' is none of b200"),
-        ({"devices": 0}, ValueError, "devices=0 must be a number from 1 up"),
-        ({"hosts": 2.5}, ValueError, "hosts=2.5 must be a number from 1 up"),
+        ({"devices": 0}, ValueError, "devices is 0; it must be 1 or more"),
+        ({"hosts": 2.5}, TypeError, "hosts is 2.5; it must be int"),
         ({"memory_share": 2}, ValueError, "memory_share=2 must be above 0 and at most 1"),
         ({"device": dataclasses.replace(ROUND, flops={"int8": 1.0})}, ValueError, "no figure for float32"),
         ({"net": linen.Dense(3)}, TypeError, "net must be an nnx.Module .*ToNNX"),

@@ -756,7 +756,7 @@ def test_an_optimizer_that_changes_a_shape():
 WRONG = {
     "net": ({"net": 3}, TypeError, "must be an nnx.Module"),
     "optimizer": ({"optimizer": optax.sgd(0.1)}, TypeError, "must be an nnx.Optimizer"),
-    "accumulate": ({"accumulate": 0}, ValueError, "positive int"),
+    "accumulate": ({"accumulate": 0}, ValueError, "accumulate is 0; it must be 1 or more"),
     "on_nonfinite": ({"on_nonfinite": "stop"}, ValueError, "'raise', 'skip' or 'ignore'"),
 }
 

@@ -12,6 +12,7 @@ import functools
 import importlib.machinery
 import importlib.util
 import inspect
+import itertools
 import opcode
 import re
 import sys
@@ -170,7 +171,8 @@ class _Parameters:
         return f"{kind.__name__}.load_state_dict" if is_method else str(kind.__name__)
 
     def by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        values = list(zip(self.parameters, args, strict=False))[self.owner is not None :]
+        named = itertools.takewhile(lambda p: p.kind is not p.VAR_POSITIONAL, self.parameters.values())
+        values = [(p.name, value) for p, value in zip(named, args, strict=False)][self.owner is not None :]
         return dict(values) | dict(kwargs)
 
     def call_with_wrong(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._arguments import warn, whole
+from .._arguments import warn
 from .._devices.context import outside, returned
 from .._tree import LazyPaths, check_alive, check_leaves, has_tracers, is_array, is_real, is_staged, paths
 from .._typing import DeviceLike, PyTree, Shape, TreeDef
@@ -53,7 +53,6 @@ def gather(
                 f"gather: outputs are {type(outputs).__name__}; give jaxpar.Shards, or a list with one "
                 "output for each replica."
             )
-        dim = whole("gather", "dim", dim)
         return returned(_gather_list(list(outputs), target_device, dim), dim)
     target = _placement.output(target_device, outputs.placement.devices[0])
     return returned(assemble(outputs, None if is_staged() else target), outputs.placement.dim)

@@ -70,8 +70,6 @@ def profile(
 
     torch counterpart: `torch.profiler.profile(schedule=schedule(wait=, active=))`, `key_averages().table()`.
     """
-    if not callable(function):
-        raise TypeError(f"profile: function must be callable, not {type(function).__name__}.")
     return Profile(function, Path(directory), wait, active)
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from .._arguments import EXPLAINED
+from .._arguments import EXPLAINED, Positive
 from .._devices.context import outside_for, returned
 from .._devices.topology import refuse_topology
 from .._parallel.data_parallel import DataParallel
@@ -42,7 +42,7 @@ def train_step(
     optimizer: Optimizers,
     loss_fn: Callable[..., Any],
     *,
-    accumulate: int = 1,
+    accumulate: Positive = 1,
     has_aux: bool = False,
     precision: Precision | None = None,
     on_nonfinite: str = "raise",
@@ -98,8 +98,6 @@ def train_step(
     net, optimizer = (tuple(x) if isinstance(x, list) else x for x in (net, optimizer))
     net, optimizer = networks.as_nnx(net, optimizer)
     networks.check_nets(net, optimizer)
-    if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
-        raise ValueError(f"train_step: accumulate must be a positive int, not {accumulate!r}.")
     if on_nonfinite not in ("raise", "skip", "ignore"):
         raise ValueError(f"train_step: on_nonfinite={on_nonfinite!r} must be 'raise', 'skip' or 'ignore'.")
     check_precision(precision, "train_step")

@@ -46,7 +46,7 @@ class DistributedSampler:
     ):
         self.dataset = dataset
         self.num_replicas, self.rank = _group(type(self).__name__, num_replicas, rank)
-        self.seed = whole("DistributedSampler", "seed", seed)
+        self.seed = int(seed)
         self.shuffle, self.drop_last, self.epoch = shuffle, drop_last, 0
         n, R = len(dataset), self.num_replicas
         self.num_samples = n // R if drop_last else -(-n // R)

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from .._arguments import Positive
 from .._parallel.placement import Placement
 from .._typing import DeviceLike, PyTree
 from ._fetch import END
@@ -29,7 +30,7 @@ Reader = Callable[[], PyTree] | None
 def prefetch(
     iterable: Iterable[PyTree],
     placement: Placement | Iterable[DeviceLike] | DeviceLike | None = None,
-    size: int = 2,
+    size: Positive = 2,
 ) -> Prefetch:
     """Iterate over the same batches, copied to the devices ahead of time.
 
@@ -55,8 +56,6 @@ def prefetch(
     >>> [len(batch) for batch in data.prefetch(loader)]
     [2, 1]
     """
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        raise ValueError(f"prefetch: size must be a positive int, not {size!r}.")
     return Prefetch(iterable, sender(placement), size)
 
 

@@ -11,7 +11,6 @@ import datetime
 import logging
 import os
 import threading
-from typing import SupportsFloat
 
 from .._arguments import NonNegative
 from .._devices import virtual as _virtual
@@ -65,8 +64,6 @@ def init_process_group(
     if current() is not None:
         raise GroupError("trying to initialize the default process group twice!")
     check_backend(backend, "init_process_group")
-    if isinstance(timeout, str) or not isinstance(timeout, (datetime.timedelta, SupportsFloat)):
-        raise TypeError(f"init_process_group: timeout is {timeout!r}; it must be a timedelta or seconds.")
     seconds = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else float(timeout)
     if not seconds > 0:
         raise GroupError(f"init_process_group: timeout must be positive, not {timeout}.")

@@ -77,7 +77,6 @@ def muon(
         raise ValueError("Number of steps must be less than 100 for computational efficiency")
     if len(ns_coefficients) != 3:
         raise ValueError("Coefficients must be a tuple of exactly 3 values")
-    hyper.check_numbers(eps=eps)
 
     def turned(path: KeyPath, leaf: jax.Array) -> bool:
         return dims is None or dims(leaf_path(path), leaf)[0] % 2 == 1

@@ -19,6 +19,7 @@ PLANTS = [
         ('least is not None or has_path(annotation)', 'least is not None', "tests/test_hostile_calls.py -k go_before"),
         ('("__new__", "__init__", "load_state_dict")', '("__new__", "__init__")', "tests/test_bad_values.py -k load_state_dict"),
         ('f"{kind.__name__}.load_state_dict" if is_method', 'str(kind.__name__) if is_method', "tests/test_bad_values.py -k load_state_dict"),
+        ('p.kind is not p.VAR_POSITIONAL', 'True', "tests/test_hostile_calls.py -k annotation_is_held"),
         ('names |= inspect.unwrap(self.function).__globals__', 'pass', "tests/test_hostile_calls.py -k hostile_value"),
     ),
     *plants("jaxpar/_arguments/kinds.py",

@@ -9,6 +9,7 @@ import jax
 import optax
 from flax import linen, nnx
 
+from ..._arguments import Positive
 from ..._parallel.data_parallel import DataParallel
 from ..._parallel.replicated import leaf_marks
 from ..._training.distributed_data_parallel import DistributedDataParallel
@@ -31,8 +32,8 @@ def estimate(
     loss_fn: Callable[..., Any],
     *batch: Any,
     device: str | Hardware = "h100",
-    devices: int = 8,
-    hosts: int = 1,
+    devices: Positive = 8,
+    hosts: Positive = 1,
     memory_share: float = MEMORY_SHARE,
     watch_batch: bool = False,
 ) -> Estimate:
@@ -71,9 +72,6 @@ def estimate(
     torch counterpart: none; `accelerate estimate-memory` counts parameters.
     """
     hardware = Hardware.of(device) if isinstance(device, str) else device
-    for name, n in (("devices", devices), ("hosts", hosts)):
-        if not isinstance(n, int) or n < 1:
-            raise ValueError(f"estimate: {name}={n!r} must be a number from 1 up.")
     if not 0 < memory_share <= 1:
         raise ValueError(f"estimate: memory_share={memory_share} must be above 0 and at most 1.")
     module, rows = _module(net), _rows(batch)
