@@ -225,6 +225,18 @@ def test_layers_in_a_loop(make):
         one_step(net, variables, X)
 
 
+@pytest.mark.parametrize("B", [10, 2])
+def test_filling_reaches_no_statistics_in_a_loop(B):
+    """Without a name each replica takes those of its own rows, also where nn.scan runs the layers."""
+    variables = float64(Scanned().init(KEY, X[:8]))
+    b = -(-B // 3)
+    pieces = [Scanned().apply(variables, x, mutable=["batch_stats"]) for x in np.split(X[:B], range(b, B, b))]
+    net = jaxpar.DataParallel(Scanned(), IDS[:3])
+    outputs, updates = net.apply(variables, X[:B], mutable=["batch_stats"])
+    np.testing.assert_allclose(outputs, np.concatenate([y for y, _ in pieces]), rtol=1e-10)
+    equal("statistics", updates, pieces[0][1])
+
+
 @pytest.mark.parametrize("B", [8, 10])
 def test_a_mask(B):
     """Rows that do not count, one by one or feature by feature."""

@@ -1,7 +1,8 @@
-"""convert_sync_batchnorm of layers stacked by nnx.vmap or nnx.scan: shapes; training equals one device."""
+"""BatchNorm in layers stacked by nnx.vmap or nnx.scan: synchronised, and each replica's own."""
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -50,9 +51,13 @@ def state_of(net):
     return {".".join(map(str, path)): np.asarray(v[...]) for path, v in nnx.to_flat_state(nnx.state(net))}
 
 
+def loss_of(net, x):
+    return ((net(x) - 0.3) ** 2).mean()
+
+
 def train(net, batches):
     optimizer = nnx.Optimizer(net, optax.sgd(0.1, momentum=0.9), wrt=nnx.Param)
-    step = jaxpar.train_step(net, optimizer, lambda net, x: ((net(x) - 0.3) ** 2).mean())
+    step = jaxpar.train_step(net, optimizer, loss_of)
     return [float(step(x)) for x in batches]
 
 
@@ -102,3 +107,33 @@ def test_where_channels_are_not_last_nothing_counts():
     net = jaxpar.convert_sync_batchnorm(Wide())
     assert net.norms.num_batches_tracked is None
     np.testing.assert_allclose(jaxpar.DataParallel(net, [0, 1]).module(x), want, rtol=1e-4, atol=1e-5)
+
+
+def by_hand(net, batches, mean_of_means):
+    """Each replica's rows by themselves: the mean of its loss and gradients, and replica 0's statistics."""
+    optimizer = nnx.Optimizer(net, optax.sgd(0.1, momentum=0.9), wrt=nnx.Param)
+    losses = []
+    for x in batches:
+        b = -(-len(x) // 3)
+        pieces = [x[i : i + b] for i in range(0, len(x), b)]
+        copies = [nnx.clone(net) for _ in pieces]
+        results = [nnx.value_and_grad(loss_of)(*pair) for pair in zip(copies, pieces, strict=True)]
+        weights = [1 / len(pieces) if mean_of_means else len(piece) / len(x) for piece in pieces]
+        weighted = [jax.tree.map(lambda a, w=w: a * w, r) for r, w in zip(results, weights, strict=True)]
+        loss, gradients = jax.tree.map(lambda *terms: sum(terms), *weighted)
+        nnx.update(net, nnx.state(copies[0], nnx.BatchStat))
+        optimizer.update(net, gradients)
+        losses.append(float(loss))
+    return losses
+
+
+@pytest.mark.parametrize("wrapper", [jaxpar.DataParallel, jaxpar.DistributedDataParallel])
+@pytest.mark.parametrize("B", [10, 2])
+@pytest.mark.parametrize("how", ["vmap", "scan"])
+def test_filling_reaches_no_statistics_of_a_replica(how, B, wrapper):
+    """Of 10 rows the last replica has 2 and 2 to fill up; one row's copies would have its mean."""
+    net, alone = Stacked(how), Stacked(how)
+    losses = train(wrapper(net, [0, 1, 2]), X[:, :B])
+    want = by_hand(alone, X[:, :B], wrapper is jaxpar.DistributedDataParallel)
+    np.testing.assert_allclose(losses, want, rtol=1e-10)
+    assert_equal_trees("state", state_of(net), state_of(alone), 1e-10)
