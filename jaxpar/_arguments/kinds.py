@@ -190,7 +190,8 @@ def _is_array(value: Any) -> bool:
 
 
 def _is_no_number_but_array(value: Any) -> bool:
-    return not isinstance(value, (int, float)) and _is_array(value)
+    is_number = isinstance(value, (int, float)) or getattr(value, "shape", None) == ()
+    return not is_number and _is_array(value)
 
 
 def _is_path(value: Any) -> bool:
