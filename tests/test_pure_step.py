@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from flax import nnx
+from processes import ROOT, outputs, ranks
 from test_extra_arguments import KINDS, distributed, linen_step, nnx_step, parameters, plain
 from test_linen_steps import Net as LinenNet
 from test_linen_steps import state_of
@@ -258,3 +261,46 @@ def test_the_step_goes_on_beside_a_carry():
     step(X[1], Y[1])
     losses.append(float(function(carry, X[0], Y[0])[1]))
     assert losses[0] == losses[1] == float(called(X[0], Y[0]))
+
+
+IN_A_RANK = """
+    import optax
+    from flax import nnx
+
+    import jaxpar
+    from jaxpar import distributed as dist
+
+    dist.init_process_group()
+    import test_pure_step as cases  # which uses JAX
+
+    rank = dist.get_rank()
+    alone = [dist.new_group([0]), dist.new_group([1])][rank]
+
+    def ddp(net):
+        return jaxpar.DistributedDataParallel(net, process_group=alone)
+
+    for kind in (cases.plain, jaxpar.DataParallel, ddp):
+        cases.run(cases.module, kind)
+        print(kind.__name__, "as five calls")
+    net = jaxpar.DistributedDataParallel(nnx.Linear(3, 1, rngs=nnx.Rngs(0)))
+    step = jaxpar.train_step(net, nnx.Optimizer(net, optax.sgd(0.1), wrt=nnx.Param), cases.mse)
+    step(cases.X[0], cases.Y[0])
+    if rank == 1:  # alone: it meets nobody
+        try:
+            step.pure()
+        except RuntimeError as error:
+            print(error)
+    step(cases.X[1], cases.Y[1])
+    jaxpar.check_replicas(net)
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_in_several_processes_a_pure_step_is_of_one():
+    path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    printed = outputs(ranks(2, IN_A_RANK, devices=2, env=path, timeout=400))
+    lines = [[line for line in text.splitlines() if "[Gloo]" not in line] for text in printed]
+    same = [f"{kind} as five calls" for kind in ("plain", "DataParallel", "ddp")]
+    assert lines[0] == lines[1][:-1] == same
+    assert re.match(r"TrainStep.pure: each of 2 processes brings its own rows.*DataParallel", lines[1][-1])

@@ -254,8 +254,9 @@ class TrainStep:
             refuse_topology(self._placement.devices, "TrainStep.pure")
         if self._engine.world.size > 1:
             raise RuntimeError(
-                "TrainStep.pure: every process brings its own rows, which is no function of one program's "
-                "arrays. Call the step itself."
+                f"TrainStep.pure: each of {self._engine.world.size} processes brings its own rows, which is "
+                "no function of one program's arrays. Call the step itself, or wrap the net for one process, "
+                "in DataParallel or DistributedDataParallel(process_group=new_group([rank]))."
             )
         self._check_context()
         with outside_for(self._placement):
