@@ -230,3 +230,24 @@ def test_a_compiler_that_does_not_tell(monkeypatch):
     monkeypatch.setattr(jax.stages.Compiled, "memory_analysis", lambda self: None)
     with pytest.raises(jaxpar.errors.BackendError, match="does not analyse memory"):
         memory_report(Net(nnx.Rngs(0)), rows(8), device_ids=range(2))
+
+
+class Masked(nnx.Module):
+    """Of arguments without rows, which come first: a table and a key."""
+
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(5, 6, rngs=rngs)
+
+    def __call__(self, table, key, x):
+        return self.linear(x) @ table + jax.random.normal(key, (6,), x.dtype)
+
+
+def test_marked_arguments_and_keys_are_complete_on_every_device():
+    table = jaxpar.replicated(np.ones((6, 6), np.float32))
+    args = (table, jax.random.key(0), rows(10))
+    report = memory_report(Masked(nnx.Rngs(0)), args, device_ids=range(4))
+    assert report.sizes == (3, 3, 3, 1)
+    assert column(report.torch, "outputs") == [ROW * (3 + 10), ROW * 3, ROW * 3, ROW]
+    assert column(report.jaxpar, "outputs") == [ROW * 3] * 4
+    with pytest.raises(jaxpar.errors.NoRowsError):
+        memory_report(Masked(nnx.Rngs(0)), (table,), device_ids=range(4))

@@ -92,6 +92,8 @@ PLANTS = [
         ('most + 1 in peaks', 'most in peaks', "tests/test_estimate.py -k largest_batch"),
     ),
     *plants("jaxpar/_tools/estimate/memory_report.py",
+        ('step.args, is_leaf=is_marked', 'step.args', "tests/test_memory_report.py -k marked"),
+        ('jax.tree.leaves(self.args, is_leaf=is_marked)', 'jax.tree.leaves(self.args)', "tests/test_memory_report.py -k marked"),
         ('usage["gradients"] += usage["parameters"] * several', 'pass', "tests/test_memory_report.py -k torch_puts"),
         ('works = i < len(sizes)', 'works = i <= len(sizes)', "tests/test_memory_report.py -k no_rows"),
     ),

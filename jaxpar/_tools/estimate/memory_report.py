@@ -16,6 +16,7 @@ from jax.sharding import SingleDeviceSharding
 from ..._devices import devices as _devices
 from ..._parallel.data_parallel import DataParallel
 from ..._parallel.placement import Placement, place
+from ..._parallel.replicated import is_lone_key, is_marked
 from ..._parallel.scatter import chunk_sizes
 from ..._training.training_engine import has_shape, shape_of, trace_step
 from ..._typing import DeviceLike, PyTree
@@ -93,7 +94,7 @@ def memory_report(
             "see jaxpar.virtual_devices."
         )
     args = inputs if isinstance(inputs, tuple) else () if inputs is None else (inputs,)
-    if not any(map(has_shape, jax.tree.leaves(args))):
+    if not any(map(_has_rows, jax.tree.leaves(args, is_leaf=is_marked))):
         raise NoRowsError(
             "memory_report: inputs hold no array whose rows could be shared out; pass a batch, or "
             "jax.ShapeDtypeStructs of its arrays."
@@ -129,7 +130,7 @@ class ReportedStep:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        first = next(x for x in jax.tree.leaves(self.args) if has_shape(x))
+        first = next(filter(_has_rows, jax.tree.leaves(self.args, is_leaf=is_marked)))
         return chunk_sizes(first.shape[self.placement.dim], self.placement.N)
 
     @functools.cached_property
@@ -196,12 +197,12 @@ def _replica(step: ReportedStep, b: int) -> tuple[int, int, int]:
     single = Placement(step.placement.devices[:1], step.placement.dim)
 
     def with_b_rows(x: Any) -> Any:
-        if not has_shape(x):
+        if not _has_rows(x):
             return x
         axis = single.dim % x.ndim
         return jax.ShapeDtypeStruct((*x.shape[:axis], b, *x.shape[axis + 1 :]), x.dtype)
 
-    args = jax.tree.map(with_b_rows, step.args)
+    args = jax.tree.map(with_b_rows, step.args, is_leaf=is_marked)
 
     def seeded(net: Any, seeds: list[jax.Array], *args: Any) -> tuple[jax.Array, PyTree]:
         outputs = net(*args)
@@ -231,6 +232,11 @@ def _loss(step: ReportedStep, outputs: PyTree) -> int:
     traced = jax.jit(differentiate).trace(jax.tree.map(lambda x: shape_of(x, sharding), outputs))
     program = Program(traced, FUNCTION, step.placement.devices)
     return program.temporary + size(program.results[1])
+
+
+def _has_rows(x: Any) -> bool:
+    """Whether it is an array to share out: neither marked by `replicated` nor a key."""
+    return has_shape(x) and not is_lone_key(x)
 
 
 def mean_square(outputs: PyTree) -> jax.Array:
