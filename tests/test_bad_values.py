@@ -54,6 +54,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: optim.clip_grad_norm(-1.0), ValueError, "clip_grad_norm: max_norm is -1.0"),
     (lambda: optim.clip_grad_value(-1.0), ValueError, "clip_grad_value: clip_value is -1.0"),
     (lambda: optim.adam(lr=INF), ValueError, "adam: lr is inf; it must be finite."),
+    (lambda: optim.adam(lr=np.float64(INF)), ValueError, "adam: lr is"),
     (lambda: optim.adam(lr=np.float32(INF)), ValueError, "adam: lr is"),
     (lambda: optim.adamw(weight_decay=INF), ValueError, "adamw: weight_decay is inf"),
     (lambda: optim.sgd(lr=NAN), ValueError, "Invalid learning rate: nan"),

@@ -158,7 +158,7 @@ def _is_number(value: Any) -> bool:
 
 def _is_finite(value: Any) -> bool:
     if isinstance(value, float):
-        return -math.inf < value < math.inf
+        return math.isfinite(value)
     # JAX's numbers are computed: to look at one waits for its device.
     on_host = type(value).__module__ in ("numpy", "ml_dtypes")
     return _is_number(value) and (not on_host or math.isfinite(value))
