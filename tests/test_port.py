@@ -21,6 +21,7 @@ from porting import constructs, holes, modules
 from jaxpar import errors, parity
 from jaxpar._cli.main import cli
 from jaxpar.parity._port import proof, rules
+from jaxpar.parity._port.reading import aliases
 from jaxpar.parity._port.reading.counting import lines_of, torch_lines
 from jaxpar.parity._port.reading.source import Source
 from jaxpar.parity._port.reading.watching import is_users
@@ -564,3 +565,47 @@ def test_a_profiler_at_work_goes_on():
         sum([1, 2])
     seen = {name for _, _, name in pstats.Stats(profile).stats}
     assert "<built-in method builtins.sum>" in seen
+
+
+def made(kind, *sizes):
+    return kind(*sizes)
+
+
+class WithoutWeights(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = made(torch.nn.Flatten)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+class WithWeights(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = made(torch.nn.Linear, 6, 2)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def test_an_earlier_port_decides_nothing():
+    """A function that built a layer without random values builds one with them in the next module."""
+    for module in (WithoutWeights, WithWeights):
+        port = parity.port(module, torch.randn(3, 6))
+        assert port.status == 0, port.failure
+
+
+def test_of_a_long_list_the_first_elements_are_looked_at_in_each_line():
+    read = []
+
+    class Counted(torch.Tensor):
+        @property
+        def _version(self):
+            read.append(self)
+            return 0
+
+    tensors = [torch.zeros(1).as_subclass(Counted)] * 1000
+    recorded = dict(aliases._versions({"tensors": tensors, "x": torch.zeros(1)}))
+    assert len(read) == len(recorded["tensors"]) == aliases.FEW
+    assert "x" in recorded

@@ -219,7 +219,7 @@ class Writer:
         future = {line for line in used if line.startswith("from __future__")}
         standard = {line for line in used - future if _is_standard(line)}
         groups = (future, standard, (used - future - standard) | project_imports)
-        return "\n\n".join("\n".join(sorted(group, key=_order)) for group in groups if group)
+        return "\n\n".join("\n".join(sorted(sorted(group), key=_order)) for group in groups if group)
 
 
 def in_order(pieces: list[Piece]) -> list[Piece]:

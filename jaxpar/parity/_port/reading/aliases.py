@@ -18,6 +18,8 @@ from .source import Function, Source, end_of, start_of
 Versions = dict[str, list[tuple[torch.Tensor, int]]]
 HARMLESS = ("shape", "dtype", "device", "ndim", "size", "dim", "numel")
 """Attributes that do not depend on a tensor's numbers."""
+FEW = 100
+"""Elements of a list that are looked at after each line: a loop may append a hundred thousand numbers."""
 VIEWS = (
     "view",
     "reshape",
@@ -54,7 +56,7 @@ class Aliases:
 
 def _versions(names: dict[str, Any]) -> Iterator[tuple[str, list[tuple[torch.Tensor, int]]]]:
     for name, value in names.items():
-        values = value if isinstance(value, list | tuple) else [value]
+        values = value[:FEW] if isinstance(value, list | tuple) else [value]
         # An inference tensor raises when its version is read.
         tensors = [x for x in values if isinstance(x, torch.Tensor) and not x.is_inference()]
         if tensors:

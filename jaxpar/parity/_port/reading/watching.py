@@ -92,6 +92,7 @@ class Watched:
         self.functions: dict[CodeType, FunctionType] = {}
         self.aliases = Aliases()
         self.initial = Initial()
+        self.answers: dict[tuple[FunctionType, Callable[..., bool]], bool] = {}
 
     def probe(self, key: Key, value: Any) -> Any:
         self.sites.setdefault(key, Site()).add(value)

@@ -12,7 +12,6 @@ import inspect
 from collections.abc import Callable
 from types import FunctionType, MethodType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -28,9 +27,6 @@ from .fragment import Hole
 DRAWN = "JAX draws other random numbers"
 STREAM = "self.rngs = rngs.dropout.fork()"
 Condition = Callable[[Context, ast.Call], bool]
-Answers = WeakKeyDictionary[FunctionType, bool]
-_DRAWS: Answers = WeakKeyDictionary()
-_BUILDS: Answers = WeakKeyDictionary()
 
 
 def stream(ctx: Context) -> str:
@@ -53,21 +49,23 @@ def draws(ctx: Context, target: Any) -> bool:
         return draws(ctx, target.func)
     if isinstance(target, MethodType) or not defined_by_user(target) or inspect.isclass(target):
         return False
-    return _examined(ctx, inspect.unwrap(target), call_draws, _DRAWS)
+    return _examined(ctx, inspect.unwrap(target), call_draws)
 
 
-def _examined(ctx: Context, function: FunctionType, condition: Condition, answers: Answers) -> bool:
+def _examined(ctx: Context, function: FunctionType, condition: Condition) -> bool:
     """Return whether a call in a user's function satisfies a condition."""
-    if function in answers:
-        return answers[function]
-    answers[function] = False  # ends the recursion of functions that call themselves
+    # Not for longer than this port: what a call's target was, another module's run answers otherwise.
+    answers, key = ctx.watched.answers, (function, condition)
+    if key in answers:
+        return answers[key]
+    answers[key] = False  # ends the recursion of functions that call themselves
     try:
         source, node = definition(function)
     except (LookupError, OSError, SyntaxError):
         return False
     inner = ctx.elsewhere(source, function.__globals__)
-    answers[function] = is_users(source.path) and _any_call(inner, node, condition)
-    return answers[function]
+    answers[key] = is_users(source.path) and _any_call(inner, node, condition)
+    return answers[key]
 
 
 def draws_itself(ctx: Context, kind: type | None) -> bool:
@@ -152,7 +150,7 @@ def needs_rngs(ctx: Context, target: Any) -> bool:
 
 def method_needs_rngs(ctx: Context, method: Any) -> bool:
     """Return whether a function, or a method of a plain class, builds layers."""
-    return isinstance(method, FunctionType) and _examined(ctx, inspect.unwrap(method), _builds_layer, _BUILDS)
+    return isinstance(method, FunctionType) and _examined(ctx, inspect.unwrap(method), _builds_layer)
 
 
 def takes_rngs_as_base(base: type) -> bool:
