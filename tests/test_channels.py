@@ -151,9 +151,14 @@ def stub(path: Path) -> types.ModuleType:
 
 
 def parameters(function: Callable) -> list[tuple]:
-    """A signature's parameters; `float` is the same annotation as the text "float"."""
+    """A signature's parameters; `float` is the same annotation as "float", with or without a bound."""
+
+    def spelled(annotation: object) -> str:
+        annotation = annotation.__origin__ if hasattr(annotation, "__metadata__") else annotation
+        return str(getattr(annotation, "__name__", annotation))
+
     return [
-        (x.name, x.kind, x.default, str(getattr(x.annotation, "__name__", x.annotation)))
+        (x.name, x.kind, x.default, spelled(x.annotation))
         for x in inspect.signature(function).parameters.values()
     ]
 

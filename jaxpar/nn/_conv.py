@@ -79,10 +79,9 @@ class Conv(Layer):
         self.kernel = uniform(rngs, shape, fan_in, param_dtype)
         self.bias = optional(bias, lambda: uniform(rngs, (out_channels,), fan_in, param_dtype))
         self.in_channels, self.out_channels = in_channels, out_channels
-        self.kernel_size = k
-        self.stride = stride
-        self.padding = padding
-        self.dilation = dilation
+        # Subclasses read these, which are one number for each axis in torch, too.
+        self.kernel_size, self.stride, self.dilation = k, sizes(stride, len(k)), sizes(dilation, len(k))
+        self.padding = padding if isinstance(padding, str) else sizes(padding, len(k))
         self.groups = groups
         self.padding_mode = padding_mode
         self.dtype = dtype
@@ -154,12 +153,9 @@ class ConvTranspose(Layer):
         self.kernel = uniform(rngs, shape, fan_in, param_dtype)
         self.bias = optional(bias, lambda: uniform(rngs, (out_channels,), fan_in, param_dtype))
         self.in_channels, self.out_channels = in_channels, out_channels
-        self.kernel_size = k
-        self.stride = stride
-        self.padding = padding
-        self.output_padding = output_padding
+        self.kernel_size, self.stride, self.dilation = k, sizes(stride, len(k)), sizes(dilation, len(k))
+        self.padding, self.output_padding = sizes(padding, len(k)), sizes(output_padding, len(k))
         self.groups = groups
-        self.dilation = dilation
         self.dtype = dtype
 
     def __call__(self, x: jax.Array, output_size: Sequence[int] | None = None) -> jax.Array:

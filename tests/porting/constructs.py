@@ -1,5 +1,7 @@
 """torch modules of one construct of Python or torch each. Every class with `inputs` is a case."""
 
+import functools
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -388,6 +390,15 @@ class Idioms(nn.Module):
         return self.norm(self.lstm(self.body(x).mT)[0]) + self.shift
 
 
+def without_private(constructor):
+    @functools.wraps(constructor)
+    def wrapper(self, *args, **kwargs):
+        kwargs = {name: value for name, value in kwargs.items() if name[0] != "_"}
+        return constructor(self, *args, **kwargs)
+
+    return wrapper
+
+
 class LowRank(nn.Linear):
     """A layer of torch's with more weights than torch knows."""
 
@@ -403,20 +414,32 @@ class LowRank(nn.Linear):
 class Standardised(nn.Conv1d):
     """A convolution whose weight is normalised at every call."""
 
+    def __init__(self, in_channels, out_channels, kernel_size, device=None, dtype=None):
+        super().__init__(in_channels, out_channels, kernel_size, device=device, dtype=dtype)
+
     def forward(self, x):
         var, mean = torch.var_mean(self.weight, dim=[1, 2], keepdim=True, unbiased=False)
-        return F.conv1d(x, (self.weight - mean) / torch.sqrt(var + 1e-5), self.bias, self.stride)
+        return F.conv1d(x, (self.weight - mean) / torch.sqrt(var + 1e-5), self.bias, self.stride[0])
+
+
+def head_of(kind, width):
+    return nn.ReLU6() if kind == "clipped" else nn.ReLU(), nn.Linear(2, width)
 
 
 class Adapted(nn.Module):
+    """A decorated constructor, and a text that a function's module replaces."""
+
     inputs = ((3, 5),)
 
-    def __init__(self):
+    @without_private
+    def __init__(self, head="clipped"):
         super().__init__()
         self.linear = LowRank(5, 2)
+        self.head = head
+        self.head, self.out = head_of(head, 3)
 
     def forward(self, x):
-        return self.linear(x)
+        return self.out(self.head(self.linear(x)))
 
 
 class Normalised(nn.Module):

@@ -156,7 +156,7 @@ def _is_buffer(ctx: Context, target: ast.Attribute) -> bool:
 def _is_replaced(ctx: Context, target: ast.Attribute, value: ast.AST) -> bool:
     """Return whether a module's attribute may hold arrays later: None or a flag is not its last value."""
     site = ctx.site(value)
-    if not ctx.is_module(target.value) or not (is_none(value) or (site and site.kinds == {bool})):
+    if not ctx.is_module(target.value) or not (is_none(value) or (site and site.kinds in ({bool}, {str}))):
         return False
     owner: ast.AST | None = target
     while owner is not None and not isinstance(owner, ast.ClassDef):
@@ -169,7 +169,12 @@ def _is_replaced(ctx: Context, target: ast.Attribute, value: ast.AST) -> bool:
     ]
     if is_none(value):
         return bool(others)
-    assignments = (ctx.source.parents[child] for child in others)
+    parents = ctx.source.parents
+    # `self.pool, self.head = make(pool)`: what a function returned is taken for modules.
+    tuples = [parents[parents[child]] for child in others if isinstance(parents[child], ast.Tuple)]
+    if any(isinstance(other, ast.Assign) and isinstance(other.value, ast.Call) for other in tuples):
+        return True
+    assignments = (parents[child] for child in others)
     return any(isinstance(other, ast.Assign) and ctx.is_module(other.value) for other in assignments)
 
 

@@ -19,7 +19,7 @@ from ..reading.runtime import home_of
 from ..reading.scope import UNKNOWN, defined_by_user, dotted, is_layer, is_torchs, jaxpar_layer, rule_name
 from .conditions import require_no_numbers
 from .context import Context
-from .drawing import DRAWN, builds, draws, function_rules, needs_rngs, stream, targets_of
+from .drawing import DRAWN, builds, draws, function_rules, needs_rngs, passes_on, stream, targets_of
 from .expressions import argument, arguments_of, by_rule, expression, extended, is_placement, resolved, text
 from .fragment import Fragment, Hole, parsed
 from .methods import COLLECTIONS, method
@@ -56,7 +56,7 @@ def call(ctx: Context, node: ast.Call) -> Fragment:
     # A function that builds layers and draws takes one argument for both; layers that only accept `rngs` do
     # not make a function take it.
     constructs = getattr(ctx.source.around(node), "name", "") == "__init__"
-    if any((needs_rngs if constructs else builds)(ctx, target) for target in targets):
+    if not passes_on(ctx, node) and any((needs_rngs if constructs else builds)(ctx, x) for x in targets):
         return extended(ctx, node, "rngs=rngs")
     drawing = any(draws(ctx, target) for target in targets)
     return extended(ctx, node, f"rngs={stream(ctx)}" if drawing else "")

@@ -115,6 +115,15 @@ def _any_call(ctx: Context, node: ast.AST, condition: Condition) -> bool:
     return any(isinstance(child, ast.Call) and condition(inner, child) for child in ast.walk(node))
 
 
+def passes_on(ctx: Context, node: ast.Call) -> bool:
+    """Return whether a decorator's wrapper calls with its own `**kwargs`, which hold its caller's `rngs`."""
+    wrapper = ctx.source.around(node)
+    if not isinstance(wrapper, Function) or not isinstance(ctx.source.around(wrapper), Function):
+        return False
+    named = {k.value.id for k in node.keywords if k.arg is None and isinstance(k.value, ast.Name)}
+    return wrapper.args.kwarg is not None and wrapper.args.kwarg.arg in named
+
+
 def targets_of(ctx: Context, node: ast.Call) -> list[Any]:
     """Return the recorded callables of a call or, if it did not run, the value of the name."""
     site = ctx.site(node.func)
@@ -168,5 +177,7 @@ def builds(ctx: Context, target: Any) -> bool:
 
 
 def _builds_layer(ctx: Context, node: ast.Call) -> bool:
+    if passes_on(ctx, node):
+        return False
     drawn = (torch.randn, torch.rand) if ctx.in_call(node) else ()
     return any(builds(ctx, target) and target not in drawn for target in targets_of(ctx, node))

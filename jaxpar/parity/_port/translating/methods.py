@@ -15,7 +15,7 @@ from ..reading.scope import UNKNOWN, is_layer, is_torchs, jaxpar_layer
 from ..reading.watching import Site
 from .context import Context
 from .drawing import DRAWN, takes_rngs_as_base
-from .expressions import arguments_of, by_rule, name_of, text, translated
+from .expressions import arguments_of, by_rule, is_placement, name_of, text, translated
 from .fragment import Fragment, Hole
 from .pairs import pair
 
@@ -125,6 +125,10 @@ def _super(ctx: Context, node: ast.Call, func: ast.Attribute) -> str:
     arguments = arguments_of(ctx, node)
     if func.attr == "__init__" and ctx.kind is not None:
         base = next((base for base in ctx.kind.__mro__[1:] if "__init__" in vars(base)), object)
+        if is_layer(base):
+            parts = (x for x in (*node.args, *node.keywords) if not is_placement(ctx, x))
+            remaining = (x for x in parts if getattr(x, "arg", None) not in rules.DROPPED)
+            arguments = ", ".join(text(ctx, part) for part in remaining)
         if takes_rngs_as_base(base):
             arguments = f"{arguments}, rngs=rngs" if arguments else "rngs=rngs"
     return f"super().{name}({arguments})"
