@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from benchmarks.mutants import counting, drawn, page, run  # noqa: E402
+from benchmarks.mutants import counting, drawn, page, run, tree  # noqa: E402
 from benchmarks.mutants.plant import MisfitError, Plant  # noqa: E402
 from benchmarks.mutants.plants import PLANTS  # noqa: E402
 from benchmarks.mutants.tree import Result  # noqa: E402
@@ -193,6 +193,20 @@ def test_ctrl_c_ends_a_run_and_keeps_what_it_has_seen(begun, tmp_path, number):
     assert list((tmp_path / ".cache").glob("mutants-*")) == []  # the copy
     entries = [json.loads(line) for line in (tmp_path / ".cache" / "mutants.jsonl").read_text().splitlines()]
     assert [entry["kind"] for entry in entries] == ["killed"]
+
+
+def test_the_tests_that_a_summary_names_are_read_whole():
+    lines = [
+        "FAILED tests/test_a.py::test_row[x - (y - 1)] - AssertionError: assert [1] == [2]",
+        "ERROR tests/test_b.py::test_plain - fixture 'z' not found",
+        "FAILED tests/test_c.py::test_alone",
+    ]
+    names = [
+        "tests/test_a.py::test_row[x - (y - 1)]",
+        "tests/test_b.py::test_plain",
+        "tests/test_c.py::test_alone",
+    ]
+    assert tree._failed("\n".join(lines)) == names
 
 
 def test_only_what_was_seen_to_fail_by_the_plant_is_a_kill(tmp_path, monkeypatch):

@@ -112,5 +112,5 @@ class Tree:
 
 
 def _failed(said: str) -> list[str]:
-    """The tests that pytest's summary names."""
-    return re.findall(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", said, re.MULTILINE)
+    """The tests that pytest's summary names; a row's text in brackets may have a dash, as before the reason."""
+    return re.findall(r"^(?:FAILED|ERROR) (tests/[^\[\n]+?(?:\[.*?\])?)(?: - .*)?$", said, re.MULTILINE)

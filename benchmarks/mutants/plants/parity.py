@@ -152,7 +152,7 @@ PLANTS = [
         ('not hasattr(make, "__wrapped__")', 'bool(make)', "tests/test_port.py -k decorated"),
     ),
     *plants("jaxpar/parity/_port/translating/blocks.py",
-        ('if not ctx.ran(node) and (other := changed_alias(ctx.source, node))', 'if False', "tests/test_port_traps.py -k AliasBoundNotRun"),
+        ('if not ctx.ran(node) and (other := changed_alias(ctx.source, node))', 'if False', "tests/test_port_traps.py::test_a_trap_is_right_or_named[AliasBoundNotRun]"),
         ('written, at = "", begin_of(body[0])', 'written, at = "", start_of(body[0])', "tests/test_port.py -k inside_of_another"),
         ('while len(lines) > 1 and lines[-1]', 'while lines and lines[-1]', "tests/test_port.py -k comment"),
         ('return _refusal(ctx, body[0])', 'return "pass"', "tests/test_port_library.py -m slow -k did_not_run"),
