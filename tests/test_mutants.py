@@ -209,6 +209,19 @@ def test_the_tests_that_a_summary_names_are_read_whole():
     assert tree._failed("\n".join(lines)) == names
 
 
+def test_a_plant_whose_tests_are_all_slow_is_run_against_them(monkeypatch):
+    asked = []
+
+    def pytest_(self, arguments, seconds):
+        asked.append(arguments)
+        return (5, "1 deselected") if "-m" in arguments else (1, "FAILED tests/test_a.py::test_slow")
+
+    monkeypatch.setattr(tree.Tree, "_pytest", pytest_)
+    result = tree.Tree.test(object.__new__(tree.Tree), ["tests/test_a.py", "-k", "slow"], 9)
+    assert (result.kind, result.by) == ("killed", "tests/test_a.py::test_slow")
+    assert len(asked) == 2
+
+
 def test_only_what_was_seen_to_fail_by_the_plant_is_a_kill(tmp_path, monkeypatch):
     """Also of an earlier run, which ended before it could look."""
     monkeypatch.setattr(run, "KEPT", tmp_path / "kept.jsonl")

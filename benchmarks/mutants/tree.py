@@ -17,6 +17,7 @@ from .plant import MisfitError, Plant
 ROOT = Path(__file__).resolve().parents[2]
 NOT_COPIED = ".git", ".cache", ".venv*", "__pycache__", ".*_cache", ".hypothesis", "shared"
 RESULTS = {0: "survived", 1: "killed"}
+NO_TESTS = 5  # pytest's exit status
 """By pytest's exit code; the others say that no test was run, or that pytest itself failed."""
 
 
@@ -61,10 +62,12 @@ class Tree:
             self._write(file, healthy)
 
     def test(self, arguments: list[str], seconds: float) -> Result:
-        options = ["-x"]
-        if "-m" not in arguments and not any("::" in word for word in arguments):
-            options += ["-m", "not slow and not long"]
-        code, said = self._pytest([*options, *arguments], seconds)
+        quick = ["-m", "not slow and not long"]
+        if "-m" in arguments or any("::" in word for word in arguments):
+            quick = []
+        code, said = self._pytest(["-x", *quick, *arguments], seconds)
+        if code == NO_TESTS and quick:  # `-k` selects slow ones only
+            code, said = self._pytest(["-x", *arguments], seconds)
         if code is None:
             return Result("timed out", f"{seconds:g} s")
         if code in RESULTS:
@@ -112,5 +115,5 @@ class Tree:
 
 
 def _failed(said: str) -> list[str]:
-    """The tests that pytest's summary names; a row's text in brackets may have a dash, as before the reason."""
+    """The tests that pytest's summary names; in brackets may be a dash, as before the reason."""
     return re.findall(r"^(?:FAILED|ERROR) (tests/[^\[\n]+?(?:\[.*?\])?)(?: - .*)?$", said, re.MULTILINE)
