@@ -45,6 +45,7 @@ def convolve(case, layout, dim):
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("layout", LAYOUTS, ids="-".join)
 @pytest.mark.parametrize("case", CASES)
 def test_value_and_derivatives(case, layout):

@@ -308,6 +308,7 @@ def run(name, kind, loss_fn=None, batches=None, **options):
     return step, losses, (params, buffers)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("name", CASES)
 def test_steps_are_those_by_hand(name, kind):
@@ -363,6 +364,7 @@ def test_module_buffers(kind, mode):
         bad(*batches_of()[0])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("name", ["function", "Equinox dropout", "Haiku state"])
 def test_float32(name, kind):
@@ -429,6 +431,7 @@ def test_precision_is_that_of_a_module(kind):
     np.testing.assert_allclose(steps[2].state.params.weight.T, dense.kernel[...], rtol=2e-3)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("name", CASES)
 def test_a_restart_is_bit_identical(name, kind, tmp_path):

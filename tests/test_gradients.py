@@ -54,7 +54,7 @@ def assert_close(got, want):
 
 
 # docs/semantics.md rows 67, 68, 70
-@pytest.mark.sampled
+@pytest.mark.sampled(7)
 @BACKENDS
 @MODES
 @pytest.mark.parametrize("B", [8, 11, 9, 3, 1])

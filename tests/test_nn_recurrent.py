@@ -30,7 +30,7 @@ def everyday(case) -> bool:
     return case.torch.startswith("LSTM") or "Cell" in case.torch or len(case.inputs) > 2
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "case", [c if everyday(c) else pytest.param(c, marks=pytest.mark.long) for c in CASES], ids=str
 )

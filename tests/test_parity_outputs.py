@@ -79,6 +79,7 @@ NAMED = {
 FLAX = {**NAMED, "flax.struct": Struct}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("flax_form", FLAX)
 @pytest.mark.parametrize("torch_form", NAMED)
 def test_fields_are_matched_by_name(torch_form, flax_form):

@@ -63,7 +63,7 @@ PYTHONS = ("iter", "tuple", "frozenset", "int", "NotImplementedError")
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 @pytest.mark.parametrize("kind", CASES, ids=lambda kind: kind.__name__)
 def test_ports_are_the_same(kind, tmp_path):
@@ -168,6 +168,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_wrong_rule_is_seen_by_the_proof(fault, monkeypatch):
     name, line, kind = FAULTS[fault]

@@ -48,7 +48,7 @@ OPTIMIZERS = [
 ]
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "options"), OPTIMIZERS, ids=named)
 def test_every_optimizer_takes_torchs_steps(name, options):
     lines = port_of().optimizer(lambda net: getattr(torch.optim, name)(net.parameters(), **options))

@@ -91,7 +91,7 @@ def left(use, kind, B):
     return [name for name, thing in seen.items() if thing() is not None]
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("B", [8, 7], ids=["even", "uneven"])
 @pytest.mark.parametrize(("use", "kind"), USES, ids=lambda f: f.__name__)
 def test_memory_is_given_back(use, kind, B):

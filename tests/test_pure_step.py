@@ -100,6 +100,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("make", "kind", "k"), CASES)
 def test_a_scan_is_as_many_calls(make, kind, k):
     run(make, kind, accumulate=k)

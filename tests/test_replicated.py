@@ -102,6 +102,7 @@ def with_floats(kind, values):
 # ------------------------------------------------------------------------------------------ DataParallel
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("B", ROWS)
 @pytest.mark.parametrize("name", KINDS)
 def test_outputs_are_one_devices(name, B):
@@ -114,6 +115,7 @@ def test_outputs_are_one_devices(name, B):
     close(jaxpar.DistributedDataParallel(net, IDS)(x, marked(kind)), want)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("staged", [False, True])
 @pytest.mark.parametrize("B", ROWS)
 @pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if floats(kind)])
@@ -316,7 +318,7 @@ WRAPPERS = {
 }
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("loss", [loss_of, marking_loss])
 @pytest.mark.parametrize("B", [8, 10])
 @pytest.mark.parametrize("name", KINDS)

@@ -144,6 +144,7 @@ def batches_for(twin: Twin, B: int) -> list[tuple[np.ndarray, ...]]:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("N", "B"), CASES)
 @pytest.mark.parametrize("name", TWINS)
 def test_training_equals_torch(name, N, B):
