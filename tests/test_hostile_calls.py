@@ -118,6 +118,7 @@ KINDS = {
     "Lengths": "Array Sequence None",
     "State": "Array Sequence None",
     "Callable": "function",
+    "Module": "function",
     "Rate": "function",
     "Factor": "function",
     "Advance": "function",
@@ -167,6 +168,7 @@ def kinds_of(annotation: Any) -> set[str]:
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
     if annotation is inspect.Parameter.empty:
         return {"any"}
+    text = re.sub(r"Annotated\[(.*), \w+(\(.*\))?\]", r"\1", text.replace("nnx.Module", "NNX"))
     if "Literal" in text:
         text = text.replace(re.search(r"Literal\[.*?\]", text).group(), "str")
     inside = {"str"} if re.search(r"(Sequence|Iterable)\[(Any|Sample|PyTree)\]", text) else set()
