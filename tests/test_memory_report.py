@@ -198,6 +198,7 @@ def test_units(count, unit):
         ({"module": linen.Dense(3)}, TypeError, "must be an nnx.Module, not a Dense; Linen modules"),
         ({"module": jnp.sin}, TypeError, "must be an nnx.Module"),
         ({"loss_fn": lambda y: y.sum(1)}, TypeError, r"must return a scalar and returned shape \(8,\)"),
+        ({"loss_fn": lambda y: None}, TypeError, r"must return a scalar and returned None"),
         ({"optimizer": "adam"}, TypeError, "must be an optax transformation .* not a str"),
         ({"inputs": (3, "x")}, jaxpar.errors.NoRowsError, "inputs hold no array"),
         ({"inputs": None}, jaxpar.errors.NoRowsError, "inputs hold no array"),

@@ -112,10 +112,10 @@ def scalar(loss_fn: Callable[..., Any], function: str) -> Callable[..., jax.Arra
 
     def checked(*args: Any) -> jax.Array:
         loss = loss_fn(*args)
-        if jnp.shape(loss) != ():
+        if loss is None or jnp.shape(loss) != ():
+            returned = "None" if loss is None else f"shape {jnp.shape(loss)}"
             raise TypeError(
-                f"{function}: loss_fn must return a scalar and returned shape {jnp.shape(loss)}; "
-                "take its mean or its sum."
+                f"{function}: loss_fn must return a scalar and returned {returned}; take its mean or its sum."
             )
         return jnp.asarray(loss)
 
