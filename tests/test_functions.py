@@ -344,7 +344,8 @@ def test_module_buffers(kind, mode):
         frozen = kind(eqx.nn.inference_mode(model))
         outputs = jax.vmap(lambda x: frozen(x, buffers)[0])(X[0])
         np.testing.assert_allclose(outputs, with_statistics(frozen.module, buffers, X[0])[0], rtol=1e-10)
-        with pytest.raises((NameError, ValueError)) as caught:
+        # JAX 0.12 meets the axis of the vmap outside of it in the compiler only.
+        with pytest.raises((NameError, ValueError, jax.errors.JaxRuntimeError)) as caught:
             with_statistics(kind(model), copied, X[0])
         assert "new eqx.nn.State has no rows" in "".join(caught.value.__notes__)
         with pytest.raises(TypeError, match=r"new buffers have no rows\. Wrap the module in Distr"):

@@ -352,7 +352,8 @@ class _PytreeDataParallel(_Remembers):
 
         try:
             return over_rows(run, self.module, inputs, kwargs, self.placement)
-        except (NameError, ValueError) as error:
+        # JAX 0.12 meets an axis that has no name here in the compiler only.
+        except (NameError, ValueError, jax.errors.JaxRuntimeError) as error:
             if any(type(x).__module__ == "equinox.nn._stateful" for x in (*inputs, *kwargs.values())):
                 error.add_note(
                     "jaxpar: a DataParallel gathers outputs row by row, and a new eqx.nn.State has no "
