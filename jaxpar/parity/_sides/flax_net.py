@@ -102,7 +102,10 @@ def cast(tree: PyTree, dtype: np.dtype) -> PyTree:
         leaf_dtype = jnp.result_type(x)
         if jnp.issubdtype(leaf_dtype, jnp.complexfloating):
             return x.astype(jnp.promote_types(dtype, jnp.complex64))
-        return x.astype(dtype) if jnp.issubdtype(leaf_dtype, jnp.floating) else x
+        if not jnp.issubdtype(leaf_dtype, jnp.floating):
+            return x
+        # In NumPy, because JAX compiles a program for each shape. A committed array keeps its devices.
+        return x.astype(dtype) if getattr(x, "committed", False) else jnp.asarray(np.asarray(x).astype(dtype))
 
     return jax.tree.map(leaf, tree)
 

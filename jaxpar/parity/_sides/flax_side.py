@@ -15,6 +15,7 @@ from ..._typing import PyTree
 from .._exactness import as_it_runs, in_users_width
 from .._weights.tree import FlaxModule, Variables
 from .call_arguments import Call
+from .compiled_step import CompiledStep
 from .constants import Constants
 from .flax_float64 import in_float64
 from .flax_net import Arrays, cast, flax_net
@@ -51,7 +52,9 @@ class FlaxSide:
         self.tx = task.optimizer[1] if task.optimizer else None
         # One program for forward pass, backward pass and update, as in training. The optimizer's state is an
         # argument, so that all steps run the same program.
-        self._step = jax.jit(self._compute)
+        # A `CompiledStep` takes no arrays that are placed otherwise, as replicas' are after a step.
+        few = self.constants is not None and task.replicas == 1
+        self._step: Callable[..., Any] = CompiledStep(self._compute) if few else jax.jit(self._compute)
         self._traced = jax.jit(self._in_type(self._real_outputs))  # only ever traced
         self._start()
 
