@@ -4,18 +4,22 @@ A rank runs a program of OPERATIONS, chosen one by one, with the library's state
 determines its state, so a state of the job is one `Local` of each rank. A text is read only under the one key
 that its writer posts once, so the store needs no state. Messages between two ranks arrive in order, at any
 time. Of orders that end in the same state one is explored (`Explorer.events`). Jobs that go on in the same
-way, whatever their programs were so far, are explored once (`canonical`).
+way, whatever their programs were so far, are explored once (`canonical`). Jobs in which two ranks wait for
+each other are not explored further (`Explorer.stuck`).
 A step is dispatched, as JAX does; `evaluate` waits for the devices, which run programs in order.
 """
 
 from __future__ import annotations
 
 import functools
+import gc
 import heapq
 import json
 import re
+from collections import Counter, deque
 from collections.abc import Iterator
-from copy import deepcopy
+from copy import copy, deepcopy
+from itertools import chain, combinations
 from typing import NamedTuple
 
 from jaxpar.distributed import call_log
@@ -51,8 +55,8 @@ class Rank:
             self.log,
             size,
             "jaxpar/1",
-            lambda: steps.latest_steps(self.records),
-            lambda latest, other: steps.asks_beyond(self.records, latest, other),
+            self.latest_steps,
+            self.asks_beyond,
         )
         self.program = []
         self.calls = None  # the generator of the call that it is in
@@ -169,6 +173,47 @@ class Rank:
     def positions(self):
         return self.log.calls() | steps.positions(self.records, self.log.number)
 
+    def latest_steps(self):
+        return steps.latest_steps(self.records)
+
+    def asks_beyond(self, latest, rank):
+        return steps.asks_beyond(self.records, latest, rank)
+
+    def copy(self):
+        """Return a rank in the same state, which is between two calls: a call cannot be copied."""
+        new = copied(self)
+        new.log, new.lockstep, new.attendance = map(copied, (self.log, self.lockstep, self.attendance))
+        new.records = [copied(record) for record in self.records]
+        new.attendance._log = new.log
+        new.attendance._latest_steps, new.attendance._asks_beyond = new.latest_steps, new.asks_beyond
+        return new
+
+
+def copied(part):
+    """Return an object whose containers are new, as are the lists in them."""
+    new = object.__new__(type(part))
+    values = vars(part)
+    vars(new).update(values)
+    for name, value in values.items():
+        if value and type(value) in CONTAINERS:
+            value = copy(value)
+            if name == "questions":
+                value = {step: texts[:] for step, texts in value.items()}
+        elif type(value) in CONTAINERS:
+            value = type(value)()
+        else:
+            continue
+        setattr(new, name, value)
+    return new
+
+
+CONTAINERS = frozenset((dict, list, set, Counter))
+
+
+RECENT: deque[Local] = deque()
+"""States whose machines are at hand; those of others are run again from their history."""
+KEPT = 20_000
+
 
 class Local:
     """A state of one rank: what it has received since it began, and what others can notice."""
@@ -177,6 +222,9 @@ class Local:
         self.root = rank, size
         self.before, self.received, self.after = before, received, {}
         self.live = self.replayed()
+        RECENT.append(self)
+        if len(RECENT) > KEPT:
+            RECENT.popleft().forget()
         for name in ("effect", "refusal"):
             setattr(self, name, getattr(self.live, name))
         self.posts = (
@@ -184,13 +232,34 @@ class Local:
         )
         self.sent, self.heard = tuple(self.live.sent), tuple(self.live.heard)
         self.devices, self.program = tuple(self.live.devices), tuple(self.live.program)
-        self.positions = self.live.positions()
         self.idle = self.live.calls is None
+        self.latest = tuple(record.latest for record in self.live.records)
+        self.exchanged = self.asks = ()
+        if isinstance(self.effect, Read):
+            folder = self.effect.key.rpartition("/")[0]
+            if LOCKSTEP.match(folder + "/"):  # the keys of all ranks' texts
+                self.exchanged = tuple(f"{folder}/{other}" for other in range(size))
+            elif (words := folder.split("/"))[2] in RECORDS:  # the record and the step
+                self.asks = RECORDS.index(words[2]), int(words[3])
+        self.number_heard = sum(self.heard)
         # Whether it could answer rank 0's announcement of a call in another way once it has gone on.
         at_answer = isinstance(self.effect, Read) and HASTY.search(self.effect.key)
         self.hasty = rank > 0 and bool(self.idle or at_answer)
         self.done = self.idle and self.program[-1:] == ("end",)
-        self.view = View(self.live)
+
+    def forget(self):
+        """Drop what can be had again from the history."""
+        self.live = None
+        for name in ("view", "positions"):
+            vars(self).pop(name, None)
+
+    @functools.cached_property
+    def positions(self):
+        return self.machine().positions()
+
+    @functools.cached_property
+    def view(self):
+        return View(self.machine())
 
     def replayed(self):
         history, local = [], self
@@ -198,9 +267,11 @@ class Local:
             if local.received is not None:
                 history.append(local.received)
             last, local = local, local.before
-        # A machine cannot be copied, so that of an earlier state is taken from it, if it has not gone on.
+        # In a call a machine cannot be copied: that of an earlier state is taken from it, if it is there.
         machine = local.live if local is not None else Rank(*last.root)
-        if local is not None:
+        if local is not None and local.idle:
+            machine = machine.copy()
+        elif local is not None:
             local.live = None
         for kind, *received in reversed(history):
             getattr(machine, kind)(*received)
@@ -218,6 +289,13 @@ class Local:
 
 
 parsed = functools.cache(json.loads)
+
+
+@functools.cache
+def named(text):
+    """Return the ranks that an error names, with a line or a value."""
+    ranks = set(re.findall(r"\(rank(\d)\.py:\d+\)", text))
+    return frozenset(ranks | {r for some in NAMED.findall(text) for r in some.split(", ")})
 
 
 class View:
@@ -291,9 +369,6 @@ def canonical(state):
         relative = ((name, begun.get(name, 0) - low) for name, low in least.items())
         return tuple(sorted((name, n) for name, n in relative if n))
 
-    def begun_steps(steps_):
-        return tuple(sorted((name[2:], at - latest[RECORDS.index(name[2:])]) for name, at in steps_.items()))
-
     def parts(value):
         return tuple(
             (k, re.sub(r"(\d+)\)$", lambda m: f"{int(m[1]) - rate})", v) if v.startswith("(") else v)
@@ -305,6 +380,9 @@ def canonical(state):
         if "text" in value:
             return number, counts(value["begun"])
         return number, value["passed"] - calls_.get(what, 0)
+
+    def begun_steps(steps_):
+        return tuple(sorted((name[2:], at - latest[RECORDS.index(name[2:])]) for name, at in steps_.items()))
 
     def announced(what, call, begun, steps_):
         return what, call - calls_.get(what, 0), counts(begun), begun_steps(steps_)
@@ -402,6 +480,7 @@ def canonical(state):
     return ahead, *ranks
 
 
+@functools.cache
 def tails(programs):
     """Return what is left of programs once what all have, and what rank 0 saved alone, is taken away.
 
@@ -422,20 +501,24 @@ def tails(programs):
     # Those that are further must agree about what comes first there.
     further = [program for program in others if program]
     if first and 0 < len(further) < len(others):
-        agree = tails((first, *further)) is not None
+        agree = tails((tuple(first), *map(tuple, further))) is not None
     else:
         agree = all(a == b for one in further for other in further for a, b in zip(one, other, strict=False))
     return tuple(map(tuple, (first, *others))) if agree else None
 
 
 class Explorer:
-    """All states of `size` ranks whose programs have up to `length` operations before their end."""
+    """All states of `size` ranks whose programs have up to `length` operations before their end.
 
-    def __init__(self, size, length, every_order=False, merging=True):
+    `programs`: only these, one of each rank.
+    """
+
+    def __init__(self, size, length, every_order=False, merging=True, programs=()):
         self.size, self.length, self.every_order, self.merging = size, length, every_order, merging
+        self.programs = programs
         self.states = 0
         self.outcomes = {"success": 0, "refusal": 0, "failure of a peer": 0}
-        self.problems = []
+        self.problems, self.reports = [], {}
         self.explored = {}
         self.ends = set()
         """How the job ended: with success in a state, or with a refusal by some ranks."""
@@ -449,8 +532,8 @@ class Explorer:
         """Whether no explored state goes on in all the ways in which this one does."""
         if not self.merging:
             return self.explored.setdefault(state, state) is state
-        left, same = self.left(state), tails([local.program for local in state])
-        earlier = self.explored.setdefault(canonical(state), [])
+        left, same = self.left(state), tails(tuple(local.program for local in state))
+        earlier = self.explored.setdefault((canonical(state), self.programs and left), [])
         for other_left, other_same in earlier:
             if same in (None, other_same) and all(a >= b for a, b in zip(other_left, left, strict=True)):
                 return False
@@ -459,45 +542,74 @@ class Explorer:
 
     def run(self, problems=1):
         """Explore, until so many problems are known."""
-        heap, number = [(0, 0, self.first)], 0
+        gc.disable()  # a collection would search the states, which are all in use
+        try:
+            self.explore(problems)
+        finally:
+            gc.enable()
+        return self
+
+    def explore(self, problems):
+        RECENT.clear()
+        heap, number = [(0, 0, self.first, self.events(self.first))], 0
         while heap and len(self.problems) < problems:
-            *_, state = heapq.heappop(heap)
+            *_, state, events = heapq.heappop(heap)
             if not self.is_new(state):
                 continue
+            for event in events:
+                new, following = self.follow(state, event)
+                if following:
+                    number -= 1
+                    heapq.heappush(heap, (-sum(self.left(new)), number, new, following))
+
+    def follow(self, state, event):
+        """Return the first state after an event that has several events or none, and the events.
+
+        A state with one successor needs no comparison with others: that successor is compared.
+        """
+        while True:
             self.states += 1
+            r, *received = event
+            state = replaced(state, r, state[r].then(*received))
+            if state[r].refusal:
+                self.refused(state)
+                return state, []
             events = self.events(state)
             if not events:
                 self.end(state)
-            for r, *event in events:
-                new = replaced(state, r, state[r].then(*event))
-                if new[r].refusal:
-                    self.refused(new)
-                else:
-                    number -= 1
-                    heapq.heappush(heap, (-sum(self.left(new)), number, new))
-        return self
+            if len(events) != 1 or self.every_order:
+                return state, events
+            [event] = events
 
     def events(self, state) -> list[tuple]:
         """What can happen next: a rank, and what it receives. Of orders with the same end one is enough."""
-        every = [[*self.hearings(state, r), *self.moves(state, r)] for r in range(self.size)]
-        if self.every_order:
-            return [event for events in every for event in events]
+        sent = sum(len(local.sent) for local in state)
+        hears = [
+            [*self.hearings(state, r)] if sent > len(local.sent) + local.number_heard else []
+            for r, local in enumerate(state)
+        ]
         # What one rank does commutes with what the others do; and with hearing a message, if it is not hasty
         # (test_hearing_commutes). So the first such event is explored alone.
-        for events in every:
-            if questions := [event for event in events if event[1] == "hear" and event[3] == "question"]:
-                return questions[:1]
-        for r in sorted(range(self.size), key=lambda r: state[r].idle):
-            if not state[r].hasty and (moves := [event for event in every[r] if event[1] != "hear"]):
-                return moves
+        questions = [event for events in hears for event in events if event[3] == "question"]
+        if questions and not self.every_order:
+            return questions[:1]
+        moves = [[*self.moves(state, r)] for r in range(self.size)]
+        every = list(map(list.__add__, hears, moves))
+        if self.every_order:
+            return [*chain(*every)]
         if self.stuck(state, every):
             return []
+        for r in sorted(range(self.size), key=lambda r: state[r].idle):
+            if moves[r] and not state[r].hasty:
+                return moves[r]
+        if not any(moves):
+            # Only rank 0 can go on after a hearing, by the rank it waits for. The others commute with that.
+            return sorted(chain(*hears), key=lambda event: event[0] not in self.missing(state, 0))[:1]
         # A hasty rank waits for the next announcement, unless rank 0 needs that rank before it can make one.
-        for r, events in enumerate(every):
-            hears = sum(event[1] == "hear" for event in events)
-            if len(events) > hears and (hears or self.needs(state, every, 0, r)):
-                return events
-        return [event for events in every for event in events]
+        for r in range(self.size):
+            if moves[r] and (hears[r] or self.needs(state, every, 0, r)):
+                return every[r]
+        return [*chain(*every)]
 
     def missing(self, state, r):
         """The ranks without which a rank cannot go on."""
@@ -509,6 +621,16 @@ class Explorer:
             return {local.effect.rank}
         return set()
 
+    def needed(self, state, r):
+        """The ranks whose main threads have to go on before that of a rank leaves its call."""
+        local = state[r]
+        if local.exchanged:
+            return {s for s, key in enumerate(local.exchanged) if key not in state[s].posts}
+        if local.asks:
+            record, step = local.asks
+            return {s for s, other in enumerate(state) if other.latest[record] < step}
+        return self.missing(state, r)
+
     def needs(self, state, every, rank, other, seen=()):
         """Whether a rank cannot go on before another one does."""
         if every[rank] or rank in seen:
@@ -517,10 +639,14 @@ class Explorer:
         return other in missing or any(self.needs(state, every, r, other, (*seen, rank)) for r in missing)
 
     def stuck(self, state, every):
-        """Whether two ranks wait for each other, so that the watch names them whatever the others do."""
-        waits = [set() if every[r] else self.missing(state, r) for r in range(self.size)]
+        """Whether two ranks wait for each other, so that the watch names them whatever the others do.
+
+        Each needs the other's main thread before its own leaves its call, and what they would hear comes from
+        third ranks: that may be answered, but moves neither. So it is for good, and ends in a refusal.
+        """
+        waits = [set() if every[r] else self.needed(state, r) for r in range(self.size)]
         pairs = [(a, b) for a in range(self.size) for b in waits[a] if a < b and a in waits[b]]
-        return any(self.apart({r: state[r] for r in pair}) for pair in pairs)
+        return any(self.apart(state, *pair) for pair in pairs)
 
     def hearings(self, state, r) -> Iterator[tuple]:
         """What the message thread of rank r can do."""
@@ -535,7 +661,9 @@ class Explorer:
             return
         # A crash, and a signal at any time, end all ranks: whatever they wait for, they hear of it.
         self.outcomes["failure of a peer"] += 1 + local.idle
-        if local.idle:
+        if local.idle and self.programs:
+            yield r, "begin", (*self.programs[r], "end")[len(local.program)]
+        elif local.idle:
             left = self.length - len(local.program)
             names = [*OPERATIONS, "end"] if left > 0 else ["end"]
             # Only steps read the rate, so it is set right before one (test_the_rate_can_be_set_later).
@@ -560,32 +688,31 @@ class Explorer:
             self.outcomes["success"] += 1
             self.ends.add(canonical(state))
             return
-        texts = self.apart(dict(enumerate(state)))
+        texts = [text for pair in combinations(range(self.size), 2) for text in self.apart(state, *pair)]
         if not texts:
             self.problem("waits for ever", state)
         for text in texts:
-            self.refusal(state, text, set(re.findall(r"\(rank(\d)\.py:\d+\)", text)))
+            self.refusal(state, text, named(text))
 
-    def apart(self, state):
-        """What the watch would report: ranks that miss each other do so for good."""
-        positions = {r: local.positions for r, local in state.items()}
-        return [text for r in positions if (text := calls.deadlock(positions, r))]
+    def apart(self, state, a, b):
+        """What the watch would report on two ranks: those that miss each other do so for good."""
+        key = state[a], state[b]
+        if key not in self.reports:
+            positions = {a: state[a].positions, b: state[b].positions}
+            self.reports[key] = [text for r in positions if (text := calls.deadlock(positions, r))]
+        return self.reports[key]
 
     def refused(self, state):
         for local in state:
             if local.refusal:
-                self.refusal(
-                    state,
-                    local.refusal,
-                    {r for ranks in NAMED.findall(local.refusal) for r in ranks.split(", ")},
-                )
+                self.refusal(state, local.refusal, named(local.refusal))
 
-    def refusal(self, state, text, named):
-        self.ends.add(frozenset(named))
+    def refusal(self, state, text, ranks):
+        self.ends.add(ranks)
         self.outcomes["refusal"] += 1
-        if len(named) < 2:
+        if len(ranks) < 2:
             self.problem(f"does not name both sides: {text}", state)
-        if tails([local.program for local in state]) is not None:
+        if tails(tuple(local.program for local in state)) is not None:
             self.problem(f"is refused: {text}", state)
 
     def problem(self, what, state):

@@ -38,6 +38,7 @@ PLANTS = [
         ('self._calls[folder] += 1', 'self._calls[folder] = 1', "tests/test_protocol.py -k \"every_order and 2\""),
     ),
     *plants("jaxpar/distributed/_protocol/steps.py",
+        ("break", "pass", "tests/test_protocol.py -k given"),
         ('if self.first <= step <= self.latest - LENGTH', 'if self.first <= step', "tests/test_divergence_guard.py -k step"),
         ('self.record.pop(step - LENGTH, None)', 'self.record.pop(step - LENGTH - 2, None)', "tests/test_divergence_guard.py -k too_long"),
         ('self.first = step if self.first is None else self.first', 'self.first = step', "tests/test_divergence_guard.py -k left_out"),

@@ -68,7 +68,6 @@ class StepRecord:
         folder = f"{self._prefix}/{self.group.folder}/{self.name}/{step}/{self.group.me}"
         question = {"name": self.name, "group": self.group.name, "step": step, "folder": folder}
         yield Send("question", question | {"parts": own_parts})
-        # Waits for all answers, even after one that differs: the error lists every rank's value.
         others = [rank for rank in self.group.ranks if rank != self.group.me]
         self.asks_at, self.asked_step = line, step
         # Gradients that are kept need no other rank, so such a step is not in the call log. This one waits.
@@ -77,6 +76,9 @@ class StepRecord:
         try:
             for rank in others:
                 answers[rank] = json.loads((yield Read(f"{folder}/{rank}", rank)))
+                # A rank that differs and has gone on may wait, in a call, for one that has yet to answer.
+                if not answers[rank]["asked"] and difference("", {0: own_parts, 1: answers[rank]["parts"]}):
+                    break
         finally:
             self.asks_at, self.asked_step = "", None
         yield Delete(folder)
