@@ -7,6 +7,7 @@ NAMES = {
     "torch.nn.Module": "nnx.Module",
     "torch.nn.Parameter": "nnx.Param",
     "torch.Size": "tuple",
+    "torch.is_tensor": "(lambda x: isinstance(x, jax.Array))",
     # `int` and not jnp.int64, which JAX truncates to 32 bits, with a warning, unless x64 is enabled.
     "torch.long": "int",
     "torch.int64": "int",
