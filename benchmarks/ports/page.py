@@ -50,7 +50,7 @@ and a decoder of segmentation-models-pytorch, less 5 that torch refuses; of vit-
 that takes images, video or signals alone. A seed shuffles a frame's names. The failures of the first half are
 read, and the rules mended; of the second half, the numbers are only reported. A sample is the first names of
 a half. *beyond* is the same but for constants that torch has in float32, or for digits that cancel; *out of
-time* needed more than 300 seconds beside other work. *lines* is the median ratio to torch's, and *seconds*
+time* needed more than 600 seconds beside other work. *lines* is the median ratio to torch's, and *seconds*
 the median of the processor's."""
 
 HEAD = """\
