@@ -68,7 +68,8 @@ class Rank:
     # ------------------------------------------------------------------------------------- operations
 
     def line(self):
-        return f"rank{self.rank}.py:{len(self.program)}"
+        # Without the rates: states are compared in which they were set at another time.
+        return f"rank{self.rank}.py:{sum(name != 'rate' for name in self.program)}"
 
     def check(self, which, step, key):
         record = self.records[which]
@@ -293,9 +294,8 @@ parsed = functools.cache(json.loads)
 
 @functools.cache
 def named(text):
-    """Return the ranks that an error names, with a line or a value."""
-    ranks = set(re.findall(r"\(rank(\d)\.py:\d+\)", text))
-    return frozenset(ranks | {r for some in NAMED.findall(text) for r in some.split(", ")})
+    """Return the ranks whose lines an error names."""
+    return frozenset(re.findall(r"[Rr]ank (\d) is at [^,]*rank\1\.py:\d", text))
 
 
 class View:
@@ -315,7 +315,9 @@ class View:
             else frozenset(record.known)
             for i, record in enumerate(machine.records)
         )
-        self.records = [dict(record.record) for record in machine.records]
+        self.records = [
+            {step: parts for step, (parts, _) in record.record.items()} for record in machine.records
+        ]
         self.new_steps = [set(record.new_steps) for record in machine.records]
         self.asked = [record.asked_step for record in machine.records]
         self.questions = [
@@ -574,7 +576,7 @@ class Explorer:
             if state[r].refusal:
                 self.refused(state)
                 return state, []
-            events = self.events(state)
+            events = self.events(state) if self.every_order or not self.stuck(state, r) else []
             if not events:
                 self.end(state)
             if len(events) != 1 or self.every_order:
@@ -597,8 +599,6 @@ class Explorer:
         every = list(map(list.__add__, hears, moves))
         if self.every_order:
             return [*chain(*every)]
-        if self.stuck(state, every):
-            return []
         for r in sorted(range(self.size), key=lambda r: state[r].idle):
             if moves[r] and not state[r].hasty:
                 return moves[r]
@@ -638,15 +638,20 @@ class Explorer:
         missing = self.missing(state, rank)
         return other in missing or any(self.needs(state, every, r, other, (*seen, rank)) for r in missing)
 
-    def stuck(self, state, every):
-        """Whether two ranks wait for each other, so that the watch names them whatever the others do.
+    def stuck(self, state, r):
+        """Whether rank r and another wait for each other, so that the watch names them whatever others do.
 
         Each needs the other's main thread before its own leaves its call, and what they would hear comes from
         third ranks: that may be answered, but moves neither. So it is for good, and ends in a refusal.
         """
-        waits = [set() if every[r] else self.needed(state, r) for r in range(self.size)]
-        pairs = [(a, b) for a in range(self.size) for b in waits[a] if a < b and a in waits[b]]
-        return any(self.apart(state, *pair) for pair in pairs)
+        sent = sum(len(local.sent) for local in state)
+        waits = [
+            self.needed(state, s)
+            if self.missing(state, s) and sent == len(local.sent) + local.number_heard
+            else ()
+            for s, local in enumerate(state)
+        ]
+        return any(r in waits[s] and self.apart(state, *sorted((r, s))) for s in waits[r])
 
     def hearings(self, state, r) -> Iterator[tuple]:
         """What the message thread of rank r can do."""
@@ -688,7 +693,7 @@ class Explorer:
             self.outcomes["success"] += 1
             self.ends.add(canonical(state))
             return
-        texts = [text for pair in combinations(range(self.size), 2) for text in self.apart(state, *pair)]
+        texts = list(filter(None, (self.apart(state, *pair) for pair in combinations(range(self.size), 2))))
         if not texts:
             self.problem("waits for ever", state)
         for text in texts:
@@ -698,8 +703,7 @@ class Explorer:
         """What the watch would report on two ranks: those that miss each other do so for good."""
         key = state[a], state[b]
         if key not in self.reports:
-            positions = {a: state[a].positions, b: state[b].positions}
-            self.reports[key] = [text for r in positions if (text := calls.deadlock(positions, r))]
+            self.reports[key] = calls.deadlock({a: state[a].positions, b: state[b].positions}, a)
         return self.reports[key]
 
     def refused(self, state):

@@ -6,6 +6,7 @@ import datetime
 import functools
 import operator
 import os
+import re
 import signal
 from types import SimpleNamespace
 
@@ -296,6 +297,7 @@ def test_other_shapes_on_another_rank():
         assert "END" not in one.out
         assert "step 4 of collectives: the ranks differ in x['grad']" in one.err
         assert "rank 0 has float64[6], rank 1 has float64[7]" in one.err
+        assert re.search(r"Ranks 0, 1 are at .*:\d+\.", one.err)
 
 
 # ----------------------------------------------------------------------------------- a world of one

@@ -112,7 +112,7 @@ GROUP = Group(0, 2, "", 1, 1.0, 0, (0, 1))
 @pytest.fixture
 def book(monkeypatch):
     monkeypatch.setattr(Ledger, "ask", lambda *_: ())
-    return Ledger("here", GROUP)
+    return Ledger("here", GROUP, line=lambda site: "train.py:9")
 
 
 def test_a_step_that_was_left_out_is_said(book):
@@ -134,13 +134,14 @@ def test_a_step_that_was_too_long_ago_is_not_known(book):
 def test_a_step_that_all_refused_is_asked_again(monkeypatch):
     """Nobody has run it, so the group goes on; what another rank is in already ends it for good."""
     asked = []
-    answers = {"parts": {"x": "2"}, "asked": True}
+    answers = {"parts": {"x": "2"}, "asked": True, "line": "train.py:7"}
     monkeypatch.setattr(exchange, "send", lambda *_, **said: asked.append(said["step"]))
     monkeypatch.setattr(exchange, "delete", lambda folder: None)
     monkeypatch.setattr(step_agreement, "read", lambda key, timeout: json.dumps(answers))
-    book = Ledger("here", GROUP)
+    book = Ledger("here", GROUP, line=lambda site: f"main.py:{site[0].co_name}")
+    refusal = r"differ in x: rank 0 has 1, rank 1 has 2\. Rank 0 is at main.py:.*, rank 1 is at train.py:7\."
     for step in (0, 1):
-        with pytest.raises(DivergenceError, match="differ in x: rank 0 has 1, rank 1 has 2"):
+        with pytest.raises(DivergenceError, match=refusal):
             book.check(step, "key", lambda: {"x": "1"})
     assert asked == [0, 1]
     answers["asked"] = False
@@ -157,12 +158,13 @@ def test_a_question_is_answered_at_its_step(at, book, monkeypatch):
         monkeypatch.setattr(module, "post", lambda key, text: put.__setitem__(key, json.loads(text)))
     for step in range(at):
         book.check(step, "key", lambda: {"x": "1"})
-    for post in book.hear({"step": 3, "folder": "f", "rank": 1, "parts": {"x": "1"}}):
+    for post in book.hear({"step": 3, "folder": "f", "rank": 1, "parts": {"x": "1"}, "line": "train.py:8"}):
         put[post.key] = json.loads(post.text)
-    assert put == ({} if at == 3 else {"f/0": {"parts": {"x": "1"}, "asked": False}})
+    answers = {"f/0": {"parts": {"x": "1"}, "line": "train.py:9", "asked": False}}
+    assert put == ({} if at == 3 else answers)
     if at == 3:
         book.check(3, "key", lambda: {"x": "1"})
-        assert put == {"f/0": {"parts": {"x": "1"}, "asked": False}}
+        assert put == answers
 
 
 # ---------------------------------------------------------------------- of the process, and at the start

@@ -13,7 +13,7 @@ import sysconfig
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType
 
 from ..errors import DivergenceError
 from ._protocol.calls import Begun as Begun
@@ -31,7 +31,7 @@ class CallLog(BegunLog):
     """This process's log, and what its threads know of a deadlock."""
 
     def __init__(self, group: Group):
-        super().__init__(group.rank, lambda call_site: _line(*call_site))
+        super().__init__(group.rank, line)
         self.group = group
         self.waits_for: list[int] = []
         """Ranks that the main thread waits for on the host."""
@@ -45,11 +45,8 @@ class CallLog(BegunLog):
     def begin(self, call: str, name: str, needs: Sequence[int] | None) -> None:
         if self.problem:
             self.complain()
-        frame = _outside(sys._getframe(2))
-        # Not the frame itself, which would keep its function's arrays alive. The line number is computed only
-        # for an error, because that takes longer than all the rest of a call.
         with machine:
-            self.record(call, name, needs, (frame.f_code, frame.f_lasti))
+            self.record(call, name, needs, call_site())
         if self.after is not None:
             self.after()
 
@@ -131,16 +128,14 @@ def check() -> None:
         log.complain()
 
 
-def caller() -> str:
-    frame = _outside(sys._getframe(1))
-    return _line(frame.f_code, frame.f_lasti)
-
-
-def _outside(frame: FrameType) -> FrameType:
-    libraries = _libraries()
+def call_site() -> tuple[CodeType, int]:
+    """Return where the user's code is, for `line`."""
+    frame, libraries = sys._getframe(1), _libraries()
     while frame.f_back is not None and frame.f_code.co_filename.startswith(libraries):
         frame = frame.f_back
-    return frame
+    # Not the frame itself, which would keep its function's arrays alive. The line number is computed only
+    # for an error, because that takes longer than all the rest of a call.
+    return frame.f_code, frame.f_lasti
 
 
 @functools.cache
@@ -156,8 +151,9 @@ def _libraries() -> tuple[str, ...]:
     )
 
 
-def _line(code: CodeType, instruction: int) -> str:
+def line(call_site: tuple[CodeType, int]) -> str:
     """Format a source line as `train.py:31`, relative to the working directory; "" for library code."""
+    code, instruction = call_site
     if code.co_filename.startswith(_libraries()):
         return ""
     number = next((n for start, end, n in code.co_lines() if start <= instruction < end and n), 0)

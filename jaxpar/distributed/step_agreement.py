@@ -32,8 +32,8 @@ class Ledger(StepRecord):
         """Record a step; if its `key` is new to this rank, wait until all ranks confirm its `parts`."""
         is_new = key not in self.known
         new_parts = parts() if is_new else None
-        line = call_log.caller() if is_new else ""
-        run(self.enter(step, key, new_parts, line), lambda wait: self._wait(wait, step))
+        call = self.enter(step, key, new_parts, call_log.call_site())
+        run(call, lambda wait: self._wait(wait, step))
 
     def _wait(self, wait: Read, step: int) -> str:
         waited = 0.0
@@ -57,7 +57,7 @@ def ledger(name: str, group: Group | None = None) -> Ledger | None:
     if group is None or group.size == 1:
         return None
     # The main thread and the message thread may race to create it; `setdefault` keeps one ledger.
-    return _ledgers.setdefault((group.folder, name), Ledger(name, group))
+    return _ledgers.setdefault((group.folder, name), Ledger(name, group, line=call_log.line))
 
 
 def positions(number: int) -> dict[str, call_log.Begun]:

@@ -39,6 +39,7 @@ PLANTS = [
     ),
     *plants("jaxpar/distributed/_protocol/steps.py",
         ("break", "pass", "tests/test_protocol.py -k given"),
+        ("if problem and lines else problem", "if False else problem", "tests/test_divergence_guard.py -k refused"),
         ('if self.first <= step <= self.latest - LENGTH', 'if self.first <= step', "tests/test_divergence_guard.py -k step"),
         ('self.record.pop(step - LENGTH, None)', 'self.record.pop(step - LENGTH - 2, None)', "tests/test_divergence_guard.py -k too_long"),
         ('self.first = step if self.first is None else self.first', 'self.first = step', "tests/test_divergence_guard.py -k left_out"),

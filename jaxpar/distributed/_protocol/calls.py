@@ -104,12 +104,16 @@ def deadlock(snapshots: Mapping[int, BegunCalls], rank: int) -> str:
             calls |= {rank: own_call, r: other_call}
     if not calls:
         return ""
-    ranks: dict[str, list[int]] = {}
-    for r in sorted(calls):
-        ranks.setdefault(str(calls[r]), []).append(r)
-    positions = (f"{ranks_text(r)} {'are' if len(r) > 1 else 'is'} at {call}" for call, r in ranks.items())
     return (
-        f"The ranks wait for each other in different calls: {', '.join(positions)}. All make the same calls "
+        f"The ranks wait for each other in different calls: {positions_text(calls)}. All make the same calls "
         "in the same order: take the call out of the `if` or the loop that only some of them pass, and end "
         "the job."
     )
+
+
+def positions_text(positions: Mapping[int, object]) -> str:
+    """Format where ranks are: `rank 0 is at barrier (train.py:31), ranks 1, 2 are at ...`."""
+    ranks: dict[str, list[int]] = {}
+    for r in sorted(positions):
+        ranks.setdefault(str(positions[r]), []).append(r)
+    return ", ".join(f"{ranks_text(r)} {'are' if len(r) > 1 else 'is'} at {at}" for at, r in ranks.items())

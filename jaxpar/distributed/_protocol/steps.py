@@ -9,12 +9,12 @@ reach the step.
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 from ...errors import DivergenceError
 from ..group import Group, ranks_text
-from .calls import Begun
+from .calls import Begun, positions_text
 from .effects import Delete, Effects, Post, Read, Send, Wait
 
 LENGTH = 4096
@@ -26,12 +26,16 @@ Parts = dict[str, str]
 
 
 class StepRecord:
-    """This rank's record of one kind of step, under the same name on all ranks."""
+    """This rank's record of one kind of step, under the same name on all ranks.
 
-    def __init__(self, name: str, group: Group, prefix: str = "jaxpar"):
-        self.name, self.group, self._prefix = name, group, prefix
+    `line` turns a call site into a source line, only when a rank has something new.
+    """
+
+    def __init__(self, name: str, group: Group, prefix: str = "jaxpar", line: Callable[[Any], str] = str):
+        self.name, self.group, self._prefix, self._line = name, group, prefix, line
         self.known: dict[Hashable, Parts] = {}
-        self.record: dict[int, Parts] = {}
+        self.record: dict[int, tuple[Parts, Any]] = {}
+        """The values and the call site, by step."""
         self.new_steps: set[int] = set()
         """Steps at which this rank has something new and waits for all answers."""
         self.first: int | None = None
@@ -43,14 +47,14 @@ class StepRecord:
         self.questions: dict[int, list[str]] = {}
         self.problem = ""
 
-    def enter(self, step: int, key: Hashable, new_parts: Parts | None, line: str) -> Effects[None]:
+    def enter(self, step: int, key: Hashable, new_parts: Parts | None, call_site: Any) -> Effects[None]:
         """Record a step. `new_parts`, for a `key` that is new to this rank, are compared with all ranks."""
         # Recorded before the question is sent: two ranks that both have something new at this step would
         # otherwise wait for each other's answer.
         if new_parts is not None:
             self.known[key] = new_parts
             self.new_steps.add(step)
-        self.record[step] = self.known[key]
+        self.record[step] = self.known[key], call_site
         # The record forgets one step per step, so its size is bounded without a scan.
         self.record.pop(step - LENGTH, None)
         self.new_steps.discard(step - LENGTH)
@@ -61,13 +65,14 @@ class StepRecord:
         if self.problem:
             raise DivergenceError(self.problem)
         if new_parts is not None:
-            yield from self.ask(step, key, line)
+            yield from self.ask(step, key, self._line(call_site))
 
     def ask(self, step: int, key: Hashable, line: str) -> Effects[None]:
         own_parts = self.known[key]
         folder = f"{self._prefix}/{self.group.folder}/{self.name}/{step}/{self.group.me}"
         question = {"name": self.name, "group": self.group.name, "step": step, "folder": folder}
-        yield Send("question", question | {"parts": own_parts})
+        own_answer = {"parts": own_parts, "line": line}
+        yield Send("question", question | own_answer)
         others = [rank for rank in self.group.ranks if rank != self.group.me]
         self.asks_at, self.asked_step = line, step
         # Gradients that are kept need no other rank, so such a step is not in the call log. This one waits.
@@ -82,10 +87,7 @@ class StepRecord:
         finally:
             self.asks_at, self.asked_step = "", None
         yield Delete(folder)
-        parts_by_rank = {rank: answer["parts"] for rank, answer in answers.items()} | {
-            self.group.me: own_parts
-        }
-        problem = difference(f"step {step} of {self.name}", dict(sorted(parts_by_rank.items())))
+        problem = self._difference(step, answers | {self.group.me: own_answer})
         if not problem:
             return
         # If the step was new to all ranks, none has run it: the group stays usable, and the key may recur.
@@ -106,22 +108,29 @@ class StepRecord:
 
     def _answer(self, message: Mapping[str, Any]) -> Post:
         step = message["step"]
-        own_parts, is_new = self.at(step), step in self.new_steps
-        post = Post(f"{message['folder']}/{self.group.me}", json.dumps({"parts": own_parts, "asked": is_new}))
+        is_new = step in self.new_steps
+        site = self.record.get(step, self.record[self.latest])[1]
+        answer = {"parts": self.at(step), "line": self._line(site), "asked": is_new}
+        post = Post(f"{message['folder']}/{self.group.me}", json.dumps(answer))
         if is_new:
             return post  # the main thread sees the difference in the answers to its own question
-        both = {self.group.me: own_parts, message["rank"]: message["parts"]}
-        problem = difference(f"step {step} of {self.name}", both)
+        problem = self._difference(step, {self.group.me: answer, message["rank"]: message})
         # An exception in the message thread would be lost. `enter` raises this one, if the main thread
         # reaches its next step.
         if problem and not self.problem:
             self.problem = f"{problem} {_entered([self.group.me])}"
         return post
 
+    def _difference(self, step: int, answers: Mapping[int, Mapping[str, Any]]) -> str:
+        parts = {rank: answers[rank]["parts"] for rank in sorted(answers)}
+        problem = difference(f"step {step} of {self.name}", parts)
+        lines = positions_text({rank: answer["line"] for rank, answer in answers.items() if answer["line"]})
+        return f"{problem} {lines[0].upper()}{lines[1:]}." if problem and lines else problem
+
     def at(self, step: int) -> Parts:
         """Return this rank's parts at a step; empty if the record no longer covers it."""
         if step in self.record:
-            return self.record[step]
+            return self.record[step][0]
         assert self.first is not None
         if self.first <= step <= self.latest - LENGTH:
             return {}
