@@ -62,6 +62,7 @@ ELSEWHERE = {
     "mutants/covered.py": "all tests, one by one; tests/test_mutants.py",
     "mutants/nursery.py": "reads lines from mutants/run.py",
     "mutants/run.py": "hours; tests/test_mutants.py",
+    "loops/run.py": "minutes; tests/test_compare_loops.py prints the page",
     "optim.py": "minutes",
     "parity/run.py": "an hour; tests/test_parity_proof.py",
     "ports/ask.py": "a process of ports/run.py",

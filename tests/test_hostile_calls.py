@@ -156,7 +156,7 @@ OPEN = {
     "",
 }
 # How the texts of jaxpar.parity and of torch spell an argument.
-SPELLED = {"torch_module": "torch", "flax_module": "Flax", "like": "torch"}
+SPELLED = {"torch_module": {"torch", "path"}, "flax_module": {"Flax"}, "like": {"torch"}}
 CLEAR = (TypeError, ValueError, RuntimeError, OSError)
 TORCHS = (IndexError, AssertionError, NotImplementedError)
 
@@ -217,7 +217,7 @@ def outcome(name: str, function: Callable[..., Any], argument: inspect.Parameter
         if (
             takers & kinds & {"any", "function"}
             or "Any" in str(argument.annotation)
-            or {argument.name, argument.name.removesuffix("s"), SPELLED.get(argument.name)} & words
+            or {argument.name, argument.name.removesuffix("s"), *SPELLED.get(argument.name, ())} & words
         ):
             return ""
         return f"does not name the argument in {text!r}"

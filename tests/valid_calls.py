@@ -166,6 +166,8 @@ VALUES: dict[str, Any] = {
     "q": lambda: distributions.Normal(0.0, 1.0),
     "hook": lambda: comm_hooks.mean,
     "tx": lambda: optax.sgd(0.1),
+    "torch_loop": lambda: lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    "jax_loop": lambda: optax.sgd(0.1),
     "function": lambda: abs,
     "inputs": lambda: series(4, 2),
     "tree": lambda: {"x": X},

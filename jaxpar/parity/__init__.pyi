@@ -12,6 +12,10 @@ from ._comparison_data import Divergence as Divergence
 from ._comparison_data import LayerResult as LayerResult
 from ._files import read_weights as read_weights
 from ._files import write_weights as write_weights
+from ._loops.compare_loops import LoopComparison as LoopComparison
+from ._loops.compare_loops import LoopDifference as LoopDifference
+from ._loops.compare_loops import compare_loops as compare_loops
+from ._loops.runs import linear_loss as linear_loss
 from ._match import match as match
 from ._port.port import Port as Port
 from ._port.port import port as port

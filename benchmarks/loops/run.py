@@ -1,0 +1,125 @@
+"""Compare drawn training loops with a drawn fault in JAX's, and print which were named.
+
+    python benchmarks/loops/run.py --pairs 60 --healthy 20 --seed 34 --out docs/tables/loops.md
+
+For each pair: whether a sentence names the planted fault, and whether the batch is the one after which JAX's
+loop with the fault first differs from JAX's loop without it, which no judge has to tell.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from jaxpar import parity
+from jaxpar.parity._exactness import exact
+from jaxpar.parity._loops.runs import SHAPES, made_up_gradients, made_up_weights, run_jax
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.loops.loop import Loop, jax_loop, torch_loop
+from benchmarks.loops.planted import BATCHES, PLANTS, drawn, healthy
+
+SEEDS = range(5)
+
+
+def comparison(loop: Loop, faulty: Loop, seed: int = 0) -> tuple[parity.LoopComparison, float]:
+    begun = time.perf_counter()
+    infinite = [13] if loop.scale != 1 else []
+    result = parity.compare_loops(torch_loop(loop), jax_loop(faulty), infinite=infinite, seed=seed)
+    return result, time.perf_counter() - begun
+
+
+def first_batch(loop: Loop, faulty: Loop, seed: int = 0) -> int:
+    """Return the first batch, from 1, after which two loops of JAX differ by more than rounding."""
+    weights = made_up_weights(SHAPES, seed)
+    batches = made_up_gradients(SHAPES, BATCHES, seed, [13] if loop.scale != 1 else [])
+    with exact():
+        runs = [run_jax(jax_loop(side), {}, weights, batches) for side in (loop, faulty)]
+    for i in range(BATCHES):
+        averages = [run.extras["ema"][i] if loop.average else {} for run in runs]
+        for one, other in (averages, [run.weights[i + 1] for run in runs]):
+            if any(not np.allclose(x, other[name], rtol=1e-13, atol=1e-14) for name, x in one.items()):
+                return i + 1
+    return 0
+
+
+def page(pairs: int, healthy_pairs: int, seed: int) -> str:
+    options = f"--pairs {pairs} --healthy {healthy_pairs} --seed {seed}"
+    rows, seconds, missed = [], [], []
+    for loop, plant, faulty in drawn(seed, pairs):
+        result, elapsed = comparison(loop, faulty)
+        named = any(re.search(plant.named, cause) for cause in result.causes)
+        batch = min((x.batch for x in result.differences), default=0)
+        expected = first_batch(loop, faulty)
+        rows.append((plant.name, batch == expected, result.differences, named))
+        if batch != expected:
+            missed.append(f"* {plant.name}: batch {batch}, {expected} is right")
+        seconds.append(elapsed)
+        if not named:
+            missed.append(f"* {plant.name} ({loop.optimizer}): {_short(result)}")
+    wrong = []
+    for loop in healthy(seed, healthy_pairs):
+        for gradients in SEEDS:
+            result, elapsed = comparison(loop, loop, gradients)
+            seconds.append(elapsed)
+            if not result.equal:
+                wrong.append(f"* {loop.optimizer}, seed {gradients}: {_short(result)}")
+    named_count = sum(row[-1] for row in rows)
+    different = sum(bool(row[2]) for row in rows)
+    count = healthy_pairs * len(SEEDS)
+    lines = [
+        "# Planted differences in training loops",
+        "",
+        f"Printed by `python benchmarks/loops/run.py {options}`.",
+        "The frame: loops with a drawn optimizer, schedule, clipping, accumulation, loss scale and average,",
+        f"over {BATCHES} batches, each with one fault of a list of {len(PLANTS)} or with one drawn value.",
+        "[compare_loops](../compare_loops.md) was developed on the seeds 0 to 3.",
+        "",
+        "| | asked | so |",
+        "| --- | --- | --- |",
+        f"| differences seen | {pairs} | {different} |",
+        f"| their fault named | {pairs} | {named_count} |",
+        f"| the first batch is right | {pairs} | {sum(row[1] for row in rows)} |",
+        f"| {healthy_pairs} healthy pairs, {len(SEEDS)} seeds: the same | {count} | {count - len(wrong)} |",
+        f"| seconds for a pair, median (largest) | | {statistics.median(seconds):.1f} ({max(seconds):.1f}) |",
+        "",
+        *(["Not named, or the wrong batch:", "", *missed, ""] if missed else []),
+        *(["Healthy, and called different:", "", *wrong, ""] if wrong else []),
+        "| fault | drawn | named |",
+        "| --- | --- | --- |",
+    ]
+    for name in sorted({row[0] for row in rows}):
+        matching = [row for row in rows if row[0] == name]
+        lines.append(f"| {name} | {len(matching)} | {sum(row[-1] for row in matching)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _short(result: parity.LoopComparison) -> str:
+    return "; or ".join(result.causes) or ("called the same" if result.equal else "nothing named")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--pairs", type=int, default=60)
+    parser.add_argument("--healthy", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=34)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args(arguments)
+    text = page(options.pairs, options.healthy, options.seed)
+    if options.out:
+        options.out.write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

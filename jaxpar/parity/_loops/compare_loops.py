@@ -1,0 +1,262 @@
+"""Compare two training loops: the first update that differs, and the part of the loop that is the reason."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import optax
+import torch
+
+from ..._arguments import Positive
+from .._exactness import exact
+from .averages import average_cause
+from .explaining import Explainer
+from .fitting import EXACT, SINGLE, Groups, fit
+from .rates import rate_changes
+from .reading import Unreadable, torch_groups, torch_rates, torch_recipe
+from .recipe import Arrays, Recipe
+from .runs import SHAPES, Run, made_up_gradients, made_up_weights, run_jax, run_torch
+
+
+@dataclass(frozen=True)
+class LoopDifference:
+    """The first difference of a part: "parameters", or a name that both loops yield. Batches count from 1."""
+
+    part: str
+    batch: int
+    update: int | None
+    leaf: str
+    torch: float
+    jax: float
+
+
+@dataclass(frozen=True)
+class LoopComparison:
+    """Result of `compare_loops`.
+
+    Attributes:
+      equal: whether no part differs.
+      differences: the first difference of each part, the earliest first.
+      causes: sentences that name what differs. Each is proven: torch's loop with this change computes JAX's
+        updates. Several are alternatives that these gradients do not tell apart.
+      unreached: what the verdict does not cover.
+      recipe: torch's loop as data, or why it is not known.
+    """
+
+    equal: bool
+    differences: tuple[LoopDifference, ...]
+    causes: tuple[str, ...]
+    unreached: tuple[str, ...]
+    recipe: Recipe | str
+
+    def __str__(self) -> str:
+        if self.equal:
+            lines = ["The loops are the same."]
+        else:
+            lines = ["The loops part."]
+            for x in self.differences:
+                update = f", update {x.update}" if x.update is not None else ""
+                leaf = f" of {x.leaf}" if x.leaf else ""
+                lines.append(f"  {x.part}{leaf}: batch {x.batch}{update}, {x.torch:.9g} and {x.jax:.9g}")
+            heads = itertools.chain(["Because:"], itertools.repeat("or:"))
+            lines += [f"  {head} {cause}" for head, cause in zip(heads, self.causes, strict=False)]
+            if not self.causes:
+                lines.append("  No single change explains JAX's updates.")
+        lines += [f"  Not reached: {text}" for text in self.unreached]
+        return "\n".join(lines)
+
+
+def compare_loops(
+    torch_loop: Callable[..., Any],
+    jax_loop: Callable[..., Any] | optax.GradientTransformation,
+    *,
+    parameters: torch.nn.Module | Mapping[str, tuple[int, ...]] | None = None,
+    names: Mapping[str, str] | None = None,
+    batches: Positive = 24,
+    infinite: Collection[int] = (),
+    seed: int = 0,
+) -> LoopComparison:
+    """Compare two training loops without a model, and name the part that differs.
+
+    Both loops train the same small parameters in float64 on the same made-up gradients, whose norms are on
+    both sides of any usual limit: optimizer, schedule, clipping, accumulation, loss scale, weight decay with
+    its groups and masks, skipped updates and averages are compared as one thing. If they differ, torch's
+    loop is repeated with one change at a time until it computes JAX's updates.
+
+    Args:
+      torch_loop: `loop(model, batches)`, where `model(batch)` is a scalar loss for each batch. Or
+        `build(parameters)`, which returns an optimizer, or a tuple of an optimizer and schedulers that step
+        after each update.
+      jax_loop: a generator `loop(parameters, batches)` that yields the parameters after each batch, with
+        `linear_loss(parameters, batch)` as its loss; or an optax transformation. Both loops may yield
+        `parameters, {"ema": averaged}`: numbers, arrays, or parameters under names of their own.
+      parameters: a torch module, or shapes by torch's dotted names; defaults to an embedding, a linear layer
+        and a norm.
+      names: JAX's dotted paths of parameters that it names differently, by torch's names.
+      batches: the number of batches, each one gradient.
+      infinite: the indices of batches with an infinite gradient.
+      seed: for the gradients.
+
+    Returns:
+      A LoopComparison.
+
+    Raises:
+      ValueError: a loop that does not take all batches, or that yields other parameters.
+      TypeError: a loop of JAX that yields nothing.
+
+    >>> import optax, torch
+    >>> from jaxpar import parity
+    >>> comparison = parity.compare_loops(lambda p: torch.optim.AdamW(p, lr=0.01), optax.adamw(0.01))
+    >>> comparison.equal, comparison.causes
+    (False, ("torch's weight_decay is 0.01 (JAX acts as with 0.0001)",))
+    """
+    module = parameters if isinstance(parameters, torch.nn.Module) else None
+    if module is not None:
+        shapes: Mapping[str, tuple[int, ...]] = {k: tuple(p.shape) for k, p in module.named_parameters()}
+    else:
+        shapes = parameters or SHAPES
+    if any(not 0 <= i < batches for i in infinite):
+        raise ValueError(
+            f"parity.compare_loops: infinite is {sorted(infinite)}; there are batches 0 to {batches - 1}."
+        )
+    weights = made_up_weights(shapes, seed)
+    gradients = made_up_gradients(shapes, batches, seed, infinite)
+    with exact():
+        reference = run_torch(torch_loop, module, weights, gradients)
+        candidate = run_jax(jax_loop, names or {}, weights, gradients)
+    for i, arrays in enumerate(candidate.weights):
+        _check_parameters(arrays, weights, i)
+    return _Judge(gradients, reference, candidate).comparison()
+
+
+def _check_parameters(arrays: Arrays, weights: Arrays, batch: int) -> None:
+    for name in weights.keys() | arrays.keys():
+        shapes = [x[name].shape if name in x else "missing" for x in (weights, arrays)]
+        if shapes[0] != shapes[1]:
+            raise ValueError(
+                f"parity.compare_loops: parameter {name} has shape {shapes[0]}; after batch {batch} JAX's "
+                f"loop yields {shapes[1]}. Yield the parameters in the structure in which they came."
+            )
+
+
+class _Judge:
+    """Both runs, and the search for what explains their difference."""
+
+    def __init__(self, batches: Sequence[Arrays], reference: Run, candidate: Run):
+        self.batches, self.torch, self.jax = batches, reference, candidate
+        self.groups: Groups = []
+        self.rounded = False
+        self.recipe: Recipe | str = ""
+        try:
+            self.groups = torch_groups(reference, batches)
+            self.rates = torch_rates(reference, self.groups)
+            recipe = torch_recipe(reference, batches, self.groups)
+            result = fit(recipe, batches, reference.weights, self.groups)
+            if not result.complete or rate_changes(self.rates, result) != ():
+                raise Unreadable("its updates are not what its optimizer's formula gives")
+            self.recipe = recipe
+        except Unreadable as error:
+            self.recipe = str(error)
+
+    def comparison(self) -> LoopComparison:
+        differences: list[LoopDifference] = []
+        causes: list[str] = []
+        for difference in sorted(self._differences(), key=lambda x: x.batch):
+            sentences = self._causes(difference.part)
+            if sentences is not None:
+                differences.append(difference)
+                causes += sentences
+        unreached = tuple(self._unreached())
+        return LoopComparison(not differences, tuple(differences), tuple(causes), unreached, self.recipe)
+
+    # ------------------------------------------------------------------------------------------- differences
+
+    def _differences(self) -> Iterator[LoopDifference]:
+        travelled = dict.fromkeys(self.torch.weights[0], 0.0)
+        for i in range(len(self.batches)):
+            for name, x in self.torch.weights[i + 1].items():
+                moved = np.abs(x - self.torch.weights[i][name])
+                travelled[name] += float(moved[np.isfinite(moved)].max(initial=0.0))
+            difference = self._apart(
+                "parameters", i, self.torch.weights[i + 1], self.jax.weights[i + 1], travelled
+            )
+            if difference:
+                yield difference
+                break
+        for part in self.torch.extras.keys() & self.jax.extras.keys():
+            pairs = zip(self.torch.extras[part], self.jax.extras[part], strict=False)
+            for i, (x, y) in enumerate(pairs):
+                if x is not None and y is not None and x.keys() == y.keys():
+                    # Numbers, such as a rate, may have been computed in float32.
+                    sizes = {
+                        name: travelled.get(name, 1e3 * float(np.abs(array).max(initial=0.0)))
+                        for name, array in x.items()
+                    }
+                    if difference := self._apart(part, i, x, y, sizes):
+                        yield difference
+                        break
+
+    def _apart(
+        self, part: str, batch: int, torch: Arrays, jax: Arrays, sizes: Mapping[str, float]
+    ) -> LoopDifference | None:
+        for name, x in torch.items():
+            y = jax[name]
+            tolerance = EXACT * sizes[name] + 1e-15 * np.abs(x[np.isfinite(x)]).max(initial=0.0)
+            with np.errstate(invalid="ignore"):
+                unequal = ~((np.abs(x - y) <= tolerance) | (np.isnan(x) & np.isnan(y)) | (x == y))
+            if unequal.any():
+                at = np.unravel_index(np.argmax(np.where(unequal, np.abs(x - y), -1.0)), np.shape(x))
+                update = next((k for k, group in enumerate(self.groups) if batch <= group[-1]), None)
+                number = None if update is None else update + 1
+                return LoopDifference(part, batch + 1, number, name, float(x[at]), float(y[at]))
+        return None
+
+    # ------------------------------------------------------------------------------------------------ causes
+
+    def _causes(self, part: str) -> Sequence[str] | None:
+        """Return sentences that name why a part differs; None if rounding in JAX's schedule explains it."""
+        if part == "parameters":
+            if isinstance(self.recipe, str):
+                return ()
+            return self._parameter_causes(self.recipe)
+        averages = self.torch.extras[part], self.jax.extras[part]
+        if all(x is None or x.keys() == self.torch.weights[0].keys() for x in averages[0]):
+            cause = average_cause(averages[0], self.torch, averages[1], self.jax)
+            if cause is not None:
+                return (f"{part}: {cause}",) if cause else None
+        return ()
+
+    def _parameter_causes(self, recipe: Recipe) -> Sequence[str] | None:
+        float64, float32 = (
+            Explainer(self.batches, self.jax.weights, self.rates, tolerance) for tolerance in (EXACT, SINGLE)
+        )
+        if float64.same(recipe, self.groups):
+            return None
+        # A single change that fits exactly comes before rounding, which would excuse a small epsilon.
+        if causes := float64.causes(recipe, self.groups, depth=1):
+            return causes
+        if float32.same(recipe, self.groups):
+            self.rounded = True
+            return None
+        return float64.causes(recipe, self.groups) or float32.causes(recipe, self.groups, depth=2)
+
+    # --------------------------------------------------------------------------------------------- unreached
+
+    def _unreached(self) -> Iterator[str]:
+        if isinstance(self.recipe, str):
+            yield f"torch's loop could not be described, so nothing is named: {self.recipe}"
+            return
+        if self.rounded:
+            yield f"differences below {SINGLE:g} of an update, because JAX's loop computes in float32"
+        if not any(not np.isfinite(g).all() for batch in self.batches for g in batch.values()):
+            yield "updates with infinite gradients (infinite=[i])"
+        rates = [rate for values in self.rates.values() for rate in values if np.isfinite(rate)]
+        if len(set(rates)) == 1:
+            yield f"schedules: torch's rate is {rates[0]:g} in all {len(self.groups)} updates"
+        for part in sorted(self.torch.extras.keys() ^ self.jax.extras.keys()):
+            side = "torch" if part in self.torch.extras else "JAX"
+            yield f"{part}, which only {side}'s loop yields"

@@ -1,0 +1,112 @@
+"""Search for the fewest changes of torch's loop with which it computes JAX's updates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from .changes import changes, jax_groups_of, regroupings
+from .fitting import Fit, Groups, fit
+from .rates import Rates, first_rates, rate_changes
+from .recipe import Arrays, Recipe
+from .solving import solutions
+
+DEPTH, WIDTH, SOLVED = 3, 8, 2
+"""At most `DEPTH` changes at once. The best `WIDTH` first changes are combined with a second, and the best
+`SOLVED` with a setting whose value is solved for."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A recipe with some changes, and how far it explains JAX's loop."""
+
+    texts: tuple[str, ...]
+    recipe: Recipe
+    groups: Groups
+    fit: Fit
+
+
+@dataclass(frozen=True)
+class Explainer:
+    """JAX's weights before the first batch and after each one, and torch's rates by update."""
+
+    batches: Sequence[Arrays]
+    weights: Sequence[Arrays]
+    rates: Rates
+    tolerance: float  # EXACT or SINGLE
+
+    def same(self, recipe: Recipe, groups: Groups) -> bool:
+        """Whether JAX's updates are this recipe's, with torch's rates."""
+        result = self._fit(recipe, groups)
+        return result.complete and rate_changes(self.rates, result) == ()
+
+    def _fit(self, recipe: Recipe, groups: Groups) -> Fit:
+        return fit(recipe, self.batches, self.weights, groups, self.tolerance)
+
+    def causes(self, recipe: Recipe, groups: Groups, depth: int = DEPTH) -> tuple[str, ...]:
+        """Return the shortest explanations as sentences: alternatives that give the same updates."""
+        plain = Attempt((), recipe, groups, self._fit(recipe, groups))
+        ranked = list(self._explanations(plain, None))
+        frontier = [plain]
+        for count in range(1, depth + 1):
+            if min((rank for rank, _ in ranked), default=DEPTH + 2) < count:
+                break
+            attempts = []
+            for parent in frontier:
+                for attempt in self._changed(parent):
+                    ranked += self._explanations(attempt, parent)
+                    attempts.append(attempt)
+            if min((rank for rank, _ in ranked), default=DEPTH + 2) > count:
+                for parent in frontier[: SOLVED // count]:
+                    for text, recipe in solutions(parent.recipe, self.batches, self.weights, parent.groups):
+                        attempt = Attempt(
+                            (*parent.texts, text), recipe, parent.groups, self._fit(recipe, parent.groups)
+                        )
+                        ranked += self._explanations(attempt, parent)
+                        attempts.append(attempt)
+            frontier = sorted(attempts, key=lambda attempt: -attempt.fit.explained)[:WIDTH]
+        best = min((rank for rank, _ in ranked), default=0)
+        return tuple(dict.fromkeys(text for rank, text in ranked if rank == best))
+
+    def _changed(self, parent: Attempt) -> Iterator[Attempt]:
+        options = [(text, recipe, parent.groups) for text, recipe in changes(parent.recipe, parent.groups)]
+        jax_groups = jax_groups_of(self.weights, self.batches)
+        if jax_groups and jax_groups != parent.groups:
+            options += regroupings(parent.recipe, parent.groups, jax_groups)
+        for text, recipe, groups in options:
+            yield Attempt((*parent.texts, text), recipe, groups, self._fit(recipe, groups))
+
+    def _solved(self, parent: Attempt) -> Iterator[Attempt]:
+        for text, recipe in solutions(parent.recipe, self.batches, self.weights, parent.groups):
+            result = self._fit(recipe, parent.groups)
+            yield Attempt((*parent.texts, text), recipe, parent.groups, result)
+
+    def _explanations(self, attempt: Attempt, parent: Attempt | None) -> Iterator[tuple[int, str]]:
+        """Yield the number of causes and their sentence, if the attempt explains every parameter."""
+        texts = attempt.texts
+        if attempt.fit.complete:
+            sentences = rate_changes(self.rates, attempt.fit)
+            if sentences is None:  # without a name: worth more than one change
+                yield len(texts) + 3, _joined(*texts, first_rates(self.rates, attempt.fit))
+            elif texts or sentences:
+                # A factor of the gradients with the inverse one of the rate is an accident of large factors.
+                accident = attempt.recipe.factor != 1.0 and any(
+                    "times as large" in text for text in sentences
+                )
+                yield len(texts) + (3 if accident else len(sentences)), _joined(*texts, *sentences)
+        elif parent is not None:
+            names = set(attempt.recipe.settings)
+            same = {name for name in parent.fit.rates if self._equal_rates(parent.fit, name)}
+            explained = {name for name in attempt.fit.rates if self._equal_rates(attempt.fit, name)}
+            different = names - same
+            if same and different and different <= explained:
+                leaves = ", ".join(name for name in attempt.recipe.settings if name in different)
+                yield len(texts), _joined(*texts[:-1], f"{texts[-1]}, for {leaves}")
+
+    def _equal_rates(self, result: Fit, name: str) -> bool:
+        one = Fit({name: result.rates[name]}, {name: result.bounds[name]})
+        return rate_changes(self.rates, one) == ()
+
+
+def _joined(*texts: str) -> str:
+    return "; and ".join(texts)

@@ -1,0 +1,145 @@
+"""Name how the rates of two loops differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+
+from .fitting import Fit
+
+Rates = Mapping[str, Sequence[float]]
+
+NEAR = 2e-7
+"""Relative to the largest rate: optax's schedules divide an int32 count in float32, even with x64 enabled."""
+LEAST = 3
+"""Rates that a named change must explain."""
+
+
+def rate_changes(torch_rates: Rates, result: Fit) -> tuple[str, ...] | None:
+    """Return sentences that name the difference; none if the rates are equal, None if no name fits."""
+    tables = {name: _table(torch_rates, result, name) for name in result.rates}
+    different = {name: table for name, table in tables.items() if not _equal(*table)}
+    if not different:
+        return ()
+    count = len(next(iter(tables.values()))[0])
+    for text, change in _candidates(count):
+        if all(_fits(change(q), r, bound) for q, r, bound in different.values()):
+            return (text + _whose(different, tables),)
+    ratio = _common_ratio(different.values())
+    if ratio == 0:
+        return (f"torch trains it (JAX does not){_whose(different, tables)}",)
+    if ratio is not None:
+        return (
+            f"torch's rate is not JAX's (JAX's is {ratio:.6g} times as large){_whose(different, tables)}",
+        )
+    return None
+
+
+def first_rates(torch_rates: Rates, result: Fit) -> str:
+    """Return the first update with different rates."""
+    updates = []
+    for name in result.rates:
+        q, r, bound = _table(torch_rates, result, name)
+        with np.errstate(invalid="ignore"):
+            unequal = np.abs(q - r) > NEAR * np.nanmax(np.abs(q), initial=0.0) + bound
+        updates += [(int(i), name) for i in np.flatnonzero(unequal)]
+    i, name = min(updates)
+    rates = torch_rates[name][i], result.rates[name][i]
+    return f"the rates differ from update {i + 1} on: {rates[0]:.6g} and {rates[1]:.6g} ({name})"
+
+
+def _table(torch_rates: Rates, result: Fit, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return torch's rates, JAX's and their rounding errors, in the updates that both loops make."""
+    columns = torch_rates[name], result.rates[name], result.bounds[name]
+    count = min(map(len, columns))
+    q, r, bound = (np.array(column[:count], float) for column in columns)
+    return q, r, bound
+
+
+def _equal(q: np.ndarray, r: np.ndarray, bound: np.ndarray) -> bool:
+    # NaN: an update without a gradient, or a rate beyond the end of a shifted schedule.
+    unknown = np.isnan(q) | np.isnan(r) | ~np.isfinite(bound)
+    if len(q) == 0 or (unknown.all() and len(q) > 1):
+        return bool(unknown.all())
+    largest = np.abs(q[np.isfinite(q)]).max(initial=0.0)
+    with np.errstate(invalid="ignore"):
+        return bool((unknown | (np.abs(q - r) <= NEAR * largest + bound)).all())
+
+
+def _fits(q: np.ndarray, r: np.ndarray, bound: np.ndarray) -> bool:
+    """Whether the rates are equal, with enough of them certain that they are not so by chance."""
+    certain = np.isfinite(q) & np.isfinite(r) & np.isfinite(bound)
+    return certain.sum() >= LEAST and _equal(q, r, bound)
+
+
+def _common_ratio(tables: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> float | None:
+    ratios: list[float] = []
+    for q, r, bound in tables:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = r / q
+        ratios += [
+            x for x, error in zip(ratio, bound / np.abs(q), strict=False) if np.isfinite(x) and error < NEAR
+        ]
+    if not ratios or max(ratios) - min(ratios) > 4 * NEAR * abs(max(ratios, key=abs)):
+        return None
+    return float(np.median(ratios))
+
+
+def _whose(different: Mapping, tables: Mapping) -> str:
+    return "" if len(different) == len(tables) else f", for {', '.join(different)}"
+
+
+def _candidates(count: int) -> Iterator[tuple[str, Callable[[np.ndarray], np.ndarray]]]:
+    """Yield sentences with the function that makes JAX's rates of torch's."""
+    schedule = "the rate's schedule"
+    for steps in (1, 2, 3):
+        updates = "1 update" if steps == 1 else f"{steps} updates"
+        yield f"{schedule} (JAX's is {updates} ahead)", partial(_shifted, steps=steps)
+        yield f"{schedule} (JAX's is {updates} late)", partial(_shifted, steps=-steps)
+    yield f"{schedule} (JAX's rate stays constant)", lambda q: np.full_like(q, q[0])
+    for period in range(2, max(count // 2 + 1, min(count, 5))):
+        text = f"{schedule} (JAX's moves on once in {period} updates, torch's in each"
+        yield f"{text})", partial(_repeated, period=period)
+        yield f"{text}, from another start)", partial(_repeated, period=period, start=1)
+        text = f"{schedule} (JAX's moves on in each update {period} times as far as torch's)"
+        yield text, partial(_stretched, period=period)
+        text = f"{schedule} (torch's moves on once in {period} updates, JAX's in each)"
+        yield text, partial(_unrepeated, period=period)
+    for steps, direction in ((1, "ahead"), (-1, "late")):
+        for end in range(1, count):
+            text = f"the warm-up (JAX's is 1 update {direction} in the first {end} updates)"
+            yield text, partial(_shifted_until, steps=steps, end=end)
+            text = f"{schedule} after update {end} (JAX's is 1 update {direction} from there on)"
+            yield text, partial(_shifted_after, steps=steps, start=end)
+
+
+def _shifted_until(q: np.ndarray, steps: int, end: int) -> np.ndarray:
+    return np.concatenate([_shifted(q, steps)[:end], q[end:]])
+
+
+def _shifted_after(q: np.ndarray, steps: int, start: int) -> np.ndarray:
+    return np.concatenate([q[:start], _shifted(q, steps)[start:]])
+
+
+def _repeated(q: np.ndarray, period: int, start: int = 0) -> np.ndarray:
+    return q[(np.arange(len(q)) + start) // period]
+
+
+def _shifted(q: np.ndarray, steps: int) -> np.ndarray:
+    unknown = np.full(abs(steps), np.nan)
+    return np.concatenate([q[steps:], unknown] if steps > 0 else [unknown, q[:steps]])
+
+
+def _stretched(q: np.ndarray, period: int) -> np.ndarray:
+    indices = np.arange(len(q)) * period
+    return np.where(indices < len(q), q[np.minimum(indices, len(q) - 1)], np.nan)
+
+
+def _unrepeated(q: np.ndarray, period: int) -> np.ndarray:
+    """Return NaN unless each rate of torch's is repeated `period` times; then JAX's are its distinct ones."""
+    if not np.array_equal(q, q[np.arange(len(q)) // period * period], equal_nan=True):
+        return np.full_like(q, np.inf)
+    distinct = q[::period]
+    return np.concatenate([distinct, np.full(len(q) - len(distinct), np.nan)])

@@ -1,0 +1,192 @@
+"""Recipes: a training loop's arithmetic as data, and the update that it computes, in NumPy and float64."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+Arrays = Mapping[str, np.ndarray]
+Settings = Mapping[str, Any]
+Update = tuple[np.ndarray | float, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Clip:
+    """How gradients are clipped; `limit` None means that they are not."""
+
+    limit: float | None = None
+    form: str = "norm"  # or "value", or "leaf" (the norm of each array by itself)
+    eps: float = 1e-6  # torch's clip_grad_norm_ divides by the norm + 1e-6
+    per_batch: bool = False  # before batches are accumulated
+    after_decay: bool = False  # gradients include the coupled weight decay
+    scale: float = 1.0  # gradients are multiplied by it while they are clipped
+
+    def __call__(self, gradients: Arrays) -> Arrays:
+        if self.limit is None:
+            return gradients
+        limit = self.limit / self.scale
+        if self.form == "value":
+            return {name: np.clip(g, -limit, limit) for name, g in gradients.items()}
+        if self.form == "leaf":
+            return {name: g * self._factor(_norm([g]), limit) for name, g in gradients.items()}
+        factor = self._factor(_norm(gradients.values()), limit)
+        return {name: g * factor for name, g in gradients.items()}
+
+    def _factor(self, norm: float, limit: float) -> float:
+        return min(1.0, limit / max(norm + self.eps / self.scale, np.finfo(float).tiny))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One training loop: `settings` maps each parameter to its optimizer settings, by torch's names."""
+
+    kind: str
+    settings: Mapping[str, Settings]
+    combine: str = "mean"  # of accumulated batches: or "sum", or "last"
+    factor: float = 1.0  # multiplies every gradient
+    clip: Clip = field(default_factory=Clip)
+    nonfinite: str = "skip"  # an update with infinite gradients: or "zero", "zero elements", or "apply"
+
+    def with_settings(self, **changes: Any) -> Recipe:
+        return replace(self, settings={name: {**old, **changes} for name, old in self.settings.items()})
+
+
+def _norm(arrays: Any) -> float:
+    return float(np.sqrt(sum(np.sum(np.square(x)) for x in arrays)))
+
+
+class Simulation:
+    """A recipe being run: each update is `constant + rate * slope`, to let callers solve for the rate."""
+
+    def __init__(self, recipe: Recipe):
+        self.recipe, self.count = recipe, 0
+        self.state: dict[str, dict[str, Any]] = {name: {} for name in recipe.settings}
+
+    def entering(self, batches: Sequence[Arrays]) -> Arrays | None:
+        """Return the gradients that the optimizer gets for one update, or None if the update is skipped."""
+        recipe = self.recipe
+        if recipe.clip.per_batch:
+            batches = [recipe.clip(batch) for batch in batches]
+        total = {name: recipe.factor * self._combined(batches, name) for name in recipe.settings}
+        if not all(np.isfinite(g).all() for g in total.values()):
+            if recipe.nonfinite == "skip":
+                return None
+            if recipe.nonfinite == "zero":
+                total = {name: np.zeros_like(g) for name, g in total.items()}
+            elif recipe.nonfinite == "zero elements":
+                total = {name: np.where(np.isfinite(g), g, 0.0) for name, g in total.items()}
+        return total if recipe.clip.per_batch or recipe.clip.after_decay else recipe.clip(total)
+
+    def _combined(self, batches: Sequence[Arrays], name: str) -> np.ndarray:
+        if self.recipe.combine == "last":
+            return batches[-1][name]
+        total = np.sum([batch[name] for batch in batches], axis=0)
+        return total / len(batches) if self.recipe.combine == "mean" else total
+
+    def update(self, weights: Arrays, gradients: Arrays) -> dict[str, Update]:
+        """Return each parameter's `constant` and `slope`, and advance the optimizer's state."""
+        recipe = self.recipe
+        self.count += 1
+        coupled = {
+            name: (-g if settings.get("maximize") else g)
+            + (settings["weight_decay"] * weights[name] if settings["coupled"] else 0.0)
+            for name, g in gradients.items()
+            for settings in [recipe.settings[name]]
+        }
+        if recipe.clip.after_decay:
+            coupled = dict(recipe.clip(coupled))
+        return {name: self._update(name, weights[name], g) for name, g in coupled.items()}
+
+    def _update(self, name: str, weight: np.ndarray, g: np.ndarray) -> Update:
+        settings, state = self.recipe.settings[name], self.state[name]
+        if settings.get("frozen"):
+            return np.zeros_like(g), np.zeros_like(g)
+        constant, slope = FORMULAS[self.recipe.kind](settings, state, g, self.count)
+        if not settings["coupled"]:
+            decay = settings["weight_decay"] * weight
+            # AdamW multiplies its decay by the rate; some libraries do not.
+            if settings.get("decay_without_rate"):
+                constant = constant - decay
+            else:
+                slope = slope - decay
+        return constant, slope
+
+    def note_change(self, name: str, change: np.ndarray) -> None:
+        """Note the change that a parameter made, which is the state of momentum that includes the rate."""
+        self.state[name]["change"] = change
+
+
+def _sgd(s: Settings, state: dict[str, Any], g: np.ndarray, count: int) -> Update:
+    return _momentum(s, state, g, s["dampening"], s["nesterov"])
+
+
+def _momentum(
+    s: Settings, state: dict[str, Any], g: np.ndarray, dampening: float = 0.0, nesterov: bool = False
+) -> Update:
+    momentum = s["momentum"]
+    if not momentum:
+        return 0.0, -g
+    if s.get("velocity"):  # v = momentum * v - rate * g, as in Caffe and TensorFlow
+        return momentum * state.get("change", 0.0), -g
+    first = "buffer" not in state
+    # torch's first buffer is the gradient itself, whatever the dampening.
+    fresh = g if first and not s.get("dampened_from_start") else (1 - dampening) * g
+    state["buffer"] = momentum * state.get("buffer", 0.0) + fresh
+    return 0.0, -(g + momentum * state["buffer"] if nesterov else state["buffer"])
+
+
+def _adam(s: Settings, state: dict[str, Any], g: np.ndarray, count: int) -> Update:
+    (b1, b2), t = s["betas"], max(count + s.get("count_offset", 0), 1)
+    m = state["m"] = b1 * state.get("m", 0.0) + (1 - b1) * g
+    v = state["v"] = b2 * state.get("v", 0.0) + (1 - b2) * g * g
+    if s.get("amsgrad"):
+        v = state["largest"] = np.maximum(state.get("largest", 0.0), v)
+    first, second = (1 - b1**t, 1 - b2**t) if s.get("corrected", True) else (1.0, 1.0)
+    if s.get("nesterov"):  # optax.nadam, whose next step's correction is 1 - b1**(t + 1)
+        ahead = 1 - b1 ** (t + 1) if s.get("corrected", True) else 1.0
+        numerator = b1 * m / ahead + (1 - b1) * g / first
+    else:
+        numerator = m / first
+    if s.get("eps_uncorrected"):  # TensorFlow adds epsilon before the correction of the second moment
+        return 0.0, -numerator * np.sqrt(second) / (np.sqrt(v) + s["eps"])
+    return 0.0, -_divided(numerator, np.sqrt(v / second + s.get("eps_root", 0.0)) + s["eps"])
+
+
+def _rmsprop(s: Settings, state: dict[str, Any], g: np.ndarray, count: int) -> Update:
+    alpha = s["alpha"]
+    v = state["v"] = alpha * state.get("v", s.get("initial", 0.0)) + (1 - alpha) * g * g
+    if s["centered"]:
+        mean = state["mean"] = alpha * state.get("mean", 0.0) + (1 - alpha) * g
+        v = np.maximum(v - mean * mean, 0.0)
+    return _momentum(s, state, _divided(g, np.sqrt(v + s.get("eps_root", 0.0)) + s["eps"]))
+
+
+def _adagrad(s: Settings, state: dict[str, Any], g: np.ndarray, count: int) -> Update:
+    total = state["sum"] = state.get("sum", s["initial_accumulator_value"]) + g * g
+    return 0.0, -_divided(g, np.sqrt(total + s.get("eps_root", 0.0)) + s["eps"])
+
+
+def _adadelta(s: Settings, state: dict[str, Any], g: np.ndarray, count: int) -> Update:
+    rho, eps = s["rho"], s["eps"]
+    v = state["v"] = rho * state.get("v", 0.0) + (1 - rho) * g * g
+    x = g * np.sqrt(state.get("x", 0.0) + eps) / np.sqrt(v + eps)
+    state["x"] = rho * state.get("x", 0.0) + (1 - rho) * x * x
+    return 0.0, -x
+
+
+def _divided(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
+    """Return the quotient, with 0 for 0 / 0 (a gradient that was always 0, without an epsilon)."""
+    zero = np.zeros_like(numerator * denominator)
+    return np.divide(numerator, denominator, out=zero, where=denominator > 0)
+
+
+FORMULAS = {
+    "sgd": _sgd,
+    "adam": _adam,
+    "rmsprop": _rmsprop,
+    "adagrad": _adagrad,
+    "adadelta": _adadelta,
+}
