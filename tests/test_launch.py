@@ -39,7 +39,7 @@ WORKER = """
             time.sleep(0.01)
 
     def die(how):
-        if how.endswith("+"):  # after the other one
+        while how.endswith("+"):  # after the other one
             until((folder / "died").exists)
             time.sleep(0.1)
             how = how[:-1]
@@ -210,6 +210,15 @@ def test_every_kind_of_end(plan, script, tmp_path):
     assert out.count("] begins\n") == 2 * (1 + len(re.findall(r"restart \d of|restarting", err)))
     assert not any(map(alive, pids(tmp_path)))
     assert (code == 0) == ("[0] done" in out and "[1] done" in out)
+
+
+@pytest.mark.slow
+def test_the_rank_is_blamed_in_whose_name_another_one_raised(script, tmp_path):
+    """It ends because of that, without an exception, and after the others, since it hosts the coordinator."""
+    plan = "1.3:shared,2.3:follow+,0.3:follow++++"
+    ended, _, err = launch(script, tmp_path, plan, "-n", "3")
+    assert ended == 1
+    assert re.search(r"rank 0 failed first, .*: exit code 1;", err), err
 
 
 @pytest.mark.slow

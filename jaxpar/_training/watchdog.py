@@ -24,8 +24,8 @@ class Marks:
 
     BEATS, STEP, DONE, FAILED, LOST_PEER, PULSES = range(6)
     """Beats so far; the highest step named, -1 without; 1 at a proper end; when an exception left the
-    script, in nanoseconds of the monotonic clock; 1 if that exception is about another rank's end; how often
-    a thread has run that does nothing else."""
+    script, in nanoseconds of the monotonic clock; 1 if that exception is about another rank's end, 2 + rank
+    if it is that rank's error; how often a thread has run that does nothing else."""
     SIZE = 8 * 6
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

@@ -67,6 +67,11 @@ class Worker:
         """Whether that exception is about another rank's end."""
         return bool(self.marks.cells[Marks.LOST_PEER])
 
+    @property
+    def blamed(self) -> int:
+        """The rank whose error that exception is; -1 if it names none."""
+        return max(self.marks.cells[Marks.LOST_PEER] - 2, -1)
+
     def ending(self) -> tuple[int, int]:
         """Return a key that sorts workers whose ends were noticed together: causes before consequences."""
         # A peer's failure never causes SIGKILL or a segmentation fault, so those are causes. Exceptions are

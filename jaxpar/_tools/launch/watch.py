@@ -174,8 +174,12 @@ class GangWatch:
             early = [worker for worker in self.gang.workers if worker.left_early]
             if early:
                 return AttemptEnd(EXCEPTION, early[0])
+            # Ranks end when one raises, so the rank whose error it raised may not have raised itself.
+            blamed = {worker.blamed for worker in self.gang.workers}
+            running = (worker for worker in self.gang.running if worker.raised or worker.rank in blamed)
             cause = min(
-                [*failed, *(worker for worker in self.gang.running if worker.raised)], key=Worker.ending
+                [*failed, *running],
+                key=lambda worker: (worker.ending()[0], worker.rank not in blamed, worker.ending()),
             )
             expected = self.gang.running if cause.lost_peer else cause.code is None
             if not expected or time.monotonic() > end:

@@ -86,14 +86,14 @@ def leave(code: object) -> None:
         os._exit(code & 255)
 
 
-def lost_peer(error: BaseException) -> bool:
-    """Return whether the error is the consequence of the end, or of a problem, of a peer."""
+def lost_peer(error: BaseException) -> int:
+    """Return 2 + rank if the error is that peer's, 1 if it follows from a peer's end, else 0."""
     from jaxpar.errors import DistributedError
 
     number = getattr(error, "of_rank", None)
     if number is not None:
-        return str(number) != os.environ["RANK"]
-    return isinstance(error, DistributedError) or bool(LOST_PEER.search(str(error)))
+        return 0 if str(number) == os.environ["RANK"] else 2 + number
+    return int(isinstance(error, DistributedError) or bool(LOST_PEER.search(str(error))))
 
 
 def code_of(error: BaseException) -> int:
