@@ -142,6 +142,38 @@ def test_an_untrained_parameter_has_one_cause():
     assert result.causes == ("torch trains it (JAX does not), for layer.bias, norm.bias",)
 
 
+@pytest.mark.parametrize("batches", [1, 2, 3, 5])
+def test_few_batches(batches):
+    (*_, last) = parity.compare_loops(sgd, optax.sgd(0.2), batches=batches).causes
+    assert "2 times as large" in last or "multiplied by 2" in last
+
+
+def test_infinite_gradients_that_both_loops_apply():
+    result = parity.compare_loops(sgd, optax.sgd(0.1), infinite=[3])
+    assert result.equal
+    assert result.recipe.nonfinite == "apply"
+    result = parity.compare_loops(sgd, optax.apply_if_finite(optax.sgd(0.1), 5), infinite=[3])
+    assert "skips an update with infinite gradients" in result.causes[0]
+
+
+def test_a_parameter_that_only_jax_trains():
+    model = torch.nn.Linear(2, 3)
+
+    def build(parameters):
+        return torch.optim.SGD(parameters[:1], lr=0.1)
+
+    assert parity.compare_loops(build, optax.sgd(0.1), parameters=model).causes == (
+        "torch does not train it (JAX does)",
+    )
+
+
+def test_scalars_and_shared_parameters():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    model.scale = torch.nn.Parameter(torch.ones(()))
+    assert parity.compare_loops(sgd, optax.sgd(0.1), parameters=model).equal
+
+
 def test_two_faults_are_named_together():
     def train(model, batches):
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
@@ -232,6 +264,19 @@ def sgd(parameters):
 
 
 ERRORS = {
+    "no parameters": ({"parameters": {}}, ValueError, "parameters has none"),
+    "a parameter in a parameter": (
+        {"parameters": {"w": (2,), "w.x": (2,)}},
+        ValueError,
+        r"parameters has w, and others below w\.",
+    ),
+    "an unknown name": (
+        {"names": {"layer.wieght": "kernel"}},
+        ValueError,
+        "names has layer.wieght, which is not",
+    ),
+    "no optimizer": ({"torch_loop": lambda p: None}, TypeError, "must return a torch optimizer"),
+    "a negative seed": ({"seed": -1}, ValueError, "seed is -1"),
     "too few batches": ({"jax_loop": too_few}, ValueError, "JAX's loop took 1 of the 24 batches"),
     "torch's too few": (
         {"torch_loop": lambda model, batches: next(batches)},

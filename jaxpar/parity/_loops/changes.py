@@ -55,6 +55,9 @@ def changes(recipe: Recipe, groups: Groups) -> Iterator[Change]:
         if form != recipe.nonfinite:
             yield _instead(NONFINITE[recipe.nonfinite], NONFINITE[form]), replace(recipe, nonfinite=form)
     yield "torch trains it (JAX does not)", recipe.with_settings(frozen=True)
+    if len(trained) < len(recipe.settings):
+        settings = {name: first if old.get("frozen") else old for name, old in recipe.settings.items()}
+        yield "torch does not train it (JAX does)", replace(recipe, settings=settings)
 
 
 def _instead(torch: str, jax: str) -> str:

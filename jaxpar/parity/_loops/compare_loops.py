@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import torch
 
-from ..._arguments import Positive
+from ..._arguments import Count, Positive
 from .._exactness import exact
 from .averages import average_cause
 from .explaining import Explainer
@@ -78,7 +78,7 @@ def compare_loops(
     names: Mapping[str, str] | None = None,
     batches: Positive = 24,
     infinite: Collection[int] = (),
-    seed: int = 0,
+    seed: Count = 0,
 ) -> LoopComparison:
     """Compare two training loops without a model, and name the part that differs.
 
@@ -115,14 +115,11 @@ def compare_loops(
     (False, ("torch's weight_decay is 0.01 (JAX acts as with 0.0001)",))
     """
     module = parameters if isinstance(parameters, torch.nn.Module) else None
-    if module is not None:
-        shapes: Mapping[str, tuple[int, ...]] = {k: tuple(p.shape) for k, p in module.named_parameters()}
+    if isinstance(parameters, torch.nn.Module):
+        shapes: Mapping[str, tuple[int, ...]] = {k: tuple(p.shape) for k, p in parameters.named_parameters()}
     else:
-        shapes = parameters or SHAPES
-    if any(not 0 <= i < batches for i in infinite):
-        raise ValueError(
-            f"parity.compare_loops: infinite is {sorted(infinite)}; there are batches 0 to {batches - 1}."
-        )
+        shapes = SHAPES if parameters is None else parameters
+    _check_arguments(shapes, names or {}, batches, infinite)
     weights = made_up_weights(shapes, seed)
     gradients = made_up_gradients(shapes, batches, seed, infinite)
     with exact():
@@ -133,9 +130,26 @@ def compare_loops(
     return _Judge(gradients, reference, candidate).comparison()
 
 
+def _check_arguments(
+    shapes: Mapping[str, tuple[int, ...]], names: Mapping[str, str], batches: int, infinite: Collection[int]
+) -> None:
+    prefixes = {name.rpartition(".")[0] for name in shapes}
+    problem = ""
+    if not shapes:
+        problem = "parameters has none; leave it out, or give a module or shapes with at least one."
+    elif both := sorted(prefixes & shapes.keys()):
+        problem = f"parameters has {both[0]}, and others below {both[0]}.; a name is a parameter or a module."
+    elif unknown := sorted(names.keys() - shapes.keys()):
+        problem = f"names has {unknown[0]}, which is not a parameter; there are {', '.join(shapes)}."
+    elif any(not 0 <= i < batches for i in infinite):
+        problem = f"infinite is {sorted(infinite)}; there are batches 0 to {batches - 1}."
+    if problem:
+        raise ValueError(f"parity.compare_loops: {problem}")
+
+
 def _check_parameters(arrays: Arrays, weights: Arrays, batch: int) -> None:
     for name in weights.keys() | arrays.keys():
-        shapes = [x[name].shape if name in x else "missing" for x in (weights, arrays)]
+        shapes = [x[name].shape if name in x else "none of that name" for x in (weights, arrays)]
         if shapes[0] != shapes[1]:
             raise ValueError(
                 f"parity.compare_loops: parameter {name} has shape {shapes[0]}; after batch {batch} JAX's "
@@ -179,7 +193,8 @@ class _Judge:
         travelled = dict.fromkeys(self.torch.weights[0], 0.0)
         for i in range(len(self.batches)):
             for name, x in self.torch.weights[i + 1].items():
-                moved = np.abs(x - self.torch.weights[i][name])
+                with np.errstate(invalid="ignore"):
+                    moved = np.abs(x - self.torch.weights[i][name])
                 travelled[name] += float(moved[np.isfinite(moved)].max(initial=0.0))
             difference = self._apart(
                 "parameters", i, self.torch.weights[i + 1], self.jax.weights[i + 1], travelled

@@ -94,7 +94,7 @@ def _whose(different: Mapping, tables: Mapping) -> str:
 def _candidates(count: int) -> Iterator[tuple[str, Callable[[np.ndarray], np.ndarray]]]:
     """Yield sentences with the function that makes JAX's rates of torch's."""
     schedule = "the rate's schedule"
-    for steps in (1, 2, 3):
+    for steps in range(1, min(4, count)):
         updates = "1 update" if steps == 1 else f"{steps} updates"
         yield f"{schedule} (JAX's is {updates} ahead)", partial(_shifted, steps=steps)
         yield f"{schedule} (JAX's is {updates} late)", partial(_shifted, steps=-steps)

@@ -83,7 +83,9 @@ def torch_recipe(run: Run, batches: Sequence[Arrays], groups: Groups) -> Recipe:
     if len(kinds) != 1 or not kinds <= KINDS.keys():
         raise Unreadable(f"{', '.join(sorted(kinds))} has no formula here")
     frozen = {name: {"frozen": True, "coupled": False, "weight_decay": 0.0} for name in run.weights[0]}
-    recipe = Recipe(KINDS[kinds.pop()], {**frozen, **settings[0]})
+    applied = any(not np.isfinite(g).all() for entering in run.entering.values() for g in entering.values())
+    nonfinite = "apply" if applied else "skip"
+    recipe = Recipe(KINDS[kinds.pop()], {**frozen, **settings[0]}, nonfinite=nonfinite)
     return _with_gradients(recipe, run, batches, groups)
 
 

@@ -51,7 +51,7 @@ def made_up_gradients(shapes: Shapes, count: int, seed: int, infinite: Iterable[
         # The first updates are below any limit, so that they show the optimizer alone.
         low, high = (-2.0, -1.5) if i < count // 4 else (-1.5, 1.5)
         size = 10 ** random.uniform(low, high) / np.sqrt(elements)
-        batch = {name: size * random.standard_normal(shape) for name, shape in shapes.items()}
+        batch = {name: np.asarray(size * random.standard_normal(shape)) for name, shape in shapes.items()}
         for gradient in batch.values():
             flat = gradient.reshape(-1)
             flat[:: max(len(flat) // 2, 2)] *= 1e-8  # about Adam's epsilon
@@ -125,6 +125,11 @@ def _linear(model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.
 def _plain_torch(build: Callable[..., Any], model: torch.nn.Module, batches: Iterable[Any]) -> None:
     built = build(list(model.parameters()))
     optimizer, *schedulers = built if isinstance(built, tuple) else (built,)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            "parity.compare_loops: torch_loop(parameters) must return a torch optimizer, or a tuple of one "
+            f"and schedulers; it returned {type(optimizer).__name__}. A loop of its own takes (model, batches)."
+        )
     for batch in batches:
         optimizer.zero_grad()
         model(batch).backward()
