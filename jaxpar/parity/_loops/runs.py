@@ -128,7 +128,7 @@ def _plain_torch(build: Callable[..., Any], model: torch.nn.Module, batches: Ite
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
             "parity.compare_loops: torch_loop(parameters) must return a torch optimizer, or a tuple of one "
-            f"and schedulers; it returned {type(optimizer).__name__}. A loop of its own takes (model, batches)."
+            f"and schedulers; it returned {type(optimizer).__name__}. A loop takes (model, batches)."
         )
     for batch in batches:
         optimizer.zero_grad()
