@@ -11,7 +11,7 @@ import jax.numpy as jnp
 LONG = 1e9
 """The floating-point operations of a program that is worth optimizations. Without them, compilation takes two
 thirds of the time, and convolutions five times as long, in each of a few steps."""
-Options = dict[str, bool | int | str]
+Options = dict[str, Any]
 FEW: Options = {"xla_backend_optimization_level": 0}
 MORE: Options = {"xla_backend_optimization_level": 1, "xla_llvm_disable_expensive_passes": True}
 
