@@ -20,6 +20,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from copy import copy, deepcopy
 from itertools import chain, combinations
+from sys import intern
 from typing import NamedTuple
 
 from jaxpar.distributed import call_log
@@ -153,7 +154,7 @@ class Rank:
         if isinstance(effect, Begin | Wait):
             self.post(self.attendance.go_by())
         if isinstance(effect, Send):
-            self.sent.append((effect.kind, json.dumps({"rank": self.rank} | effect.fields)))
+            self.sent.append((effect.kind, intern(json.dumps({"rank": self.rank} | effect.fields))))
         if isinstance(effect, Post):
             self.post([effect])
 
@@ -169,7 +170,7 @@ class Rank:
     def post(self, posts):
         for post in posts:
             assert post.key not in self.posts, f"{post.key} is posted twice"
-            self.posts[post.key] = post.text
+            self.posts[intern(post.key)] = intern(post.text)
 
     def positions(self):
         return self.log.calls() | steps.positions(self.records, self.log.number)
@@ -213,7 +214,7 @@ CONTAINERS = frozenset((dict, list, set, Counter))
 
 RECENT: deque[Local] = deque()
 """States whose machines are at hand; those of others are run again from their history."""
-KEPT = 20_000
+KEPT = 10_000
 
 
 class Local:
@@ -223,9 +224,6 @@ class Local:
         self.root = rank, size
         self.before, self.received, self.after = before, received, {}
         self.live = self.replayed()
-        RECENT.append(self)
-        if len(RECENT) > KEPT:
-            RECENT.popleft().forget()
         for name in ("effect", "refusal"):
             setattr(self, name, getattr(self.live, name))
         self.posts = (
@@ -250,6 +248,8 @@ class Local:
 
     def forget(self):
         """Drop what can be had again from the history."""
+        if self.live is not None:
+            vars(self.live).clear()  # its parts refer to each other, and nothing collects them
         self.live = None
         for name in ("view", "positions"):
             vars(self).pop(name, None)
@@ -276,6 +276,9 @@ class Local:
             local.live = None
         for kind, *received in reversed(history):
             getattr(machine, kind)(*received)
+        RECENT.append(self)
+        if len(RECENT) > KEPT:
+            RECENT.popleft().forget()
         return machine
 
     def machine(self):
@@ -292,7 +295,6 @@ class Local:
 parsed = functools.cache(json.loads)
 
 
-@functools.cache
 def named(text):
     """Return the ranks whose lines an error names."""
     return frozenset(re.findall(r"[Rr]ank (\d) is at [^,]*rank\1\.py:\d", text))
@@ -693,31 +695,31 @@ class Explorer:
             self.outcomes["success"] += 1
             self.ends.add(canonical(state))
             return
-        texts = list(filter(None, (self.apart(state, *pair) for pair in combinations(range(self.size), 2))))
-        if not texts:
+        reports = [self.apart(state, *pair) for pair in combinations(range(self.size), 2)]
+        if not any(reports):
             self.problem("waits for ever", state)
-        for text in texts:
-            self.refusal(state, text, named(text))
+        for ranks in filter(None, reports):
+            self.refusal(state, ranks)
 
     def apart(self, state, a, b):
-        """What the watch would report on two ranks: those that miss each other do so for good."""
+        """The ranks that the watch would name of two: those that miss each other do so for good."""
         key = state[a], state[b]
         if key not in self.reports:
-            self.reports[key] = calls.deadlock({a: state[a].positions, b: state[b].positions}, a)
+            self.reports[key] = named(calls.deadlock({a: state[a].positions, b: state[b].positions}, a))
         return self.reports[key]
 
     def refused(self, state):
         for local in state:
             if local.refusal:
-                self.refusal(state, local.refusal, named(local.refusal))
+                self.refusal(state, named(local.refusal))
 
-    def refusal(self, state, text, ranks):
+    def refusal(self, state, ranks):
         self.ends.add(ranks)
         self.outcomes["refusal"] += 1
         if len(ranks) < 2:
-            self.problem(f"does not name both sides: {text}", state)
+            self.problem(f"does not name both sides, but {sorted(ranks)}", state)
         if tails(tuple(local.program for local in state)) is not None:
-            self.problem(f"is refused: {text}", state)
+            self.problem(f"is refused by {sorted(ranks)}", state)
 
     def problem(self, what, state):
         programs = "; ".join(f"rank {r}: {', '.join(local.program)}" for r, local in enumerate(state))
