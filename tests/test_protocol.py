@@ -174,6 +174,24 @@ MUTATIONS = {
     ),
     "a question is answered at once only": (steps, "if self.questions:", "if False:"),
     "a question is answered a step late": (steps, "if step <= self.latest]", "if step < self.latest]"),
+    "a rank that asks does not report that it waits": (steps, "yield Wait()", "pass"),
+    "rank 0 does not tell its steps": (attendance, "steps = self._latest_steps()", "steps = {}"),
+    "a rank that is as far as rank 0 is beyond": (
+        attendance,
+        "count > leader_counts.get(name, 0)",
+        "count >= leader_counts.get(name, 0)",
+    ),
+    "a call that was skipped is not seen by the watch": (
+        calls,
+        "own_call = own_call or skipping_call(own_snapshot, other_snapshot)",
+        "pass",
+    ),
+    "a call that both have begun is missed": (calls, "begun.calls > (", "begun.calls >= ("),
+    "the watch sees calls without the other rank": (
+        calls,
+        "or rank in begun.needs)",
+        "or rank not in begun.needs)",
+    ),
     "a rank that differs is not believed before all have answered": (steps, "break", "pass"),
     "a step is recorded after its question": (steps, "self.latest = step\n", "pass\n"),
     "the watch forgets the other side": (
