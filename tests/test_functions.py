@@ -351,6 +351,9 @@ def test_module_buffers(kind, mode):
         with pytest.raises(TypeError, match=r"new buffers have no rows\. Wrap the module in Distr"):
             jaxpar.train_step(kind(model), state, normalised_loss)
         return
+    for mark in (lambda x: x, jaxpar.replicated) if kind is distributed else ():
+        with pytest.raises(TypeError, match=r"eqx\.nn\.State has no rows.* Train with train_step"):
+            kind(model).value_and_grad(normalised_loss, has_aux=True)(model, mark(copied), X[0])
     step = jaxpar.train_step(kind(model), state, normalised_loss)
     losses = [step(*batch) for batch in batches_of()]
     want, params, after = by_hand(case, kind, batches_of(), params, copied)

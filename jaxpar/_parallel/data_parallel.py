@@ -24,7 +24,13 @@ from .gather import assemble
 from .mesh_placement import placement_for
 from .modules import Module, view
 from .modules.bundle import Bundle, refuse_metrics, set_aside
-from .modules.function_view import AppliedView, FunctionView, function_of, is_callable_pytree
+from .modules.function_view import (
+    AppliedView,
+    FunctionView,
+    function_of,
+    is_callable_pytree,
+    is_equinox_state,
+)
 from .modules.nnx_view import view_nnx
 from .modules.records import PERTURBATIONS
 from .nesting import refuse_nesting
@@ -354,7 +360,7 @@ class _PytreeDataParallel(_Remembers):
             return over_rows(run, self.module, inputs, kwargs, self.placement)
         # JAX 0.12 meets an axis that has no name here in the compiler only.
         except (NameError, ValueError, jax.errors.JaxRuntimeError) as error:
-            if any(type(x).__module__ == "equinox.nn._stateful" for x in (*inputs, *kwargs.values())):
+            if any(map(is_equinox_state, (*inputs, *kwargs.values()))):
                 error.add_note(
                     "jaxpar: a DataParallel gathers outputs row by row, and a new eqx.nn.State has no "
                     "rows. Train with train_step(DistributedDataParallel(module), FunctionState), in whose "

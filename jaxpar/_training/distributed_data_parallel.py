@@ -17,7 +17,13 @@ from .._arguments import NonNegative, warn
 from .._devices.context import outside, returned
 from .._parallel.backends import backend as _backend
 from .._parallel.mesh_placement import placement_for
-from .._parallel.modules.function_view import Applied, FunctionView, function_of, is_callable_pytree
+from .._parallel.modules.function_view import (
+    Applied,
+    FunctionView,
+    function_of,
+    is_callable_pytree,
+    is_equinox_state,
+)
 from .._parallel.over_rows import over_rows
 from .._parallel.placement import Placement
 from .._parallel.replicated import unmarked
@@ -280,7 +286,18 @@ class _PytreeDistributed(_FunctionDistributed):
         `loss_fn(module, *batch)` is given the module. Gradients are such a module with None for what is not
         trained. Raises DivergenceError if ranks hold other modules; see `jaxpar.distributed.broadcast`.
         """
-        return self._of_tree(None, "module", loss_fn, has_aux)
+        run = self._of_tree(None, "module", loss_fn, has_aux)
+
+        def value_and_grad(module: PyTree, *batch: PyTree, **kwargs: PyTree) -> Any:
+            if any(map(is_equinox_state, (unmarked(x) for x in (*batch, *kwargs.values())))):
+                raise TypeError(
+                    "DistributedDataParallel.value_and_grad: an eqx.nn.State has no rows, and its new values "
+                    "are each replica's. Train with train_step and "
+                    "FunctionState.create(module, tx, buffers=state), which keep them (docs/functions.md)."
+                )
+            return run(module, *batch, **kwargs)
+
+        return value_and_grad
 
 
 for _kind in (_NNXDistributed, _LinenDistributed, _FunctionDistributed, _PytreeDistributed):

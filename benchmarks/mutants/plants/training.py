@@ -4,6 +4,12 @@
 from ..plant import plants
 
 PLANTS = [
+    *plants("jaxpar/_training/distributed_data_parallel.py",
+        ('if any(map(is_equinox_state', 'if not any(map(is_equinox_state', "tests/test_functions.py -k test_module_buffers"),
+    ),
+    *plants("jaxpar/_parallel/data_parallel.py",
+        ('if any(map(is_equinox_state', 'if not any(map(is_equinox_state', "tests/test_functions.py -k test_module_buffers"),
+    ),
     *plants("jaxpar/_training/divergence_guard.py",
         ('{error} {ONE_PROGRAM}', '{error}', "tests/test_program_parts.py -k \"stopped_before and activation\""),
     ),

@@ -181,6 +181,11 @@ def _bound(code: _Code, arrays: list) -> Callable[..., Any]:
     return tree if code.function.value is None else functools.partial(code.function.value, tree)
 
 
+def is_equinox_state(x: Any) -> bool:
+    """Whether `x` is an eqx.nn.State; Equinox may not be installed."""
+    return type(x).__module__ == "equinox.nn._stateful"
+
+
 def is_callable_pytree(x: object) -> bool:
     """Whether x can be called, and has arrays among its leaves."""
     if not callable(x) or isinstance(x, type):
