@@ -316,7 +316,7 @@ def test_linear_loss_has_the_batch_as_its_gradient():
 
 def test_the_benchmark_prints_its_page(capsys):
     main(["--pairs", "2", "--healthy", "1", "--seed", "0"])
-    assert "| their fault named | 2 | 2 |" in capsys.readouterr().out
+    assert "| whose fault is named | 2 of 2 |" in capsys.readouterr().out
 
 
 def test_the_users_loops_see_float64_and_leave_no_hook():
