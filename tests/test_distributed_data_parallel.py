@@ -303,8 +303,8 @@ SAID = [
     "shapes: ParametersError: .* rank 0 has module.bias: float32[2], rank 1 has module.bias: float32[3].",
     "dtypes: ParametersError: .* rank 0 has module.bias: float32[2], rank 1 has module.bias: float64[2].",
     "number: ParametersError: .* Rank 0 has 2 values, while rank 1 has 1.",
-    "rows: DivergenceError: .* in the batch's shapes: rank 0 has (((4, 3),),), rank 1 has (((3, 3),),).",
-    "types: DivergenceError: .* differ in the batch's dtypes: rank 0 has float32, rank 1 has float64.",
+    "rows: DivergenceError: .* in the batch's shapes: rank 0 has (((4, 3),),), rank 1 has (((3, 3),),). Ranks 0, 1 are at <string>:.*.",
+    "types: DivergenceError: .* differ in the batch's dtypes: rank 0 has float32, rank 1 has float64. Ranks 0, 1 are at <string>:.*.",
     "mode: DivergenceError: .* differ in the batch's structure: .*",
 ]
 
