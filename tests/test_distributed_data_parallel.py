@@ -299,12 +299,15 @@ FAULTS = """
     step(x[: 4 - rank])  # unknown to rank 1 alone: rank 0 is in the all-reduce when rank 1 raises
     print("trained on")
 """
+LINES = " Ranks 0, 1 are at <string>:.*."
 SAID = [
     "shapes: ParametersError: .* rank 0 has module.bias: float32[2], rank 1 has module.bias: float32[3].",
     "dtypes: ParametersError: .* rank 0 has module.bias: float32[2], rank 1 has module.bias: float64[2].",
     "number: ParametersError: .* Rank 0 has 2 values, while rank 1 has 1.",
-    "rows: DivergenceError: .* in the batch's shapes: rank 0 has (((4, 3),),), rank 1 has (((3, 3),),). Ranks 0, 1 are at <string>:.*.",
-    "types: DivergenceError: .* differ in the batch's dtypes: rank 0 has float32, rank 1 has float64. Ranks 0, 1 are at <string>:.*.",
+    "rows: DivergenceError: .* in the batch's shapes: rank 0 has (((4, 3),),), rank 1 has (((3, 3),),)."
+    + LINES,
+    "types: DivergenceError: .* differ in the batch's dtypes: rank 0 has float32, rank 1 has float64."
+    + LINES,
     "mode: DivergenceError: .* differ in the batch's structure: .*",
 ]
 
