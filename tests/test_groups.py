@@ -138,8 +138,8 @@ SAID = {
     "keys": "[]",
     "other groups": "differ in its ranks: rank 0 has [0], rank 1 has [1]. All ranks make all groups",
     "other timeouts": "differ in its timeout: rank 0 has 10.0, rank 1 has 11.0.",
-    "other shapes": "rank 0 has float64[2], rank 1 has float64[3]. If only shapes are to differ, write "
-    "all_gather(x, uneven=True)",
+    "other shapes": "rank 0 has float64[2], rank 1 has float64[3]. Ranks 0, 1 are at <string>:54. "
+    "If only shapes are to differ, write all_gather(x, uneven=True)",
     "uneven": "[(0, 2), (1, 1)]",
     "uneven axes": "rank 0 has float64[1], rank 1 has float64[1, 1].",
     "uneven dtypes": "rank 0 has float32[1], rank 1 has float64[1].",
