@@ -227,6 +227,24 @@ def test_numbers_that_both_loops_yield_are_compared():
     assert any("only torch's, which only torch's loop yields" in text for text in result.unreached)
 
 
+def test_averages_with_other_names_are_not_called_compared():
+    def train(model, batches):
+        for batch in batches:
+            model(batch).backward()
+            yield model, {"ema": {"w": torch.ones(2)}, "rate": torch.ones(2)}
+
+    def train_jax(params, batches):
+        for i, _ in enumerate(batches):
+            yield (
+                params,
+                {"ema": {"kernel": jnp.ones(2)}, **({"rate": jnp.ones(2 + (i == 3))} if i > 1 else {})},
+            )
+
+    result = parity.compare_loops(train, train_jax)
+    assert "ema after 24 batches: not both loops yield it" in str(result)
+    assert "rate after 3 batches: not both loops yield it" in str(result)
+
+
 def test_float32_in_optax_is_no_difference_and_is_noted():
     def train(model, batches):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)

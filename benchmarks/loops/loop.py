@@ -100,14 +100,7 @@ def jax_loop(loop: Loop) -> Callable[..., Iterator[Any]]:
 
     @jax.jit
     def update(parameters: Any, state: Any, gradients: Any, count: Any) -> Any:
-        unscale = fault.get("unscale", loop.scale)
-        divided = 1 if fault.get("sums") else fault.get("accumulate", loop.accumulate)
-        scaled = fault.get("clip_scaled")
-        gradients = jax.tree.map(lambda g: g / divided / (1.0 if scaled else unscale), gradients)
-        if not fault.get("clip_each") and not fault.get("decay_before_clip"):
-            gradients = clip(loop, gradients, fault.get("clip_eps", 1e-6))
-        if scaled:
-            gradients = jax.tree.map(lambda g: g / unscale, gradients)
+        gradients = averaged_gradients(loop, gradients)
         updates, next_state = tx.update(gradients, state[0], parameters)
         rate = fault.get("rate", loop.rate)(count)
         updates, velocity = after.update(jax.tree.map(lambda u: -rate * u, updates), state[1])
@@ -154,6 +147,20 @@ def jax_loop(loop: Loop) -> Callable[..., Iterator[Any]]:
             yield (parameters, {"ema": average}) if loop.average else parameters
 
     return train
+
+
+def averaged_gradients(loop: Loop, gradients: Any) -> Any:
+    """Return accumulated gradients as the optimizer gets them: divided, unscaled and clipped."""
+    fault = loop.jax_only
+    unscale = fault.get("unscale", loop.scale)
+    divided = 1 if fault.get("sums") else fault.get("accumulate", loop.accumulate)
+    scaled = fault.get("clip_scaled")
+    gradients = jax.tree.map(lambda g: g / divided / (1.0 if scaled else unscale), gradients)
+    if not fault.get("clip_each") and not fault.get("decay_before_clip"):
+        gradients = clip(loop, gradients, fault.get("clip_eps", 1e-6))
+    if scaled:
+        gradients = jax.tree.map(lambda g: g / unscale, gradients)
+    return gradients
 
 
 def clip(loop: Loop, gradients: Any, eps: float) -> Any:

@@ -26,16 +26,19 @@ Parameters = list[torch.nn.Parameter]
 Build = Callable[[Parameters], torch.optim.Optimizer]
 
 VALUES: dict[str, tuple[Any, ...]] = {
-    "weight_decay": (0.0, 1e-4, 1e-2, 5e-4, 1e-3, 0.1),
+    "weight_decay": (0.0, 1e-4, 1e-2, 5e-4, 1e-3, 0.1, 0.05),
     "eps": (1e-8, 1e-7, 1e-6, 1e-10, 1e-5, 1e-3, 1e-15),
-    "momentum": (0.0, 0.9, 0.99, 0.5),
+    "momentum": (0.0, 0.9, 0.99, 0.5, 0.95),
     "dampening": (0.0, 0.1, 0.9, 0.5),
     "alpha": (0.9, 0.99, 0.95),
-    "rho": (0.9, 0.95),
-    "betas": ((0.9, 0.999), (0.9, 0.95), (0.9, 0.99), (0.5, 0.999), (0.95, 0.999)),
+    "rho": (0.9, 0.95, 0.99),
+    "betas": (
+        *((0.9, 0.999), (0.9, 0.95), (0.9, 0.99), (0.5, 0.999), (0.95, 0.999)),
+        *((0.9, 0.98), (0.8, 0.99)),
+    ),
     **dict.fromkeys(["nesterov", "amsgrad", "maximize", "centered"], (True, False)),
     "decoupled_weight_decay": (True, False),
-    "initial_accumulator_value": (0.0, 0.1),
+    "initial_accumulator_value": (0.0, 0.1, 1.0),
 }
 """Defaults of other libraries, the likeliest mistakes."""
 

@@ -114,7 +114,7 @@ def _described(decays: Sequence[float]) -> str:
 def average_cause(
     torch_averages: Sequence[Any], torch: Run, jax_averages: Sequence[Any], jax: Run
 ) -> str | None:
-    """Return how the two averages are made; "" if both in the same averaging, None if one is unknown."""
+    """Return how the two averages are made; "" if both in the same way, None if one is unknown."""
     torchs, jaxs = averagings(torch_averages, torch), averagings(jax_averages, jax)
     if not torchs or not jaxs:
         return None

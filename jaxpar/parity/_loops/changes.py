@@ -1,4 +1,4 @@
-"""Recipes with one thing changed, each with the sentence that names it: torch's suffix (JAX's suffix)."""
+"""Recipes with one thing changed, each with a sentence that names torch's form and JAX's."""
 
 from __future__ import annotations
 
@@ -6,24 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from .._divergence.optimizers import VALUES
 from .fitting import Groups
 from .reading import groups_of
 from .recipe import Arrays, Clip, Recipe, Settings
 
-DECAYS = (0.0, 1e-4, 5e-4, 1e-3, 1e-2, 0.05, 0.1)
-EPSILONS = (1e-8, 1e-7, 1e-6, 1e-5, 1e-10, 1e-3, 1e-15, 0.0)
-BETAS = ((0.9, 0.999), (0.9, 0.95), (0.9, 0.99), (0.5, 0.999), (0.95, 0.999), (0.9, 0.98), (0.8, 0.99))
 LIMITS = (1.0, 0.5, 0.1, 5.0, 10.0, 2.0, 0.25)
-VALUES: dict[str, Sequence[Any]] = {
-    "betas": BETAS,
-    "eps": EPSILONS,
-    "momentum": (0.0, 0.9, 0.99, 0.95, 0.5),
-    "dampening": (0.0, 0.1, 0.9),
-    "alpha": (0.9, 0.99, 0.95),
-    "rho": (0.9, 0.95, 0.99),
-    "initial_accumulator_value": (0.0, 0.1, 1.0),
-    **dict.fromkeys(("nesterov", "amsgrad", "centered", "maximize"), (True, False)),
-}
 COMBINING = {
     "mean": "averages the gradients of accumulated batches",
     "sum": "sums the gradients of accumulated batches",
@@ -66,7 +54,7 @@ def _instead(torch: str, jax: str) -> str:
 
 def _settings(recipe: Recipe, trained: Sequence[Settings]) -> Iterator[Change]:
     for name, values in VALUES.items():
-        if name in trained[0]:
+        if name in trained[0] and name != "weight_decay":
             torch_values = _distinct(trained, name)
             for value in values:
                 if torch_values != [value]:
@@ -88,7 +76,7 @@ def _decay(recipe: Recipe, trained: Sequence[Settings]) -> Iterator[Change]:
         True: "adds the weight decay to the gradients (L2)",
         False: "subtracts the weight decay from the weights (decoupled)",
     }
-    for value in dict.fromkeys((*decays, *DECAYS)):
+    for value in dict.fromkeys((*decays, *VALUES["weight_decay"])):
         if decays != [value]:
             text = f"torch's weight_decay is {decay} (JAX acts as with {value:g})"
             yield text, recipe.with_settings(weight_decay=value)
@@ -114,7 +102,7 @@ def _decay(recipe: Recipe, trained: Sequence[Settings]) -> Iterator[Change]:
 def _formulas(recipe: Recipe, first: Any) -> Iterator[Change]:
     kind = recipe.kind
     if kind in ("adam", "rmsprop", "adagrad"):
-        for eps in dict.fromkeys((first["eps"], *EPSILONS[:4])):
+        for eps in dict.fromkeys((first["eps"], *VALUES["eps"][:4])):
             yield (
                 f"torch adds eps={first['eps']:g} outside the root (JAX inside, as eps_root={eps:g})",
                 recipe.with_settings(eps=0.0, eps_root=eps),
@@ -155,7 +143,7 @@ def _formulas(recipe: Recipe, first: Any) -> Iterator[Change]:
         text = "torch's mean of squares starts at 0 (JAX's at 1)"
         yield text, recipe.with_settings(initial=1.0)
     if kind == "sgd":
-        for betas in BETAS[:2]:
+        for betas in VALUES["betas"][:2]:
             changed = recipe.with_settings(betas=betas, eps=1e-8)
             yield (
                 f"torch's optimizer is SGD (JAX acts as Adam with betas={betas})",
@@ -219,7 +207,7 @@ def _clip_text(clip: Clip) -> str:
 
 
 def regroupings(recipe: Recipe, groups: Groups, jax_groups: Groups) -> Iterator[tuple[str, Recipe, Groups]]:
-    """Yield the recipe with JAX's torch_text batches for each update."""
+    """Yield the recipe with the batches of JAX's updates, combined in each way."""
     lengths = [max((len(group) for group in side), default=0) for side in (groups, jax_groups)]
     text = f"torch updates after {_batches(lengths[0])} (JAX after {_batches(lengths[1])}"
     if lengths[0] == lengths[1]:

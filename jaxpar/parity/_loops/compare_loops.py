@@ -203,17 +203,21 @@ class _Judge:
                 yield difference
                 break
         for part in self.torch.extras.keys() & self.jax.extras.keys():
-            pairs = zip(self.torch.extras[part], self.jax.extras[part], strict=False)
-            for i, (x, y) in enumerate(pairs):
-                if x is not None and y is not None and x.keys() == y.keys():
-                    # Numbers, such as a rate, may have been computed in float32.
-                    sizes = {
-                        name: travelled.get(name, 1e3 * float(np.abs(array).max(initial=0.0)))
-                        for name, array in x.items()
-                    }
-                    if difference := self._apart(part, i, x, y, sizes):
-                        yield difference
-                        break
+            for i, torch_arrays, jax_arrays in self._pairs(part):
+                # Numbers, such as a rate, may have been computed in float32.
+                sizes = {
+                    name: travelled.get(name, 1e3 * float(np.abs(array).max(initial=0.0)))
+                    for name, array in torch_arrays.items()
+                }
+                if difference := self._apart(part, i, torch_arrays, jax_arrays, sizes):
+                    yield difference
+                    break
+
+    def _pairs(self, part: str) -> Iterator[tuple[int, Arrays, Arrays]]:
+        """Yield each batch after which both loops yield a part with the same names and shapes."""
+        for i, (x, y) in enumerate(zip(self.torch.extras[part], self.jax.extras[part], strict=False)):
+            if x is not None and y is not None and _shapes(x) == _shapes(y):
+                yield i, x, y
 
     def _apart(
         self, part: str, batch: int, torch: Arrays, jax: Arrays, sizes: Mapping[str, float]
@@ -262,6 +266,13 @@ class _Judge:
     # --------------------------------------------------------------------------------------------- unreached
 
     def _unreached(self) -> Iterator[str]:
+        for part in sorted(self.torch.extras.keys() ^ self.jax.extras.keys()):
+            side = "torch" if part in self.torch.extras else "JAX"
+            yield f"{part}, which only {side}'s loop yields"
+        for part in sorted(self.torch.extras.keys() & self.jax.extras.keys()):
+            count = len(self.batches) - sum(1 for _ in self._pairs(part))
+            if count:
+                yield f"{part} after {count} batches: not both loops yield it with the same names and shapes"
         if isinstance(self.recipe, str):
             yield f"torch's loop could not be described, so nothing is named: {self.recipe}"
             return
@@ -272,6 +283,7 @@ class _Judge:
         rates = [rate for values in self.rates.values() for rate in values if np.isfinite(rate)]
         if len(set(rates)) == 1:
             yield f"schedules: torch's rate is {rates[0]:g} in all {len(self.groups)} updates"
-        for part in sorted(self.torch.extras.keys() ^ self.jax.extras.keys()):
-            side = "torch" if part in self.torch.extras else "JAX"
-            yield f"{part}, which only {side}'s loop yields"
+
+
+def _shapes(arrays: Arrays) -> dict[str, tuple[int, ...]]:
+    return {name: np.shape(x) for name, x in arrays.items()}

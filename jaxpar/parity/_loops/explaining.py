@@ -58,10 +58,7 @@ class Explainer:
                     attempts.append(attempt)
             if min((rank for rank, _ in ranked), default=DEPTH + 2) > count:
                 for parent in frontier[: SOLVED // count]:
-                    for text, recipe in solutions(parent.recipe, self.batches, self.weights, parent.groups):
-                        attempt = Attempt(
-                            (*parent.texts, text), recipe, parent.groups, self._fit(recipe, parent.groups)
-                        )
+                    for attempt in self._solved(parent):
                         ranked += self._explanations(attempt, parent)
                         attempts.append(attempt)
             frontier = sorted(attempts, key=lambda attempt: -attempt.fit.explained)[:WIDTH]
@@ -78,8 +75,7 @@ class Explainer:
 
     def _solved(self, parent: Attempt) -> Iterator[Attempt]:
         for text, recipe in solutions(parent.recipe, self.batches, self.weights, parent.groups):
-            result = self._fit(recipe, parent.groups)
-            yield Attempt((*parent.texts, text), recipe, parent.groups, result)
+            yield Attempt((*parent.texts, text), recipe, parent.groups, self._fit(recipe, parent.groups))
 
     def _explanations(self, attempt: Attempt, parent: Attempt | None) -> Iterator[tuple[int, str]]:
         """Yield the number of causes and their sentence, if the attempt explains every parameter."""

@@ -61,8 +61,6 @@ def _table(torch_rates: Rates, result: Fit, name: str) -> tuple[np.ndarray, np.n
 def _equal(q: np.ndarray, r: np.ndarray, bound: np.ndarray) -> bool:
     # NaN: an update without a gradient, or a rate beyond the end of a shifted schedule.
     unknown = np.isnan(q) | np.isnan(r) | ~np.isfinite(bound)
-    if len(q) == 0 or (unknown.all() and len(q) > 1):
-        return bool(unknown.all())
     largest = np.abs(q[np.isfinite(q)]).max(initial=0.0)
     with np.errstate(invalid="ignore"):
         return bool((unknown | (np.abs(q - r) <= NEAR * largest + bound)).all())
