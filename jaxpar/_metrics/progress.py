@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator, Sized
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar, overload
 
 from .._arguments import Count, NonNegative
@@ -97,7 +97,7 @@ class Progress(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         # Within `with progress(...)` the display exists already and outlives this loop.
-        with between_steps() as check, nullcontext() if self._view else self._viewed():
+        with between_steps() as check, nullcontext() if self._view else self:
             self.done = 0
             for item in self._steps:
                 yield item
@@ -110,17 +110,6 @@ class Progress(Generic[T]):
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._end()
-
-    @contextmanager
-    def _viewed(self) -> Iterator[None]:
-        self._view = _view(self)
-        try:
-            yield
-        finally:
-            self._end()
-
-    def _end(self) -> None:
         view, self._view = self._view, None
         if view is not None:
             view.end(self._leave)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import numpy as np
 
 from ..errors import FileError
 from ._comparison import Comparison
+from ._files import sealing
 from ._files.sealing import digest, seal
 from .measuring import Key, Kind, Level, Policy
 
@@ -81,27 +81,9 @@ def bounds(manifest: Mapping[str, Any], target: Path) -> tuple[Policy, Ratios]:
 def read_manifest(target: Path) -> dict[str, Any]:
     """Read and validate the .json; raises FileError if either file is unusable."""
     manifest_path = target.with_suffix(".json")
-    try:
-        manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise FileError(
-            f"{manifest_path}: there is no such file; make the record with parity.record."
-        ) from None
-    except (ValueError, OSError, RecursionError) as error:
-        raise FileError(f"{manifest_path}: it cannot be read: {error}.") from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise FileError(f"{manifest_path}: it is not a record of parity.record.")
-    if manifest.get("version") != VERSION:
-        raise FileError(
-            f"{manifest_path}: it is of version {manifest.get('version')}, and this is jaxpar's {VERSION}."
-        )
-    if absent := FIELDS.keys() - manifest.keys():
-        raise FileError(f"{manifest_path}: {', '.join(sorted(absent))} is missing.")
-    for name, kind in FIELDS.items():
-        # Not isinstance, which accepts True where an int belongs.
-        if type(manifest[name]) is not kind:
-            actual = type(manifest[name]).__name__
-            raise FileError(f"{manifest_path}: its {name} is {actual}, not {kind.__name__}.")
+    if not manifest_path.exists():
+        raise FileError(f"{manifest_path}: there is no such file; make the record with parity.record.")
+    manifest = sealing.read_manifest(manifest_path, "not a record of parity.record", FORMAT, VERSION, FIELDS)
     if manifest["seal"] != seal(manifest):
         raise FileError(
             f"{manifest_path}: it was changed after parity.record wrote it. A record's bounds are those of "

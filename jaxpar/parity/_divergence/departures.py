@@ -80,10 +80,7 @@ def layer_output_of_any_shape(forward: AlignedForward, call: LayerCall, departur
 
 
 def in_flax_layout(forward: AlignedForward, call: LayerCall, tensors: Sequence[torch.Tensor]) -> Named:
-    if not tensors:
-        return {}
-    array = to_numpy(tensors[0])
-    return {"": np.moveaxis(array, 1, -1) if forward.has_channels_last(call) and array.ndim > 2 else array}
+    return {"": forward.in_flax_layout(call, to_numpy(tensors[0]))} if tensors else {}
 
 
 def layer_input(forward: AlignedForward, call: LayerCall, index: int, departure: Departure) -> Named:

@@ -6,9 +6,11 @@ the outputs depend on the layer alone, and the recorded inputs only on the code 
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -17,12 +19,15 @@ import numpy as np
 
 from ..._typing import PyTree, Shape
 from ..._upstream import get_opaque_trace_state
+from .._comparison_data import Cause, LayerResult
 from .._sides.call_arguments import Call
 from .._sides.flax_float64 import in_float64
 from .._sides.flax_side import FlaxSide
-from .._sides.step_data import Batch, Named
+from .._sides.step_data import Batch, Named, Observation
+from .._weights import Link
 from .._weights.tree import FlaxModule
 from .array_changes import EQUAL, relative_error
+from .wording import norm_position
 
 if TYPE_CHECKING:
     from .torch_trace import LayerCall
@@ -30,6 +35,7 @@ if TYPE_CHECKING:
 Array = np.ndarray | jax.Array
 Key = tuple[str, int]  # a call of a Flax layer: its path, and the number of earlier calls
 Both = tuple[np.ndarray, np.ndarray]  # Flax's array, and the reference's in the same layout
+STATE = "its state differs"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +48,87 @@ class Replay:
     state: Named  # after the call
     misfits: dict[Key, np.ndarray]  # the first output of calls whose shapes differ from the reference's
     unreplayed: dict[Key, str]  # why: Flax did not make the call, or its shapes do not fit
+
+
+class ReplayedPass(abc.ABC):
+    """A pass of torch, run or recorded, and its replay in Flax; a call is torch's call of a layer."""
+
+    links: dict[str, Link]  # by torch path: the outermost layers with a rule in the rulebook
+    observed: Observation
+    replay: Replay
+    channels_last: frozenset[Key]  # user-defined layers that torch calls with channels first
+
+    @abc.abstractmethod
+    def kind(self, call: Any) -> str: ...
+
+    @abc.abstractmethod
+    def may_be_turned(self, call: Any) -> bool:
+        """Whether the layer is user-defined, and Flax's model has other axes than torch's."""
+
+    def flax(self, call: Any) -> str:
+        return self.links[call.path].flax
+
+    def key(self, call: Any) -> Key:
+        return self.flax(call), call.nth
+
+    def has_channels_last(self, call: Any) -> bool:
+        rule = self.links[call.path].rule
+        return bool(rule and rule.channels == "last") or self.key(call) in self.channels_last
+
+    def in_flax_layout(self, call: Any, array: np.ndarray) -> np.ndarray:
+        return np.moveaxis(array, 1, -1) if self.has_channels_last(call) and array.ndim > 2 else array
+
+    def arriving(self, call: Any) -> dict[int, Both]:
+        """The layer's original inputs in Flax, and torch's, by position."""
+        return self.replay.inputs.get(self.key(call), {})
+
+    def states(self, call: Any) -> Named:
+        """Flax's state of the layer after the pass."""
+        prefix = f"{self.flax(call)}." if self.flax(call) else ""
+        names = (name for name in self.observed.state if name.startswith(prefix))
+        return {name: self.replay.state[name] for name in names if name in self.replay.state}
+
+    def state_error(self, name: str) -> float:
+        return relative_error(self.replay.state[name], self.observed.state[name])
+
+    def turned(self, calls: Iterable[Any]) -> set[Key]:
+        """Return user-defined layers that have their channels last in Flax and first in torch."""
+        unknown = [c for c in calls if self.may_be_turned(c) and not self.has_channels_last(c)]
+        arriving = [(call, self.arriving(call).get(0)) for call in unknown]
+        return {self.key(call) for call, both in arriving if both and is_turned(both[0], call.inputs[0])}
+
+    def result(self, call: Any) -> LayerResult:
+        key, names = self.key(call), (call.path, self.flax(call), self.kind(call))
+        if key not in self.replay.results:
+            # An unknown result must not count as equal.
+            why = self.replay.unreplayed.get(key, "")
+            return LayerResult(*names, math.inf, False, f"not replayed: {why}")
+        relative = relative_error(*self.replay.results[key])
+        state = max(map(self.state_error, self.states(call)), default=0.0)
+        if relative <= EQUAL < state:
+            return LayerResult(*names, state, False, STATE)
+        return LayerResult(*names, relative, relative <= EQUAL, f"call {call.nth + 1}" if call.nth else "")
+
+    def unreplayed_before(self, calls: Sequence[Any], call: Any) -> str:
+        unknown: list[str] = []
+        for earlier in reversed(calls[: calls.index(call)]):
+            note = self.replay.unreplayed.get(self.key(earlier))
+            if note is None:
+                break
+            unknown.insert(0, f" {self.flax(earlier)} is on the way and was not replayed: {note}.")
+        return "".join(unknown)
+
+    def norm_position(self, calls: Iterable[Any], call: Any, flax_array: np.ndarray) -> list[Cause]:
+        """Recognize pre-norm in place of post-norm, or the reverse, from the layer's input in Flax."""
+        for other in calls if call is not None else ():
+            if ("Norm" in self.kind(call)) == ("Norm" in self.kind(other)):
+                continue
+            for arrays, verb in ((other.outputs, "returns"), (other.inputs, "is given")):
+                for x in arrays[:1]:
+                    relative = relative_error(flax_array, self.in_flax_layout(other, x))
+                    if relative <= EQUAL:
+                        return [Cause(norm_position(self.flax(call), self.flax(other), verb), relative)]
+        return []
 
 
 def replay(

@@ -8,9 +8,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Collection, Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,66 +20,45 @@ from .._comparison_data import LayerResult
 from .._levels import Batches
 from .._model_pair import ModelPair
 from .._sides.flax_side import FlaxSide
-from .._sides.step_data import Batch, Named, Observation
+from .._sides.step_data import Batch, Observation
 from .._sides.torch_float64 import in_float64
 from .._sides.torch_side import TorchSide, to_numpy
 from .._tensors import tensor_of
 from .._weights import Link
-from .flax_replay import Both, Key, Replay, is_turned, replay
+from .flax_replay import Key, Replay, ReplayedPass, replay
 from .search import EQUAL, relative_error, with_tensors
 from .torch_trace import LayerCall, Op, Trace, tensors, watched
 
-STATE = "its state differs"
-
 
 @dataclasses.dataclass(frozen=True)
-class AlignedForward:
+class AlignedForward(ReplayedPass):
     """One traced forward pass of torch and its replay in Flax, both with the reference's weights."""
 
     step: int  # from 1
     batch: Batch
-    links: dict[str, Link]  # by torch path: the outermost layers with a rule in the rulebook
+    links: dict[str, Link]
     reference: TorchSide
     candidate: FlaxSide
     initial: dict[str, torch.Tensor]  # torch's parameters and buffers before the pass
     trace: Trace
     observed: Observation
     replay: Replay = dataclasses.field(default_factory=lambda: Replay({}, {}, {}, {}, {}, {}))
-    channels_last: frozenset[Key] = frozenset()  # user-defined layers that torch calls with channels first
+    channels_last: frozenset[Key] = frozenset()
     layers: tuple[LayerResult, ...] = ()  # in torch's order
 
     @property
     def module(self) -> torch.nn.Module:
         return self.reference.module
 
-    def flax(self, call: LayerCall) -> str:
-        return self.links[call.path].flax
-
-    def key(self, call: LayerCall) -> Key:
-        return self.flax(call), call.nth
-
     def kind(self, call: LayerCall) -> str:
         return type(self.module.get_submodule(call.path)).__name__
 
-    def has_channels_last(self, call: LayerCall) -> bool:
-        rule = self.links[call.path].rule
-        return bool(rule and rule.channels == "last") or self.key(call) in self.channels_last
+    def may_be_turned(self, call: LayerCall) -> bool:
+        is_custom = not type(self.module.get_submodule(call.path)).__module__.startswith("torch.nn.")
+        return is_custom and not self.reference.task.layout.in_torchs_axes
 
     def ops(self, call: LayerCall) -> list[Op]:
         return self.trace.ops[call.first : call.last]
-
-    def arriving(self, call: LayerCall) -> dict[int, Both]:
-        """The layer's original inputs in Flax, and torch's, by position."""
-        return self.replay.inputs.get(self.key(call), {})
-
-    def states(self, call: LayerCall) -> Named:
-        """Flax's state of the layer after the pass."""
-        prefix = f"{self.flax(call)}." if self.flax(call) else ""
-        names = (name for name in self.observed.state if name.startswith(prefix))
-        return {name: self.replay.state[name] for name in names if name in self.replay.state}
-
-    def state_error(self, name: str) -> float:
-        return relative_error(self.replay.state[name], self.observed.state[name])
 
 
 def forward_passes(pair: ModelPair, batches: Batches, step: int) -> AlignedForward:
@@ -112,12 +89,12 @@ def align(forward: AlignedForward) -> AlignedForward:
     forward = replayed(forward)
     # The layout of a user-defined layer is unknown before the replay; and once a layer's layout is right,
     # the following layers get arrays that show their own layout.
-    while turned := {forward.key(call) for call in forward.trace.calls if _is_turned(forward, call)}:
+    while turned := forward.turned(forward.trace.calls):
         forward = replayed(dataclasses.replace(forward, channels_last=forward.channels_last | turned))
     if overridden := {forward.key(call) for call in forward.trace.calls if _is_overridden(forward, call)}:
         forward = replayed(forward, without=overridden)
     mark(forward, forward.trace)
-    return dataclasses.replace(forward, layers=tuple(_result(forward, call) for call in forward.trace.calls))
+    return dataclasses.replace(forward, layers=tuple(map(forward.result, forward.trace.calls)))
 
 
 def replayed(forward: AlignedForward, without: Collection[Key] = ()) -> AlignedForward:
@@ -149,21 +126,11 @@ def _tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
-def _is_turned(forward: AlignedForward, call: LayerCall) -> bool:
-    """Whether a user-defined layer has its channels last in Flax and first in torch."""
-    both = forward.arriving(call).get(0)
-    is_custom = not type(forward.module.get_submodule(call.path)).__module__.startswith("torch.nn.")
-    same_axes = forward.reference.task.layout.in_torchs_axes
-    if both is None or not is_custom or same_axes or forward.has_channels_last(call):
-        return False
-    return is_turned(both[0], call.inputs[0])
-
-
 def _is_overridden(forward: AlignedForward, call: LayerCall) -> bool:
     """Whether torch's layer does what Flax does outside: compute a table's positions, scale an embedding."""
     # An overridden `forward` may have the same meaning on both sides: then equal inputs give equal results.
     both, rule = forward.arriving(call).values(), forward.links[call.path].rule
-    if not both or rule is None or _result(forward, call).same:
+    if not both or rule is None or forward.result(call).same:
         return False
     plain = plain_results(forward.module.get_submodule(call.path), rule, call)
     if plain is None or any(relative_error(x, call.outputs[0]) <= EQUAL for x in plain):
@@ -172,19 +139,6 @@ def _is_overridden(forward: AlignedForward, call: LayerCall) -> bool:
         return True
     result = forward.replay.results.get(forward.key(call))
     return result is not None and any(relative_error(result[0], x) <= EQUAL for x in plain)
-
-
-def _result(forward: AlignedForward, call: LayerCall) -> LayerResult:
-    key = forward.key(call)
-    result = partial(LayerResult, call.path, forward.flax(call), forward.kind(call))
-    if key not in forward.replay.results:
-        # An unknown result must not count as equal.
-        return result(math.inf, False, f"not replayed: {forward.replay.unreplayed.get(key, '')}")
-    relative = relative_error(*forward.replay.results[key])
-    state = max(map(forward.state_error, forward.states(call)), default=0.0)
-    if relative <= EQUAL < state:
-        return result(state, False, STATE)
-    return result(relative, relative <= EQUAL, f"call {call.nth + 1}" if call.nth else "")
 
 
 # A torch layer with a `forward` of its own may compute its inputs, such as positions from a mask. The Flax

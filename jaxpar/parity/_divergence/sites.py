@@ -14,10 +14,9 @@ from functools import partial
 
 import numpy as np
 
-from .._comparison_data import Cause, Divergence
+from .._comparison_data import Divergence
 from .._sides.step_data import Named
 from .._sides.torch_side import to_numpy
-from .._tensors import tensor_of
 from .array_changes import EQUAL, array_changes, relative_error
 from .departures import (
     in_flax_layout,
@@ -32,7 +31,8 @@ from .departures import (
     with_flax_output,
 )
 from .fitted import fitted
-from .forward import STATE, AlignedForward
+from .flax_replay import STATE
+from .forward import AlignedForward
 from .layer_exchanges import exchanges
 from .search import (
     Budget,
@@ -48,7 +48,7 @@ from .search import (
     quick,
 )
 from .torch_trace import Departure, LayerCall, Trace
-from .wording import after_all, between, inside, norm_position, of_another_shape
+from .wording import after_all, between, inside, of_another_shape
 
 SHARE = 1e-2  # of the largest change of the outputs; sites with a smaller change are listed last
 CLOSE = 40  # functions before a site whose known mistakes are tried before exchanges of layers
@@ -182,7 +182,9 @@ class SiteSearch:
         instead = with_flax_input(forward, call, index)
         self._depart(explanations, instead)
         after = forward.flax(previous) if previous else "the model's inputs"
-        where = between(after, flax, relative, self.first, self._unreplayed_before(call))
+        where = between(
+            after, flax, relative, self.first, forward.unreplayed_before(forward.trace.calls, call)
+        )
         kind = f"between {previous.path if previous else 'inputs'} and {call.path}"
         causes = causes_of(explanations)
         return DivergenceSite(
@@ -237,7 +239,7 @@ class SiteSearch:
             first(known_mistakes(near))
             or first(fitted(near, quick, flax))
             or first(known_mistakes(far[-CLOSE:]))
-            or _norm_position(self.forward, call, flax_array)
+            or [Explanation(c) for c in self.forward.norm_position(trace.calls, call, flax_array)]
             or first(exchanges(self.forward, call))
             or first(known_mistakes(far[:-CLOSE]))
             or [Explanation(cause) for cause in array_changes(flax_array, torch_array)]
@@ -290,36 +292,3 @@ class SiteSearch:
         if name not in self.outputs:
             return math.inf
         return relative_error(self.forward.replay.outputs.get(name, np.empty(0)), self.outputs[name])
-
-    def _unreplayed_before(self, call: LayerCall) -> str:
-        calls = self.forward.trace.calls
-        before = calls[: calls.index(call)]
-        unknown: list[str] = []
-        for earlier in reversed(before):
-            note = self.forward.replay.unreplayed.get(self.forward.key(earlier))
-            if note is None:
-                break
-            unknown.insert(0, f" {self.forward.flax(earlier)} is on the way and was not replayed: {note}.")
-        return "".join(unknown)
-
-
-def _norm_position(
-    forward: AlignedForward, call: LayerCall | None, flax_array: np.ndarray
-) -> list[Explanation]:
-    """Recognize pre-norm in place of post-norm, or the reverse, from the layer's input in Flax."""
-    explanations = []
-    for other in forward.trace.calls if call is not None else []:
-        assert call is not None
-        if _is_norm(forward, call) == _is_norm(forward, other):
-            continue
-        for arrays, verb in ((other.outputs, "returns"), (other.inputs, "is given")):
-            torch_arrays = in_flax_layout(forward, other, [tensor_of(x) for x in arrays[:1]])
-            relative = relative_error(flax_array, torch_arrays[""]) if torch_arrays else np.inf
-            if relative <= EQUAL:
-                text = norm_position(forward.flax(call), forward.flax(other), verb)
-                explanations.append(Explanation(Cause(text, relative)))
-    return explanations[:1]
-
-
-def _is_norm(forward: AlignedForward, call: LayerCall) -> bool:
-    return "Norm" in forward.kind(call)

@@ -7,7 +7,6 @@ difference is a consequence if the probe that explains an earlier one predicts i
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,7 +16,7 @@ import numpy as np
 from .._comparison_data import Cause, ComparisonData, Divergence, LayerResult
 from .._divergence import wording
 from .._divergence.array_changes import EQUAL, array_changes, relative_error, tolerance
-from .._divergence.flax_replay import Key, Replay, is_turned, replay, unfit
+from .._divergence.flax_replay import STATE, Key, Replay, ReplayedPass, replay, unfit
 from .._levels import Batches
 from .._weights import Link
 from ..measuring import Kind, Outcome
@@ -26,7 +25,6 @@ from .recorded_pair import TracePair
 from .sketch import apart, sketch
 
 CLOSE = 40  # functions before a place whose known mistakes come before exchanges of layers
-STATE = "its state differs"
 Predicted = dict[Site, list[np.ndarray]]
 
 
@@ -54,7 +52,7 @@ def find(pair: TracePair, batches: Batches, compared: ComparisonData) -> Diverge
     return dataclasses.replace(divergences[0], layers=search.layers, others=tuple(divergences[1:]))
 
 
-class TraceSearch:
+class TraceSearch(ReplayedPass):
     """Flax's layers replayed on a trace's first step, and the probes of torch by site."""
 
     def __init__(self, pair: TracePair, batches: Batches):
@@ -67,59 +65,24 @@ class TraceSearch:
         reference = pair.reference("float64")
         self.candidate = pair.candidate(reference)
         self.batch, self.observed = batches(1), reference.step(batches(1))
-        self.turned: frozenset[Key] = frozenset()
+        self.channels_last: frozenset[Key] = frozenset()
         self.replay = self._replayed()
         # Once a layer's layout is right, the following layers get arrays that show their own layout.
-        while turned := {self.key(call) for call in self.calls if self._is_turned(call)}:
-            self.turned |= turned
+        while turned := self.turned(self.calls):
+            self.channels_last |= turned
             self.replay = self._replayed()
-        self.layers = tuple(map(self._result, self.calls))
-
-    def key(self, call: RecordedCall) -> Key:
-        return self.links[call.path].flax, call.nth
+        self.layers = tuple(map(self.result, self.calls))
 
     def kind(self, call: RecordedCall) -> str:
         return self.recorded.module(call.path)["kinds"][0]
 
-    def has_channels_last(self, call: RecordedCall) -> bool:
-        rule = self.links[call.path].rule
-        return bool(rule and rule.channels == "last") or self.key(call) in self.turned
+    def may_be_turned(self, call: RecordedCall) -> bool:
+        is_custom = not self.recorded.module(call.path)["torchs"]
+        return is_custom and not self.pair.task.layout.in_torchs_axes
 
     def _replayed(self) -> Replay:
         layouts: Any = {self.key(call): (call, self.has_channels_last(call)) for call in self.calls}
         return replay(self.candidate, self.batch, self.observed.masks, layouts)
-
-    def _is_turned(self, call: RecordedCall) -> bool:
-        both = self.replay.inputs.get(self.key(call), {}).get(0)
-        is_custom = not self.recorded.module(call.path)["torchs"]
-        if (
-            both is None
-            or not is_custom
-            or self.pair.task.layout.in_torchs_axes
-            or self.has_channels_last(call)
-        ):
-            return False
-        return is_turned(both[0], call.inputs[0])
-
-    def _result(self, call: RecordedCall) -> LayerResult:
-        key = self.key(call)
-        names = call.path, key[0], self.kind(call)
-        if key not in self.replay.results:
-            return LayerResult(
-                *names, math.inf, False, f"not replayed: {self.replay.unreplayed.get(key, '')}"
-            )
-        relative = relative_error(*self.replay.results[key])
-        state = max(self._state_errors(call).values(), default=0.0)
-        if relative <= EQUAL < state:
-            return LayerResult(*names, state, False, STATE)
-        return LayerResult(*names, relative, relative <= EQUAL, f"call {call.nth + 1}" if call.nth else "")
-
-    def _state_errors(self, call: RecordedCall) -> dict[str, float]:
-        prefix = f"{self.key(call)[0]}." if self.key(call)[0] else ""
-        names = (
-            name for name in self.observed.state if name.startswith(prefix) and name in self.replay.state
-        )
-        return {name: relative_error(self.replay.state[name], self.observed.state[name]) for name in names}
 
     # ---------------------------------------------------------------------------------- the forward pass
 
@@ -159,7 +122,7 @@ class TraceSearch:
 
     def _wrong_input(self, call: RecordedCall) -> tuple[Site, np.ndarray, np.ndarray, np.ndarray] | None:
         """Return the input that is farthest off: its site, Flax's array as torch has it, and both arrays."""
-        pairs = self.replay.inputs.get(self.key(call), {})
+        pairs = self.arriving(call)
         errors = {index: relative_error(*both) for index, both in pairs.items()}
         index = max(errors, key=lambda i: errors[i], default=None)
         if index is None or errors[index] <= EQUAL:
@@ -179,9 +142,9 @@ class TraceSearch:
         torch_array: np.ndarray,
         is_first: bool,
     ) -> tuple[Divergence, Predicted]:
-        flax, relative = self.key(call)[0], relative_error(flax_array, torch_array)
-        after = self.key(previous)[0] if previous else "the model's inputs"
-        where = wording.between(after, flax, relative, is_first, self._unreplayed_before(call))
+        flax, relative = self.flax(call), relative_error(flax_array, torch_array)
+        after = self.flax(previous) if previous else "the model's inputs"
+        where = wording.between(after, flax, relative, is_first, self.unreplayed_before(self.calls, call))
         kind = f"between {previous.path if previous else 'inputs'} and {call.path}"
         causes, prediction = self._causes(site, back, previous, call, flax_array, torch_array)
         return Divergence(call.path, flax, kind, where, causes), prediction
@@ -194,7 +157,7 @@ class TraceSearch:
         back: np.ndarray,
         is_first: bool,
     ) -> Divergence:
-        last = self.key(previous)[0] if previous else "the inputs"
+        last = self.flax(previous) if previous else "the inputs"
         torch_array = self.observed.outputs[name]
         causes, _ = self._causes(("output", name, 0, 0), back, previous, None, flax_array, torch_array)
         path = previous.path if previous else ""
@@ -202,11 +165,11 @@ class TraceSearch:
         return Divergence(path, last, "after the last layer", where, causes)
 
     def _inside(self, call: RecordedCall, result: LayerResult) -> tuple[Divergence, bool]:
-        flax, kind = self.key(call)[0], self.kind(call)
+        flax, kind = self.flax(call), self.kind(call)
         if result.note == STATE:
-            errors = {name: error for name, error in self._state_errors(call).items() if error > EQUAL}
+            errors = [name for name in self.states(call) if self.state_error(name) > EQUAL]
             where = wording.inside(flax, kind, result.relative, [name.rpartition(".")[2] for name in errors])
-            causes = self._matching_leaves("state", self.replay.state, [*errors], "known")
+            causes = self._matching_leaves("state", self.replay.state, errors, "known")
             return Divergence(call.path, flax, kind, where, causes), False
         flax_array, torch_array = self.replay.results[self.key(call)]
         where = wording.inside(flax, kind, result.relative)
@@ -234,8 +197,8 @@ class TraceSearch:
         )
         matching = self._matching(("outputs", call.path, call.nth, 0), back, EQUAL)
         if causes := self._named(matching, lambda stage, op: stage == "known"):
-            flax, kind, shape = self.key(call)[0], self.kind(call), call.outputs[0].shape
-            last = np.moveaxis(call.outputs[0], 1, -1).shape if self.has_channels_last(call) else shape
+            flax, kind = self.flax(call), self.kind(call)
+            last = self.in_flax_layout(call, call.outputs[0]).shape
             where = wording.of_another_shape(flax, kind, flax_array.shape, last)
             yield Divergence(call.path, flax, kind, where, causes)
 
@@ -261,7 +224,7 @@ class TraceSearch:
         causes = _first(
             known(lambda op: op >= start),
             known(lambda op: op in close),
-            lambda: self._norm_position(call, flax_array),
+            lambda: tuple(self.norm_position(self.calls, call, flax_array)),
             known(lambda op: True, "exchange"),
             known(lambda op: True),
             lambda: tuple(array_changes(flax_array, torch_array)),
@@ -298,30 +261,6 @@ class TraceSearch:
             return link.flax if link else match[1]
 
         return re.sub("⟦(.*?)⟧", flax, self.asked[probe][0])
-
-    def _norm_position(self, call: RecordedCall | None, flax_array: np.ndarray) -> tuple[Cause, ...]:
-        """Recognize pre-norm in place of post-norm, or the reverse, from the layer's input in Flax."""
-        for other in self.calls if call is not None else ():
-            assert call is not None
-            if ("Norm" in self.kind(call)) == ("Norm" in self.kind(other)):
-                continue
-            for arrays, verb in ((other.outputs, "returns"), (other.inputs, "is given")):
-                for x in arrays[:1]:
-                    turned = np.moveaxis(x, 1, -1) if self.has_channels_last(other) and x.ndim > 2 else x
-                    relative = relative_error(flax_array, turned)
-                    if relative <= EQUAL:
-                        flax = self.key(call)[0]
-                        return (Cause(wording.norm_position(flax, self.key(other)[0], verb), relative),)
-        return ()
-
-    def _unreplayed_before(self, call: RecordedCall) -> str:
-        unknown: list[str] = []
-        for earlier in reversed(self.calls[: self.calls.index(call)]):
-            note = self.replay.unreplayed.get(self.key(earlier))
-            if note is None:
-                break
-            unknown.insert(0, f" {self.key(earlier)[0]} is on the way and was not replayed: {note}.")
-        return "".join(unknown)
 
     # ------------------------------------------------------------------------ the rest of a training step
 

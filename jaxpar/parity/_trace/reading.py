@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 
 from ...errors import FileError
 from .._files import read_weights
-from .._files.sealing import digest, seal
+from .._files.sealing import digest, read_manifest, seal
 from .._sides.call_arguments import Arguments, Call, form_from_json
 from .._sides.step_data import Named, Observation
 from .._weights.source import WeightSource
@@ -141,21 +140,7 @@ def read(folder: str | os.PathLike[str]) -> TraceFile:
             raise FileError(f"{file}: it is missing, or no plain file; a trace is written by the recorder.")
     if path.stat().st_size > LARGEST_MANIFEST:
         raise FileError(f"{path}: it has {path.stat().st_size:,} bytes, more than any trace.")
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise FileError(f"{path}: it cannot be read: {error}.") from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise FileError(f"{path}: it is no trace of the recorder.")
-    if manifest.get("version") != VERSION:
-        raise FileError(
-            f"{path}: it is of version {manifest.get('version')}, and this is jaxpar's {VERSION}."
-        )
-    for name, kind in FIELDS.items():
-        # Not isinstance, which accepts True where an int belongs.
-        if type(manifest.get(name)) is not kind:
-            actual = type(manifest.get(name)).__name__
-            raise FileError(f"{path}: its {name} is {actual}, not {kind.__name__}.")
+    manifest = read_manifest(path, "no trace of the recorder", FORMAT, VERSION, FIELDS)
     if manifest["seal"] != seal(manifest):
         raise FileError(f"{path}: it was changed after the recorder wrote it; record again.")
     if digest(arrays) != manifest["sha256"]:

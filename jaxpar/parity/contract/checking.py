@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import runpy
 import sys
 import tempfile
@@ -16,7 +15,7 @@ from typing import Any
 from ...errors import FileError
 from .._comparison import Comparison
 from .._comparison_data import Cause, Divergence
-from .._files.sealing import digest
+from .._files.sealing import digest, read_manifest
 from .._trace.judging import against
 from .._trace.names import MANIFEST
 from .._trace.reading import TraceFile, read
@@ -83,15 +82,8 @@ def _makes(module: Any) -> bool:
 
 
 def _contract(folder: Path) -> TraceFile:
-    path = folder / NAME
-    try:
-        contract = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise FileError(f"{path}: it cannot be read: {error}.") from None
-    if not isinstance(contract, dict) or contract.get("format") != FORMAT:
-        raise FileError(f"{path}: it is no contract; `jaxpar contract make` writes one.")
-    if (version := contract.get("version")) != VERSION:
-        raise FileError(f"{path}: it is of version {version}, and this is jaxpar's {VERSION}.")
+    what = "no contract; `jaxpar contract make` writes one"
+    contract = read_manifest(folder / NAME, what, FORMAT, VERSION)
     recorded = read(folder / TRACE)
     if digest(folder / TRACE / MANIFEST) != contract.get("trace_sha256"):
         raise FileError(f"{folder / TRACE}: it is not the trace that {NAME} was written for.")
