@@ -47,10 +47,6 @@ def recall(x: Any) -> float | None:
     return record[1] if record is not None and record[0]() is x else None
 
 
-def recall_all(values: list[Any]) -> dict[int, float]:
-    return {i: number for i, x in enumerate(values) if (number := recall(x)) is not None}
-
-
 def number_of(x: Any, last: float | None = None) -> float:
     """Return the number in an array; waits for the array if the number is not known."""
     number = recall(x)

@@ -9,7 +9,7 @@ import optax
 import pytest
 from flax import nnx
 
-from jaxpar import parity
+from jaxpar import optim, parity
 from jaxpar.parity._divergence import search
 
 torch = pytest.importorskip("torch")
@@ -242,6 +242,22 @@ def test_a_frozen_parameter_is_left_alone(build):
     assert cause in texts(found.divergence)[0]
 
 
+def added_before_the_correction(rate, eps):
+    """Adam as TensorFlow has it: epsilon is added to the root of the uncorrected second moment."""
+
+    def init(params):
+        return optax.adam(rate).init(params)
+
+    def update(grads, state, params=None):
+        _, (moments, last) = optax.adam(rate).update(grads, state, params)
+        t = moments.count.astype(float)
+        size = rate * jnp.sqrt(1 - 0.999**t) / (1 - 0.9**t)
+        updates = jax.tree.map(lambda m, v: -size * m / (jnp.sqrt(v) + eps), moments.mu, moments.nu)
+        return updates, (moments, last)
+
+    return optax.GradientTransformation(init, update)
+
+
 def uncorrected(rate, first, second, eps):
     def init(params):
         zeros = jax.tree.map(jnp.zeros_like, params)
@@ -291,7 +307,23 @@ T = torch.optim
             optax.rmsprop(1e-2, decay=0.99, eps_in_sqrt=True),
             "eps=1e-08 is added behind the root (inside of it",
         ),
+        (
+            lambda p: T.RMSprop(p, 1e-2),
+            optax.rmsprop(1e-2, decay=0.99, eps_in_sqrt=False, initial_scale=1.0),
+            "the mean of squares starts at 0 (at 1)",
+        ),
+        (
+            lambda p: T.Adam(p, 1e-2, eps=1e-4),
+            added_before_the_correction(1e-2, 1e-4),
+            "eps=0.0001 is added to the corrected root (to the uncorrected one)",
+        ),
+        (lambda p: T.ASGD(p, 1e-2), optim.asgd(0.1), "lr=0.01 (it acts as 0.1)"),
         (lambda p: T.Adam(p, 1e-2), optax.adam(1e-2, nesterov=True), "no momentum of Nesterov's (there is)"),
+        (
+            lambda p: T.AdamW(p, 1e-2, weight_decay=0.1),
+            optax.adamw(1e-2, weight_decay=0.1, nesterov=True),
+            "no momentum of Nesterov's (there is)",
+        ),
         (
             lambda p: T.SGD(p, 1e-2, momentum=0.9),
             optax.sgd(1e-2, momentum=0.9, nesterov=True),

@@ -48,8 +48,11 @@ class Leaves:
 
     def __init__(self, tree: PyTree, function: str, net: Any = None, *, needs_net: bool = False):
         self._function, self._needs_net = function, needs_net
-        pairs, self._structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_node)
-        self._nodes = [(_keys(path), _node(_name(_keys(path)), node)) for path, node in pairs]
+        pairs, self._structure = jax.tree_util.tree_flatten_with_path(
+            tree, is_leaf=lambda node: isinstance(node, (nnx.Pytree, nnx.Variable))
+        )
+        named = [(_keys(path), node) for path, node in pairs]
+        self._nodes = [(k, NNXItem(_name(k), x) if isinstance(x, nnx.Pytree) else x) for k, x in named]
         self._renamed = self._without_wrappers(net)
         self.leaves = [leaf for i in range(len(self._nodes)) for leaf in self._leaves_of(i)]
         names = [leaf.full for leaf in self.leaves]
@@ -139,14 +142,6 @@ class Leaves:
                 node = nnx.from_flat_state([(p, v) for p, v in flat if not ignored(_name(prefix + p))])
             nodes.append(node)
         return jax.tree.unflatten(self._structure, nodes)
-
-
-def _is_node(node: object) -> bool:
-    return isinstance(node, (nnx.Pytree, nnx.Variable))
-
-
-def _node(name: str, node: PyTree) -> PyTree:
-    return NNXItem(name, node) if isinstance(node, nnx.Pytree) else node
 
 
 def _keys(path: Path) -> Path:

@@ -145,16 +145,12 @@ def kernel(torch: str = "weight", flax: str = "kernel") -> Part:
     >>> kernel().forth([np.zeros((8, 3, 5, 5))])[0].shape
     (5, 5, 3, 8)
     """
-    return Part((torch,), (flax,), _kernel_forth, _kernel_back)
-
-
-def _kernel_forth(weight: np.ndarray) -> Arrays:
-    return (weight.transpose(*range(2, weight.ndim), 1, 0),)
-
-
-def _kernel_back(kernel: np.ndarray) -> Arrays:
-    n = kernel.ndim
-    return (kernel.transpose(n - 1, n - 2, *range(n - 2)),)
+    return Part(
+        (torch,),
+        (flax,),
+        lambda weight: (weight.transpose(*range(2, weight.ndim), 1, 0),),
+        lambda kernel: (kernel.transpose(-1, -2, *range(kernel.ndim - 2)),),
+    )
 
 
 def _through(array: np.ndarray) -> Arrays:

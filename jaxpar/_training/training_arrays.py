@@ -79,7 +79,8 @@ class TrainingArrays(CallArrays):
 
     def take(self) -> tuple[list, dict[str, Any]]:
         # Before reading, which may move the arrays: a number is found by its array's identity.
-        self._numbers = _exact.recall_all(self.optimizer.current_values())
+        numbers = map(_exact.recall, self.optimizer.current_values())
+        self._numbers = {i: number for i, number in enumerate(numbers) if number is not None}
         if self.hook_objects is None:
             values, optimizer = take_distinct(self, self.optimizer)
             return values, {**self.extra, "optimizer": optimizer}

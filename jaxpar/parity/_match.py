@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -42,10 +42,6 @@ from ._weights.source import TorchWeights, source_of
 from ._weights.suggest import Calls, LayerGroup
 from ._weights.tree import FlaxModule, JaxModel, Variables, tree_of
 from ._weights.unmatched import ignored
-
-if TYPE_CHECKING:
-    from ._model_pair import Inputs, Outputs
-    from ._sides.step_data import Layout
 
 
 def match(

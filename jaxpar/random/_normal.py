@@ -58,9 +58,12 @@ def shift(values: np.ndarray, mean: float, std: float) -> np.ndarray:
 def _blocks(u: np.ndarray, mean: float, std: float) -> np.ndarray:
     u = u.reshape(-1, 2, 8)
     first, second = u[:, 0].reshape(-1), u[:, 1].reshape(-1)
-    log, sincos = (_log, _sincos) if u.dtype == np.float32 else (_libm_log, _libm_sincos)
-    radius = np.sqrt(u.dtype.type(-2) * log(1 - first))
-    sin, cos = sincos(u.dtype.type(2 * math.pi) * second)
+    angle = u.dtype.type(2 * math.pi) * second
+    if u.dtype == np.float32:
+        log, (sin, cos) = _log(1 - first), _sincos(angle)
+    else:
+        log, sin, cos = _each(math.log, 1 - first), _each(math.sin, angle), _each(math.cos, angle)
+    radius = np.sqrt(u.dtype.type(-2) * log)
     values = np.stack([(radius * cos).reshape(-1, 8), (radius * sin).reshape(-1, 8)], 1)
     return shift(values.reshape(-1), mean, std)
 
@@ -71,14 +74,6 @@ def _blocks(u: np.ndarray, mean: float, std: float) -> np.ndarray:
 def _each(f: Callable[[float], float], x: np.ndarray) -> np.ndarray:
     # NumPy's own functions use other algorithms than the C library on some processors.
     return np.fromiter(map(f, x.tolist()), np.float64, x.size)
-
-
-def _libm_log(x: np.ndarray) -> np.ndarray:
-    return _each(math.log, x)
-
-
-def _libm_sincos(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return _each(math.sin, x), _each(math.cos, x)
 
 
 # ------------------------------------------------------------------------- Cephes, single precision

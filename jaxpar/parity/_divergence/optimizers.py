@@ -12,7 +12,9 @@ import numpy as np
 import torch
 
 from .._comparison_data import Cause, Divergence
+from .._loops.recipe import Recipe, Simulation
 from .._sides.step_data import Named
+from .._sides.torch_side import to_numpy
 from .array_changes import EQUAL, relative_error
 from .search import Budget
 from .wording import UPDATES
@@ -137,21 +139,23 @@ def variations(build: Build, right: torch.optim.Optimizer) -> Iterator[tuple[str
 
 def _forms(build: Build, defaults: dict[str, Any]) -> Iterator[tuple[str, Build]]:
     """Yield different formulas that optimizers of the same name use."""
+    eps = defaults.get("eps")
     if "betas" in defaults:
-        yield "moments are divided by 1 - beta**t (they are not)", partial(_adam, build, corrected=False)
-        for eps in dict.fromkeys((defaults["eps"], 1e-8)):
-            yield (
-                f"eps={defaults['eps']} is added behind the root (it acts as eps_root={eps:g}, inside)",
-                partial(_adam, build, eps=0.0, root=eps),
-            )
-            yield (
-                f"eps={defaults['eps']} is added behind the root alone (there is eps_root={eps:g}, too)",
-                partial(_adam, build, root=eps),
-            )
-        yield "there is no momentum of Nesterov's (there is)", partial(_adam, build, nesterov=True)
-    if "alpha" in defaults:
-        text = f"eps={defaults['eps']} is added behind the root (inside of it: eps_in_sqrt=False)"
-        yield text, partial(_root_of, build)
+        forms: list[tuple[str, dict[str, Any]]] = [
+            ("moments are divided by 1 - beta**t (they are not)", {"corrected": False}),
+            ("there is no momentum of Nesterov's (there is)", {"nesterov": True}),
+            (f"eps={eps} is added to the corrected root (to the uncorrected one)", {"eps_uncorrected": True}),
+        ]
+        for root in dict.fromkeys((eps, 1e-8)):
+            replaced = f"eps={eps} is added behind the root (it acts as eps_root={root:g}, inside)"
+            additional = f"eps={eps} is added behind the root alone (there is eps_root={root:g}, too)"
+            forms += [(replaced, {"eps": 0.0, "eps_root": root}), (additional, {"eps_root": root})]
+        for text, changes in forms:
+            yield text, partial(_Formula, build, "adam", changes)
+    if "alpha" in defaults and "eps" in defaults:
+        text = f"eps={eps} is added behind the root (inside of it: eps_in_sqrt=False)"
+        yield text, partial(_Formula, build, "rmsprop", {"eps": 0.0, "eps_root": eps})
+        yield "the mean of squares starts at 0 (at 1)", partial(_Formula, build, "rmsprop", {"initial": 1.0})
     if decay := defaults.get("weight_decay"):
         shares = {f"{decay}": decay}
         if not defaults.get("decoupled_weight_decay"):
@@ -161,54 +165,27 @@ def _forms(build: Build, defaults: dict[str, Any]) -> Iterator[tuple[str, Build]
             yield text, partial(_decoupled, build, share)
 
 
-class _Adam(torch.optim.Optimizer):
-    """Adam as optax computes it, with options; weight decay as in AdamW (decoupled), or in the gradient."""
+class _Formula(torch.optim.Optimizer):
+    """The formula that `compare_loops` has for an optimizer, with some settings changed."""
 
-    def __init__(self, groups: Any, decoupled: bool, root: float, corrected: bool, nesterov: bool):
-        super().__init__(groups, {})
-        self.decoupled, self.root, self.corrected, self.nesterov = decoupled, root, corrected, nesterov
+    def __init__(self, build: Build, kind: str, changes: dict[str, Any], parameters: Parameters):
+        super().__init__(build(parameters).param_groups, {})
+        pairs = ((p, group) for group in self.param_groups for p in group["params"])
+        self.named = {str(i): pair for i, pair in enumerate(pairs)}
+        settings = {
+            name: {**group, "coupled": not group.get("decoupled_weight_decay"), **changes}
+            for name, (_, group) in self.named.items()
+        }
+        self.simulation = Simulation(Recipe(kind, settings))
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    self._update(p, group)
-
-    def _update(self, p: torch.Tensor, group: dict[str, Any]) -> None:
-        state = self.state[p] or {"t": 0, "m": torch.zeros_like(p), "v": torch.zeros_like(p)}
-        (first, second), decay, g = group["betas"], group["weight_decay"], p.grad
-        assert g is not None
-        g = g if self.decoupled else g + decay * p
-        t, m = state["t"] + 1, first * state["m"] + (1 - first) * g
-        v = second * state["v"] + (1 - second) * g * g
-        self.state[p] = {"t": t, "m": m, "v": v}
-        by = (lambda beta, t: 1 - beta**t) if self.corrected else (lambda beta, t: 1.0)
-        mean = m / by(first, t)
-        if self.nesterov:
-            mean = first * m / by(first, t + 1) + (1 - first) * g / by(first, t)
-        step = mean / ((v / by(second, t) + self.root).sqrt() + group["eps"])
-        p -= group["lr"] * (step + decay * p if self.decoupled else step)
-
-
-def _adam(
-    build: Build,
-    parameters: Parameters,
-    eps: float | None = None,
-    root: float = 0.0,
-    corrected: bool = True,
-    nesterov: bool = False,
-) -> torch.optim.Optimizer:
-    before = build(parameters)
-    groups = [{**group, "eps": group["eps"] if eps is None else eps} for group in before.param_groups]
-    return _Adam(groups, before.defaults.get("decoupled_weight_decay", False), root, corrected, nesterov)
-
-
-def _root_of(build: Build, parameters: Parameters) -> torch.optim.Optimizer:
-    """Build RMSprop with optax's default formula: g / sqrt(v + eps)."""
-    before = build(parameters)
-    groups = [{**group, "betas": (0.0, group["alpha"]), "eps": 0.0} for group in before.param_groups]
-    return _Adam(groups, False, before.defaults["eps"], corrected=False, nesterov=False)
+        moving = {name: p for name, (p, _) in self.named.items() if p.grad is not None}
+        weights = {name: to_numpy(p) for name, p in moving.items()}
+        gradients = {name: to_numpy(p.grad) for name, p in moving.items()}
+        for name, (constant, slope) in self.simulation.update(weights, gradients).items():
+            p, group = self.named[name]
+            p += torch.from_numpy(np.asarray(constant + group["lr"] * slope))
 
 
 def _decoupled(build: Build, share: float, parameters: Parameters) -> torch.optim.Optimizer:
