@@ -31,6 +31,8 @@ from jaxpar.errors import DivergenceError
 
 OPERATIONS = ("step", "accumulate", "rate", "save_one", "save_all", "barrier", "objects", "evaluate")
 ENDS = ("end", "crash", "signal")
+PAIRS = ("01", "02", "12")
+"""Groups of two of three ranks, whose barriers only given programs have."""
 HASTY = re.compile(r"/answers/|/(DistributedDataParallel|the program|collectives)")
 """Keys of texts after which a rank may answer a message in another way: rank 0's, and those about steps."""
 RECORDS = ("DistributedDataParallel 1", "the program of DistributedDataParallel 1", "collectives")
@@ -45,7 +47,7 @@ class Device(NamedTuple):
 class Rank:
     """One rank: the library's machine, and the calls that the library makes with it."""
 
-    def __init__(self, rank, size):
+    def __init__(self, rank, size, pairs=False):
         self.rank, self.size = rank, size
         self.group = Group(rank, size, "", 1, 60.0, 1, tuple(range(size)))
         self.log = calls.BegunLog(rank, str)
@@ -58,6 +60,7 @@ class Rank:
             "jaxpar/1",
             self.latest_steps,
             self.asks_beyond,
+            lambda: pairs,
         )
         self.program = []
         self.calls = None  # the generator of the call that it is in
@@ -96,9 +99,15 @@ class Rank:
     def save(self, directory):
         yield from self.attendance.exchange(f"Checkpointer.save {directory}", "1", "Checkpointer.save", 1800)
 
-    def exchange(self, what, label=""):
-        begin = Begin(label or what, *call_log.counted(what, self.group))
-        yield from self.lockstep.collect(f"jaxpar/1/{what}", begin, self.group.ranks, self.rank, "text")
+    def exchange(self, what, label="", group=None):
+        group = group or self.group
+        begin = Begin(label or what, *call_log.counted(what, group))
+        yield from self.lockstep.collect(f"jaxpar/{group.folder}/{what}", begin, group.ranks, group.rank, "")
+
+    def pair_barrier(self, members):
+        ranks = tuple(map(int, members))
+        rank, name = ranks.index(self.rank), f"group {members}"
+        yield from self.exchange("barrier", group=Group(rank, 2, "", 1, 60.0, 1, ranks, name))
 
     def objects(self):
         yield from self.exchange("objects")
@@ -123,6 +132,7 @@ class Rank:
             "objects": self.objects,
             "evaluate": self.evaluate,
             "end": lambda: self.exchange("end", call_log.END),
+            **{f"barrier {members}": lambda m=members: self.pair_barrier(m) for members in PAIRS},
         }[name]()
 
     # -------------------------------------------------------------------------------------- transitions
@@ -154,7 +164,7 @@ class Rank:
         if isinstance(effect, Begin | Wait):
             self.post(self.attendance.go_by())
         if isinstance(effect, Send):
-            self.sent.append((effect.kind, intern(json.dumps({"rank": self.rank} | effect.fields))))
+            self.send(effect)
         if isinstance(effect, Post):
             self.post([effect])
 
@@ -167,8 +177,14 @@ class Rank:
             record = next(record for record in self.records if record.name == message["name"])
             self.post(record.hear(message))
 
+    def send(self, message):
+        self.sent.append((message.kind, intern(json.dumps({"rank": self.rank} | message.fields))))
+
     def post(self, posts):
         for post in posts:
+            if isinstance(post, Send):
+                self.send(post)
+                continue
             assert post.key not in self.posts, f"{post.key} is posted twice"
             self.posts[intern(post.key)] = intern(post.text)
 
@@ -220,8 +236,8 @@ KEPT = 10_000
 class Local:
     """A state of one rank: what it has received since it began, and what others can notice."""
 
-    def __init__(self, rank, size, before=None, received=None):
-        self.root = rank, size
+    def __init__(self, rank, size, pairs, before=None, received=None):
+        self.root = rank, size, pairs
         self.before, self.received, self.after = before, received, {}
         self.live = self.replayed()
         for name in ("effect", "refusal"):
@@ -391,6 +407,10 @@ def canonical(state):
     def announced(what, call, begun, steps_):
         return what, call - calls_.get(what, 0), counts(begun), begun_steps(steps_)
 
+    def pending_call(pending):
+        [progress] = pending.progress.values()
+        return announced(pending.what, pending.call, *progress)
+
     def message(kind, text):
         value = parsed(text) if isinstance(text, str) else text
         if kind == "attend":
@@ -467,7 +487,7 @@ def canonical(state):
                     )
                 ),
                 tuple(sorted((stream, entry(*stream, value)) for stream, value in view.early.items())),
-                tuple(announced(*pending) for pending in view.pending),
+                tuple(map(pending_call, view.pending)),
                 tuple(
                     sorted((key(k), posted(k, text)) for k, text in view.posts.items() if k not in consumed)
                 ),
@@ -514,10 +534,10 @@ def tails(programs):
 class Explorer:
     """All states of `size` ranks whose programs have up to `length` operations before their end.
 
-    `programs`: only these, one of each rank.
+    `programs`: only these, one of each rank. `pairs`: the ranks are in PAIRS, too.
     """
 
-    def __init__(self, size, length, every_order=False, merging=True, programs=()):
+    def __init__(self, size, length, every_order=False, merging=True, programs=(), pairs=False):
         self.size, self.length, self.every_order, self.merging = size, length, every_order, merging
         self.programs = programs
         self.states = 0
@@ -526,7 +546,8 @@ class Explorer:
         self.explored = {}
         self.ends = set()
         """How the job ended: with success in a state, or with a refusal by some ranks."""
-        self.first = tuple(Local(r, size) for r in range(size))
+        self.first = tuple(Local(r, size, pairs) for r in range(size))
+        self.pairs = pairs
 
     def left(self, state):
         """How many operations each rank may still begin."""
@@ -659,7 +680,15 @@ class Explorer:
         """What the message thread of rank r can do."""
         for sender, other in enumerate(state):
             if sender != r and state[r].heard[sender] < len(other.sent):
-                yield (r, "hear", sender, *other.sent[state[r].heard[sender]])
+                message = other.sent[state[r].heard[sender]]
+                # There is one queue of messages: an announcement is heard before the reports about its call.
+                if sender == 0 or message[0] != "attend" or self.is_announced(state, r, message[1]):
+                    yield (r, "hear", sender, *message)
+
+    def is_announced(self, state, r, text):
+        call = [parsed(text)[name] for name in ("what", "call")]
+        later = [parsed(text) for kind, text in state[0].sent[state[r].heard[0] :] if kind == "attend"]
+        return r == 0 or call not in [[message[name] for name in ("what", "call")] for message in later]
 
     def moves(self, state, r) -> Iterator[tuple]:
         """What the main thread of rank r can do."""
@@ -693,9 +722,12 @@ class Explorer:
         """Nothing can happen any more: all ranks are done, or the watch names those that wait."""
         if all(local.done for local in state):
             self.outcomes["success"] += 1
-            self.ends.add(canonical(state))
+            self.ends.add("success" if self.pairs else canonical(state))
             return
         reports = [self.apart(state, *pair) for pair in combinations(range(self.size), 2)]
+        if not any(reports) and self.pairs:
+            positions = {r: local.positions for r, local in enumerate(state)}
+            reports = [named(calls.deadlock(positions, r)) for r in positions]
         if not any(reports):
             self.problem("waits for ever", state)
         for ranks in filter(None, reports):

@@ -265,6 +265,22 @@ except KeyError:
 """
 
 
+GROUPS = """
+groups = [dist.new_group(members) for members in ((0, 2), (1, 2))]
+if rank == 0:
+    jaxpar.Checkpointer(folder).save(0, tree={"x": np.ones(3)})
+for group in groups:
+    dist.barrier(group)
+print("DONE")
+"""
+
+
+@pytest.mark.slow
+def test_rank_0_saves_alone_while_others_meet_in_a_group_without_it(tmp_path):
+    """Rank 1 waits for rank 2, which waits for rank 0, which waits until rank 1 has passed its save."""
+    assert all("DONE" in text for text in outputs(ranks(3, START + GROUPS, env={"RUN": str(tmp_path)})))
+
+
 @pytest.mark.slow
 def test_an_error_on_all_ranks_has_the_rank_that_had_the_problem(tmp_path):
     first, second = outputs(ranks(2, START + TROUBLES, env={"RUN": str(tmp_path)}))

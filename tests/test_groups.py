@@ -136,7 +136,8 @@ SAID = {
     "short input": "on rank 0: scatter_object_input_list has 3 entries for 2 ranks; it needs one for each.",
     "too large": "LeafError: all_gather_object(), on rank 1: 0 MiB of text are too much",
     "keys": "[]",
-    "other groups": "differ in its ranks: rank 0 has [0], rank 1 has [1]. All ranks make all groups",
+    "other groups": "differ in its ranks: rank 0 has [0], rank 1 has [1]. Ranks 0, 1 are at <string>:50. "
+    "All ranks make all groups",
     "other timeouts": "differ in its timeout: rank 0 has 10.0, rank 1 has 11.0.",
     "other shapes": "rank 0 has float64[2], rank 1 has float64[3]. Ranks 0, 1 are at <string>:54. "
     "If only shapes are to differ, write all_gather(x, uneven=True)",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import random
 
 import pytest
-from protocol_model import ENDS, NAMED, OPERATIONS, Explorer, canonical, replaced
+from protocol_model import ENDS, NAMED, OPERATIONS, PAIRS, Explorer, canonical, replaced
 
 from jaxpar.distributed._protocol import attendance, calls, lockstep, steps
 
@@ -148,6 +149,53 @@ def test_given_programs_end_in_every_order_as_in_the_explored_ones(job):
     assert ways == {False, True}
 
 
+OF_GROUPS = ("save_one", "barrier", *(f"barrier {pair}" for pair in PAIRS))
+
+
+def projection(program, rank):
+    """What one rank does of a program of all: only rank 0 saves, and only members meet in a group."""
+    of_others = {f"barrier {pair}" for pair in PAIRS if str(rank) not in pair}
+    return tuple(name for name in program if name not in of_others and (rank == 0 or name != "save_one"))
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_groups_of_two_of_three_ranks_end(length):
+    """In whatever order: also where rank 0 saves alone while the others meet without it."""
+    for program in itertools.product(OF_GROUPS, repeat=length):
+        programs_ = tuple(projection(program, rank) for rank in range(3))
+        explorer = Explorer(3, length, programs=programs_, merging=False, pairs=True).run()
+        assert not explorer.problems
+        assert explorer.ends == {"success"}, program
+
+
+CIRCLES = {
+    "barriers": (("barrier 01", "barrier 02"), ("barrier 12", "barrier 01"), ("barrier 02", "barrier 12")),
+    "a save": (("save_one", "barrier 01"), ("barrier 12", "barrier 01"), ("barrier 02", "barrier 12")),
+    "two ranks": (("barrier", "barrier 01"), ("barrier 01", "barrier"), ("barrier",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CIRCLES)
+def test_ranks_that_wait_in_a_circle_of_groups_are_named(case):
+    explorer = Explorer(3, 3, programs=CIRCLES[case], merging=False, pairs=True).run()
+    assert not explorer.problems
+    assert explorer.ends == {frozenset("01" if case == "two ranks" else "012")}
+
+
+@pytest.mark.parametrize("call, passed", [(1, 0), (2, 1)])
+def test_a_report_that_a_rank_has_passed_a_call_is_about_that_call(call, passed):
+    log = calls.BegunLog(1, str)
+    log.record("barrier", "barrier, group 12", (1, 2), None)
+    side = attendance.Attendance(log, 3, "jaxpar/1", dict, lambda steps, rank: False, lambda: False)
+    message = {"what": "save", "begun": {}, "steps": {}}
+    assert side.hear(message | {"rank": 0, "call": 2}) == []
+    assert len(side.hear(message | {"rank": 2, "call": call})) == passed
+
+
+GROUPS = (
+    CIRCLES["barriers"],
+    (("save_one", "barrier 02"), ("barrier 12",), ("barrier 02", "barrier 12")),
+)
 MUTATIONS = {
     "a text is posted after the others are read": (
         lockstep,
@@ -155,10 +203,14 @@ MUTATIONS = {
         "pass",
     ),
     "an exchange keeps its number": (lockstep, "self._calls[folder] += 1", "self._calls[folder] = 1"),
-    "nobody hears of a call of rank 0": (attendance, "self.pending.append(announcement)", "pass"),
+    "nobody hears of a call of rank 0": (
+        attendance,
+        "self.pending.append(Announcement(what, call, {0: progress}))",
+        "pass",
+    ),
     "a rank that waits at a step passes nothing": (
         attendance,
-        " or self._asks_beyond(pending.steps, 0)",
+        " or self._asks_beyond(steps, rank)",
         "",
     ),
     "one's own text passes a call": (
@@ -199,6 +251,12 @@ MUTATIONS = {
         "calls |= {rank: own_call, r: other_call}",
         "calls |= {rank: own_call}",
     ),
+    "a rank that passes a call tells only rank 0": (attendance, "if self._has_subgroups():", "if False:"),
+    "a circle of three ranks is not seen by the watch": (
+        calls,
+        "calls = calls or circle(snapshots, rank)",
+        "pass",
+    ),
     "a question that waits is not seen by the watch": (
         steps,
         "book.group.ranks if book.asks_at else ()",
@@ -223,7 +281,8 @@ def mutated(module, right, wrong):
 def test_a_mutation_is_found(name):
     with mutated(*MUTATIONS[name]):
         try:
-            jobs = Explorer(3, 3, programs=CIRCLE), Explorer(2, 2), Explorer(2, 3)
+            groups = [Explorer(3, 4, True, False, job, pairs=True) for job in GROUPS]
+            jobs = *groups, Explorer(3, 3, programs=CIRCLE), Explorer(2, 2), Explorer(2, 3)
             problems = any(explorer.run().problems for explorer in jobs)
         except (AssertionError, KeyError) as error:
             problems = [repr(error)]

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from .._arguments import NonNegative
 from ..errors import DivergenceError, GroupError
+from . import call_log
 from ._backend import check_backend
 from .exchange import exchange_json
 from .group import Group, GroupMember, NonMember, default_group, forget, register
@@ -105,6 +106,8 @@ def _checked(ranks: tuple[int, ...], size: int) -> tuple[int, ...]:
 def _agree(default: Group, group: Group, among: Group) -> None:
     exchange_name = "new_group" if among is default else f"new_group {group.name}"
     parts = {"its ranks": str(list(group.ranks)), "its timeout": str(group.timeout)}
-    parts_by_rank = exchange_json(exchange_name, parts, default.timeout, among)
-    if problem := difference(f"new_group, {group.name}", parts_by_rank):
+    line = call_log.line(call_log.call_site())
+    parts_and_lines = exchange_json(exchange_name, [parts, line], default.timeout, among)
+    parts_by_rank, lines = ({rank: pair[i] for rank, pair in parts_and_lines.items()} for i in range(2))
+    if problem := difference(f"new_group, {group.name}", parts_by_rank, lines):
         raise DivergenceError(f"{problem} All ranks make all groups, in the same order.")

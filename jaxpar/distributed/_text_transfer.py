@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import DistributedError, DivergenceError, GroupError, LeafError
+from . import call_log
 from .exchange import PREFIX, delete, exchange, exchange_json, post, read
 from .group import Group
 from .step_agreement import difference
@@ -39,6 +40,7 @@ def transfer(
         _store(f"{folder}/{group.rank}", texts)
     own_letter = {
         "call": call,
+        "line": call_log.line(call_log.call_site()),
         "problem": [type(problem).__name__, str(problem)] if problem else None,
         "sizes": list(map(len, texts)),
         "texts": None if stored else texts,
@@ -86,7 +88,8 @@ def _read(folder: str, letter: dict[str, Any], which: int, timeout: float) -> st
 
 def _error(letters: dict[int, dict[str, Any]]) -> Exception | None:
     calls = {rank: {"the call": letter["call"]} for rank, letter in letters.items()}
-    if different := difference("a call with objects", calls):
+    lines = {rank: letter["line"] for rank, letter in letters.items()}
+    if different := difference("a call with objects", calls, lines):
         return DivergenceError(different)
     for rank, letter in letters.items():
         if letter["problem"]:

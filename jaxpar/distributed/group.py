@@ -120,6 +120,11 @@ def subgroup(name: str) -> Group | None:
     return _process.subgroups.get(name) if name else _process.group
 
 
+def has_subgroups() -> bool:
+    """Return whether this process is a member of a group other than the default one."""
+    return bool(_process.subgroups)
+
+
 def current() -> Group | None:
     return _process.group
 

@@ -9,8 +9,9 @@ from typing import NoReturn
 
 from . import _fail_together, _messages, call_log, step_agreement
 from ._protocol.attendance import Attendance
-from .exchange import PREFIX, post, read, run
-from .group import Group, current
+from ._protocol.effects import Post, Send
+from .exchange import PREFIX, post, read, run, send
+from .group import Group, current, has_subgroups
 
 _attendances: dict[int, Attendance] = {}
 """This rank's attendance, by group generation."""
@@ -32,14 +33,14 @@ def exchange_partially(what: str, text: str, timeout: float, *, label: str = "")
 def _attendance(group: Group) -> Attendance:
     log = call_log.current()
     assert log is not None
-    steps = step_agreement.latest_steps, step_agreement.asks_beyond
+    state = step_agreement.latest_steps, step_agreement.asks_beyond, has_subgroups
     # The main thread and the message thread may race to create it; `setdefault` keeps one.
-    new = Attendance(log, group.size, f"{PREFIX}/{group.generation}", *steps)
+    new = Attendance(log, group.size, f"{PREFIX}/{group.generation}", *state)
     return _attendances.setdefault(group.generation, new)
 
 
 def hear(message: _messages.Message) -> None:
-    """Handle rank 0's announcement of a call, in the message thread."""
+    """Handle rank 0's announcement of a call, or a report that a rank has passed it."""
     group, log = current(), call_log.current()
     if group is None or log is None:
         return
@@ -47,8 +48,7 @@ def hear(message: _messages.Message) -> None:
     with call_log.machine:
         passed = attendance.hear(message)
         log.after = go_by if attendance.pending else None
-    for entry in passed:
-        post(*entry)
+    perform(passed)
 
 
 def go_by() -> None:
@@ -60,8 +60,15 @@ def go_by() -> None:
     with call_log.machine:
         passed = attendance.go_by()
         log.after = go_by if attendance.pending else None
-    for entry in passed:
-        post(*entry)
+    perform(passed)
+
+
+def perform(passed: list[Post | Send]) -> None:
+    for effect in passed:
+        if isinstance(effect, Post):
+            post(*effect)
+        else:
+            send(effect.kind, **effect.fields)
 
 
 def take_along(text: str, code: int) -> NoReturn:

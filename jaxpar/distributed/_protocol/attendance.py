@@ -4,8 +4,9 @@ torch tutorials write `if rank == 0: checkpointer.save(...)`, and `save` cannot 
 announces the call to all ranks. A rank that makes the same call sends its text. A rank that begins a
 different call, which rank 0 had not begun at the announcement, has passed the call and reports that: ranks
 make the same calls in the same order, so it cannot join later. So has a rank that waits for rank 0's answer
-about a step that rank 0 had not reached. Rank 0 waits until one of the two happens, and
-then sends all texts to the ranks that joined. A text from a rank that had begun more calls than rank 0
+about a step that rank 0 had not reached. And so has one that waits, in a group without rank 0, for a rank
+that has passed the call. Rank 0 waits until one of the two happens, and then sends all texts to the ranks
+that joined. A text from a rank that had begun more calls than rank 0
 belongs to a later call, however early it arrives.
 """
 
@@ -25,13 +26,19 @@ Counts = dict[str, int]
 """Calls begun by a rank, by name, counting only calls that need rank 0 and a second rank."""
 
 
+class Progress(NamedTuple):
+    """The calls and steps that a rank had begun when it began a call of rank 0's, or passed it."""
+
+    begun: Counts
+    steps: dict[str, int]
+
+
 class Announcement(NamedTuple):
-    """Rank 0's call number `call` of the name `what`; the calls and steps that it had begun before."""
+    """Rank 0's call number `call` of the name `what`, and the progress of ranks that made or passed it."""
 
     what: str
     call: int
-    begun: Counts
-    steps: dict[str, int]
+    progress: dict[int, Progress]
 
 
 class Attendance:
@@ -44,8 +51,10 @@ class Attendance:
         folder: str,
         latest_steps: Callable[[], dict[str, int]],
         asks_beyond: Callable[[Mapping[str, int], int], bool],
+        has_subgroups: Callable[[], bool],
     ):
         self._log, self._size, self._folder = log, size, folder
+        self._has_subgroups = has_subgroups
         self._latest_steps, self._asks_beyond = latest_steps, asks_beyond
         self._sent: Counter[str] = Counter()
         """Number of entries in this rank's stream, by name."""
@@ -131,25 +140,40 @@ class Attendance:
         key = f"{self._folder}/{what}/{self._log.rank}/{number}"
         return Post(key, json.dumps({**entry, "number": number}))
 
-    def hear(self, message: Mapping[str, Any]) -> list[Post]:
-        """Handle rank 0's announcement of a call."""
+    def hear(self, message: Mapping[str, Any]) -> list[Post | Send]:
+        """Handle rank 0's announcement of a call, or the report of a rank that has passed it."""
         if self._log.rank == 0:
             return []
-        announcement = Announcement(message["what"], message["call"], message["begun"], message["steps"])
-        self.pending.append(announcement)
+        progress = Progress(message["begun"], message["steps"])
+        what, call, rank = message["what"], message["call"], message["rank"]
+        if rank == 0:
+            self.pending.append(Announcement(what, call, {0: progress}))
+        for pending in self.pending:
+            if (pending.what, pending.call) == (what, call):
+                pending.progress[rank] = progress
         return self.go_by()
 
-    def go_by(self) -> list[Post]:
+    def go_by(self) -> list[Post | Send]:
         """Return entries for the calls that this rank has passed. Runs after every call that it begins."""
-        missed = []
-        for pending in self.pending:
-            counts = self._log.counts(0)
+        missed = [pending for pending in self.pending if self._has_passed(pending)]
+        self.pending = [pending for pending in self.pending if pending not in missed]
+        effects: list[Post | Send] = []
+        for what, call, _ in missed:
+            effects.append(self._entry(what, {"passed": call}))
+            # A rank in a call of a group without rank 0 shows only to the other members that it has passed.
+            if self._has_subgroups():
+                progress = Progress(self._log.counts(self._log.rank), self._latest_steps())
+                effects.append(Send("attend", {"what": what, "call": call, **progress._asdict()}))
+        return effects
+
+    def _has_passed(self, pending: Announcement) -> bool:
+        for rank, (begun, steps) in pending.progress.items():
+            counts = self._log.counts(rank)
             # This rank's own texts for the same call do not pass it.
             counts.pop(f"{pending.what} of rank {self._log.rank}", None)
-            if _beyond(counts, pending.begun) or self._asks_beyond(pending.steps, 0):
-                missed.append(pending)
-        self.pending = [pending for pending in self.pending if pending not in missed]
-        return [self._entry(pending.what, {"passed": pending.call}) for pending in missed]
+            if _beyond(counts, begun) or self._asks_beyond(steps, rank):
+                return True
+        return False
 
 
 def _beyond(rank_counts: Counts, leader_counts: Counts) -> bool:

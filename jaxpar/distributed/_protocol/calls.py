@@ -7,6 +7,7 @@ compares collectives only with TORCH_DISTRIBUTED_DEBUG=DETAIL.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -89,7 +90,7 @@ def skipping_call(rank: BegunCalls, other_rank: BegunCalls) -> Begun | None:
 
 
 def deadlock(snapshots: Mapping[int, BegunCalls], rank: int) -> str:
-    """Return the error text if this rank and a second rank are deadlocked, or ""."""
+    """Return the error text if this rank and others are deadlocked, or ""."""
     # One missing call proves nothing, since that rank may be slow. Only two that miss each other do.
     calls: dict[int, Begun] = {}
     for r, other_snapshot in snapshots.items():
@@ -102,6 +103,7 @@ def deadlock(snapshots: Mapping[int, BegunCalls], rank: int) -> str:
         other_call = other_call or skipping_call(other_snapshot, own_snapshot)
         if own_call and other_call:
             calls |= {rank: own_call, r: other_call}
+    calls = calls or circle(snapshots, rank)
     if not calls:
         return ""
     return (
@@ -109,6 +111,25 @@ def deadlock(snapshots: Mapping[int, BegunCalls], rank: int) -> str:
         "in the same order: take the call out of the `if` or the loop that only some of them pass, and end "
         "the job."
     )
+
+
+def circle(snapshots: Mapping[int, BegunCalls], rank: int) -> dict[int, Begun]:
+    """Return the calls of a shortest circle of ranks through `rank`, or {}.
+
+    Each has begun a call that the next one, which it needs, has not. A snapshot may be old: that a rank has
+    begun one call and not the other shows their order in its program, and the orders contradict each other.
+    """
+    paths: deque[tuple[int, dict[int, Begun]]] = deque([(rank, {})])
+    reached: set[int] = set()
+    while paths:
+        last, calls = paths.popleft()
+        for r in snapshots.keys() - reached:
+            if call := first_missed(snapshots[last], snapshots[r], r):
+                if r == rank:
+                    return {**calls, last: call}
+                reached.add(r)
+                paths.append((r, {**calls, last: call}))
+    return {}
 
 
 def positions_text(positions: Mapping[int, object]) -> str:

@@ -123,9 +123,8 @@ class StepRecord:
 
     def _difference(self, step: int, answers: Mapping[int, Mapping[str, Any]]) -> str:
         parts = {rank: answers[rank]["parts"] for rank in sorted(answers)}
-        problem = difference(f"step {step} of {self.name}", parts)
-        lines = positions_text({rank: answer["line"] for rank, answer in answers.items() if answer["line"]})
-        return f"{problem} {lines[0].upper()}{lines[1:]}." if problem and lines else problem
+        lines = {rank: answer["line"] for rank, answer in answers.items()}
+        return difference(f"step {step} of {self.name}", parts, lines)
 
     def at(self, step: int) -> Parts:
         """Return this rank's parts at a step; empty if the record no longer covers it."""
@@ -171,8 +170,11 @@ def asks_beyond(records: Iterable[StepRecord], steps: Mapping[str, int], rank: i
     )
 
 
-def difference(title: str, parts: dict[int, Parts]) -> str:
-    """Return an error text for the first field in which ranks differ, or ""."""
+def difference(title: str, parts: dict[int, Parts], lines: Mapping[int, str] | None = None) -> str:
+    """Return an error text for the first field in which ranks differ, or "".
+
+    `lines` are the user's source lines by rank, "" where one is not known.
+    """
     parts = {rank: fields for rank, fields in parts.items() if fields}
     fields = dict.fromkeys(field for fields in parts.values() for field in fields)
     for field in fields:
@@ -183,5 +185,7 @@ def difference(title: str, parts: dict[int, Parts]) -> str:
             values = ", ".join(
                 f"{ranks_text(r)} ha{'ve' if len(r) > 1 else 's'} {v}" for v, r in ranks.items()
             )
-            return f"{title}: the ranks differ in {field}: {values}."
+            positions = positions_text({rank: line for rank, line in (lines or {}).items() if line})
+            at = f" {positions[0].upper()}{positions[1:]}." if positions else ""
+            return f"{title}: the ranks differ in {field}: {values}.{at}"
     return ""
