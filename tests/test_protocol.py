@@ -182,7 +182,7 @@ def test_ranks_that_wait_in_a_circle_of_groups_are_named(case):
     assert explorer.ends == {frozenset("01" if case == "two ranks" else "012")}
 
 
-@pytest.mark.parametrize("call, passed", [(1, 0), (2, 1)])
+@pytest.mark.parametrize(("call", "passed"), [(1, 0), (2, 1)])
 def test_a_report_that_a_rank_has_passed_a_call_is_about_that_call(call, passed):
     log = calls.BegunLog(1, str)
     log.record("barrier", "barrier, group 12", (1, 2), None)
