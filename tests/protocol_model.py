@@ -408,8 +408,8 @@ def canonical(state):
         return what, call - calls_.get(what, 0), counts(begun), begun_steps(steps_)
 
     def pending_call(pending):
-        [progress] = pending.progress.values()
-        return announced(pending.what, pending.call, *progress)
+        [position] = pending.positions.values()
+        return announced(pending.what, pending.call, *position)
 
     def message(kind, text):
         value = parsed(text) if isinstance(text, str) else text

@@ -205,7 +205,7 @@ MUTATIONS = {
     "an exchange keeps its number": (lockstep, "self._calls[folder] += 1", "self._calls[folder] = 1"),
     "nobody hears of a call of rank 0": (
         attendance,
-        "self.pending.append(Announcement(what, call, {0: progress}))",
+        "self.pending.append(Announcement(what, call, {0: position}))",
         "pass",
     ),
     "a rank that waits at a step passes nothing": (

@@ -26,7 +26,7 @@ Counts = dict[str, int]
 """Calls begun by a rank, by name, counting only calls that need rank 0 and a second rank."""
 
 
-class Progress(NamedTuple):
+class CallPosition(NamedTuple):
     """The calls and steps that a rank had begun when it began a call of rank 0's, or passed it."""
 
     begun: Counts
@@ -34,11 +34,11 @@ class Progress(NamedTuple):
 
 
 class Announcement(NamedTuple):
-    """Rank 0's call number `call` of the name `what`, and the progress of ranks that made or passed it."""
+    """Rank 0's call number `call` of the name `what`, and the position of ranks that made or passed it."""
 
     what: str
     call: int
-    progress: dict[int, Progress]
+    positions: dict[int, CallPosition]
 
 
 class Attendance:
@@ -144,13 +144,13 @@ class Attendance:
         """Handle rank 0's announcement of a call, or the report of a rank that has passed it."""
         if self._log.rank == 0:
             return []
-        progress = Progress(message["begun"], message["steps"])
+        position = CallPosition(message["begun"], message["steps"])
         what, call, rank = message["what"], message["call"], message["rank"]
         if rank == 0:
-            self.pending.append(Announcement(what, call, {0: progress}))
+            self.pending.append(Announcement(what, call, {0: position}))
         for pending in self.pending:
             if (pending.what, pending.call) == (what, call):
-                pending.progress[rank] = progress
+                pending.positions[rank] = position
         return self.go_by()
 
     def go_by(self) -> list[Post | Send]:
@@ -162,12 +162,12 @@ class Attendance:
             effects.append(self._entry(what, {"passed": call}))
             # A rank in a call of a group without rank 0 shows only to the other members that it has passed.
             if self._has_subgroups():
-                progress = Progress(self._log.counts(self._log.rank), self._latest_steps())
-                effects.append(Send("attend", {"what": what, "call": call, **progress._asdict()}))
+                position = CallPosition(self._log.counts(self._log.rank), self._latest_steps())
+                effects.append(Send("attend", {"what": what, "call": call, **position._asdict()}))
         return effects
 
     def _has_passed(self, pending: Announcement) -> bool:
-        for rank, (begun, steps) in pending.progress.items():
+        for rank, (begun, steps) in pending.positions.items():
             counts = self._log.counts(rank)
             # This rank's own texts for the same call do not pass it.
             counts.pop(f"{pending.what} of rank {self._log.rank}", None)
