@@ -72,6 +72,9 @@ from ._tools.estimate.report import Estimate as Estimate
 from ._tools.estimate.hardware import Hardware as Hardware
 from ._tools.estimate.memory_report import memory_report as memory_report
 from ._tools.estimate.memory import MemoryReport as MemoryReport
+from ._tools.program.program import program as program
+from ._tools.program.report import ProgramReport as ProgramReport
+from ._tools.program.report import Finding as Finding
 from ._tools.profile import profile as profile
 from ._tools.profile import Profile as Profile
 from ._tools.profile import Operation as Operation

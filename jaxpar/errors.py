@@ -239,6 +239,14 @@ class ParityError(JaxparError, AssertionError):
     """
 
 
+class ProgramError(JaxparError, AssertionError):
+    """A compiled training step is wrong, or nothing proves that it is right; the message is the report.
+
+    Cause: a gradient that is not reduced over the devices, or twice.
+    Cure: follow the finding, which names the leaf, the line and the reduction.
+    """
+
+
 class NotDeterministicError(JaxparError, RuntimeError):
     """A model gives two results for the same batch, so it cannot be compared with a second model.
 

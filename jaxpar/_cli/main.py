@@ -22,7 +22,9 @@ from .contract import contract, skill
 from .demo.settings import DemoSettings, has_torch
 from .ending import leave, plain_ending
 from .port import port
+from .program import program
 from .spec import MICROSECOND, RATES, Finite, OutputPath, SearchTime, check_outputs, check_source
+from .starting import start_devices
 
 
 def main() -> None:
@@ -42,21 +44,13 @@ def devices_option(default: str) -> Callable[[Command], Command]:
     return number("--devices", show_default=default, help="Use N virtual CPU devices.")
 
 
-def start_devices(n: int | None) -> None:
-    """Apply `--devices`. JAX must not have started."""
-    if n is not None:
-        # The option asks for virtual devices, which JAX ignores where it finds a GPU.
-        os.environ["JAX_PLATFORMS"] = "cpu"
-    virtual_devices(n or 8)  # where there are GPUs, JAX prefers them
-
-
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(__version__, message="jaxpar %(version)s", show_default=False)
 def cli() -> None:
     """PyTorch's data parallelism for JAX and Flax, and the proof that it is the same."""
 
 
-for _command in (port, contract, skill):
+for _command in (port, contract, skill, program):
     cli.add_command(_command)
 
 

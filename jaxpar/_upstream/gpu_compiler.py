@@ -27,6 +27,22 @@ def compile_only(device: jax.Device) -> bool:
     return type(device.client).__name__ == "CompileOnlyPyClient"
 
 
+def lowered_for_topology(lowered: jax.stages.Lowered) -> bool:
+    """Return whether a program was lowered for devices on which nothing runs."""
+    backend = lowered._lowering.compile_args["backend"]
+    return type(backend).__name__ == "CompileOnlyPyClient"
+
+
+def kept_arguments(compiled: jax.stages.Compiled) -> tuple[int, ...]:
+    """Return the numbers of the arguments that are parameters of the program; JAX drops those without use."""
+    return tuple(sorted(compiled._executable._kept_var_idx))  # type: ignore[attr-defined]
+
+
+def is_pmap(function: object) -> bool:
+    """Return whether `jax.pmap` made a function, whose arguments are stacks of one array for each device."""
+    return "pmap" in getattr(getattr(function, "lower", None), "__qualname__", "")
+
+
 def gpu_topology(shape: str, target: str, start: Callable[[], object]) -> tuple[jax.Device, ...] | None:
     """Return the GPUs of `1x<hosts>x<devices>` for a GpuTargetConfigProto, or None without a compiler.
 

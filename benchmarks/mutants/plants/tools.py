@@ -4,6 +4,18 @@
 from ..plant import plants
 
 PLANTS = [
+    *plants("jaxpar/_tools/program/collectives.py",
+        ('if len(set(kinds)) > 1:', 'if False:', "tests/test_program_judge.py -k test_a_rule"),
+        ('if value.total and across:', 'if False:', "tests/test_program_judge.py -k second_sum"),
+    ),
+    *plants("jaxpar/_tools/program/values.py",
+        ('if state == Dependence.PARTIAL and', 'if False and', "tests/test_program_judge.py -k test_a_rule"),
+        ('[v.rows for v in operands if v.state > Dependence.COMPLETE] or ', '', "tests/test_program_judge.py -k healthy"),
+    ),
+    *plants("jaxpar/_tools/program/judge.py",
+        ('if not alike or again or keys:', 'if not alike:', "tests/test_program_judge.py -k planted"),
+        ('if replaced is None:', 'if False:', "tests/test_program_judge.py -k planted"),
+    ),
     *plants("jaxpar/_tools/launch/sink.py",
         ('if self.size + len(data) > ROOM', 'if len(data) > ROOM', "tests/test_launch_output.py -k does_not_fit"),
         ('unwritten = unwritten[n:]', 'unwritten = unwritten[65536:]', "tests/test_launch_output.py -k few_bytes"),

@@ -25,7 +25,11 @@ class Array:
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One line of a computation: `operands` are names of instructions, `attributes` the text after them."""
+    """One line of a computation.
+
+    `operands` are names of instructions, `literal` is the text between the brackets, `attributes` the text
+    after them.
+    """
 
     name: str
     operation: str
@@ -33,6 +37,8 @@ class Instruction:
     operands: tuple[str, ...]
     attributes: str
     root: bool = False
+    literal: str = ""
+    is_tuple: bool = False
 
     @property
     def bytes(self) -> int:
@@ -134,6 +140,8 @@ def instruction(line: str) -> Instruction | None:
         operands=tuple(re.findall(r"%([\w.\-]+)", line[start:end])),
         attributes=line[end:],
         root=bool(begin.group(1)),
+        literal=line[start + 1 : end - 1],
+        is_tuple=line[begin.end()] == "(",
     )
 
 

@@ -1,0 +1,187 @@
+"""A compiled step with its arguments and results: paths, shardings, what is state and what is batch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from ..._training.train_step import TrainStep
+from ..._upstream.gpu_compiler import is_pmap, kept_arguments, lowered_for_topology
+
+
+@dataclasses.dataclass(frozen=True)
+class StepArray:
+    """An argument or a result. `part` is the slice that each device holds."""
+
+    path: str
+    shape: tuple[int, ...]
+    type: str
+    part: tuple[Any, ...]
+    donated: bool = False
+
+    @property
+    def divided(self) -> bool:
+        return len(set(self.part)) > 1
+
+
+@dataclasses.dataclass
+class Step:
+    """A compiled step.
+
+    `state` is the argument that a result replaces, `batch` the arguments with rows, `parameters` those that
+    the program takes, `buffers` the results that are not trained. `copies`: the state's arrays are
+    stacks of equal copies, one for each device, as with `jax.pmap`.
+    """
+
+    name: str
+    platform: str
+    devices: int
+    text: str
+    arguments: list[StepArray]
+    parameters: tuple[int, ...]
+    results: list[StepArray]
+    state: dict[int, int]
+    batch: frozenset[int]
+    copies: bool = False
+    buffers: frozenset[int] = frozenset()
+
+
+def compiled_step(step: Any, args: tuple, kwargs: dict[str, Any], batch: Sequence[int | str] | None) -> Step:
+    """Lower and compile a step, which does not run."""
+    lower = step.lower if hasattr(step, "lower") else jax.jit(step).lower
+    lowered = lower(*args, **kwargs)
+    options: Any = {"xla_gpu_autotune_level": "0"} if lowered_for_topology(lowered) else None
+    executable = lowered.compile(compiler_options=options)
+    parameters = kept_arguments(executable)
+    shardings = dict(zip(parameters, jax.tree.leaves(executable.input_shardings), strict=True))
+    returned = jax.tree.leaves(executable.output_shardings)
+    devices = _order([*shardings.values(), *returned])
+    infos = jax.tree.leaves_with_path(lowered.args_info)
+    arguments = [
+        StepArray(_name(path), x.shape, str(x.dtype), _parts(shardings.get(n), x.shape, devices), x.donated)
+        for n, (path, x) in enumerate(infos)
+    ]
+    results = [
+        StepArray(jax.tree_util.keystr(path), x.shape, str(x.dtype), _parts(sharding, x.shape, devices))
+        for (path, x), sharding in zip(jax.tree.leaves_with_path(lowered.out_info), returned, strict=True)
+    ]
+    positions = [_position(path) for path, _ in infos]
+    state = _replaced(lowered.args_info, lowered.out_info)
+    if batch is None:
+        rows = _rows_of(positions, arguments, set(state.values()))
+    else:
+        rows = frozenset(n for n, position in enumerate(positions) if position in batch)
+    text = executable.as_text() or ""
+    name, kind = getattr(step, "__name__", type(step).__name__), devices[0].device_kind
+    compiled = Step(
+        name, kind, len(devices), text, arguments, parameters, results, state, rows, is_pmap(step)
+    )
+    return _named(compiled, step) if isinstance(step, TrainStep) else compiled
+
+
+def _order(shardings: list[Any]) -> list[jax.Device]:
+    """The devices in the order of the program's partitions."""
+    for sharding in shardings:
+        if hasattr(sharding, "mesh"):
+            return list(sharding.mesh.devices.flat)
+    several = max(shardings, key=lambda s: len(s.device_set))
+    return list(getattr(several, "_device_assignment", several.device_set))
+
+
+def _parts(sharding: Any, shape: tuple[int, ...], devices: list[jax.Device]) -> tuple[Any, ...]:
+    if sharding is None or sharding.is_fully_replicated:
+        return ((),) * len(devices)
+    indices = sharding.devices_indices_map(shape)
+    return tuple(tuple((s.start, s.stop) for s in indices[d]) for d in devices)
+
+
+def _position(path: tuple[Any, ...]) -> int | str:
+    """The position of an argument: its number, or its keyword."""
+    return path[1].idx if path[0].idx == 0 else path[1].key
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    """`args[0]['w']`, as JAX writes it, without the pair of positional arguments and keywords."""
+    return f"{'args' if path[0].idx == 0 else 'kwargs'}{jax.tree_util.keystr(path[1:])}"
+
+
+def _replaced(args_info: Any, out_info: Any) -> dict[int, int]:
+    """Match results with the arguments that they replace: trees of equal structure, shapes and types."""
+    candidates: list[tuple[Any, range]] = []
+    start = 0
+    for tree in [*args_info[0], *args_info[1].values()]:
+        candidates += [(tree, range(start, start + len(jax.tree.leaves(tree)))), *_subtrees(tree, start)]
+        start += len(jax.tree.leaves(tree))
+    pairs: dict[int, int] = {}
+
+    def match(tree: Any, start: int) -> int:
+        end = start + len(jax.tree.leaves(tree))
+        for argument, numbers in candidates:
+            if end > start and not set(numbers) & set(pairs.values()) and _alike(tree, argument):
+                pairs.update(zip(range(start, end), numbers, strict=True))
+                return end
+        for child in _children(tree):
+            start = match(child, start)
+        return end
+
+    match(out_info, 0)
+    return pairs
+
+
+def _children(tree: Any) -> list[Any]:
+    # JAX sorts the keys of a dict.
+    return (
+        [tree[k] for k in sorted(tree)]
+        if isinstance(tree, dict)
+        else list(tree)
+        if isinstance(tree, tuple | list)
+        else []
+    )
+
+
+def _subtrees(tree: Any, start: int) -> list[tuple[Any, range]]:
+    """The containers in an argument. A single array is left out: a loss has the shape of any counter."""
+    compiled: list[tuple[Any, range]] = []
+    for child in _children(tree):
+        end = start + len(jax.tree.leaves(child))
+        if _children(child):
+            compiled += [(child, range(start, end)), *_subtrees(child, start)]
+        start = end
+    return compiled
+
+
+def _alike(first: Any, second: Any) -> bool:
+    forms: list[Any] = [jax.tree.structure(x) for x in (first, second)]
+    if forms[0] != forms[1]:
+        return False
+    pairs = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
+    return all(a.shape == b.shape and a.dtype == b.dtype for a, b in pairs)
+
+
+def _rows_of(positions: list[int | str], arguments: list[StepArray], state: set[int]) -> frozenset[int]:
+    """The arguments with rows: those that are divided between devices and belong to no state."""
+    divided = {p for n, p in enumerate(positions) if n not in state and arguments[n].divided}
+    return frozenset(n for n, p in enumerate(positions) if p in divided and n not in state)
+
+
+def _named(compiled: Step, step: TrainStep) -> Step:
+    """Take paths from a train_step's module and optimizer. Buffers may be the first device's own."""
+    arrays, paths = step._arrays, {}
+    for n, name in enumerate(arrays.view.names):
+        paths[f"args[0][{n}]"] = name.replace("module.", "")
+    for n, name in enumerate(arrays.optimizer.view.names):
+        paths[f"args[1]['optimizer'][{n}]"] = "optimizer." + name.replace("module.", "")
+    trained = {f"args[0][{n}]" for n in arrays.parameters}
+    before = compiled.arguments
+    buffers = (
+        r
+        for r, n in compiled.state.items()
+        if before[n].path.startswith("args[0]") and before[n].path not in trained
+    )
+    named = [dataclasses.replace(a, path=paths.get(a.path, a.path)) for a in before]
+    return dataclasses.replace(
+        compiled, name=f"train_step of {type(step.net).__name__}", arguments=named, buffers=frozenset(buffers)
+    )

@@ -1,0 +1,225 @@
+"""`jaxpar.program`: planted faults are named, healthy steps are proven, and no proof is refuted."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from flax import nnx
+
+import jaxpar
+from benchmarks.program.programs import FAULTS, HEALTHY, OPEN, PROGRAMS
+from jaxpar._tools.estimate.hlo import read
+from jaxpar._tools.program.collectives import device_groups
+from jaxpar._tools.program.interpreter import Interpreter
+from jaxpar._tools.program.rules import NoRuleError
+from jaxpar._tools.program.values import Dependence, Fact, Shares, labels_of, leaves
+from jaxpar.errors import ProgramError
+
+
+def judged(name: str, fault: str) -> jaxpar.ProgramReport:
+    step, arguments, options = PROGRAMS[name](fault)
+    return jaxpar.program(step, *arguments, **options)
+
+
+def spaced(case: tuple[str, str]) -> str:
+    return "-".join(case).replace(" ", "_")
+
+
+@pytest.mark.parametrize("case", HEALTHY, ids=spaced)
+def test_a_healthy_step_is_proven(case):
+    report = judged(*case)
+    assert report.verdict == "right", str(report)
+    assert not report.findings, str(report)
+    assert report.exit_code == 0
+    report.check()
+
+
+@pytest.mark.parametrize("case", FAULTS, ids=spaced)
+def test_a_planted_fault_is_named(case):
+    report = judged(*case)
+    kind = FAULTS[case]
+    assert kind in {f.kind for f in report.findings}, str(report)
+    costs = all(f.costs for f in report.findings)
+    assert (report.verdict == "wrong") == (not costs)
+    if report.verdict != "right":
+        with pytest.raises(AssertionError, match=kind):
+            report.check()
+
+
+@pytest.mark.parametrize("case", OPEN, ids=spaced)
+def test_what_cannot_be_proven_is_not_right(case):
+    report = judged(*case)
+    assert report.verdict == "not proven"
+    assert report.exit_code == 2
+    with pytest.raises(ProgramError, match="not proven"):
+        report.check()
+
+
+def test_a_finding_names_the_leaf_and_the_line():
+    report = judged("shard_map", "missing in one leaf")
+    assert {p for f in report.findings for p in f.leaves} == {"args[0]['b']", "args[1]['b']"}
+    lines = {f.line for f in report.findings}
+    assert all("benchmarks/program/programs.py:" in line for line in lines)
+    assert json.loads(report.to_json())["verdict"] == "wrong"
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.a, self.b = nnx.Linear(4, 6, rngs=rngs), nnx.Linear(6, 2, rngs=rngs)
+        self.norm, self.drop = nnx.BatchNorm(6, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return self.b(self.drop(nnx.relu(self.norm(self.a(x)))))
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"on_nonfinite": "ignore"}], ids=str)
+@pytest.mark.parametrize("wrapper", [jaxpar.DataParallel, jaxpar.DistributedDataParallel])
+def test_a_train_step_is_proven(wrapper, options):
+    net = wrapper(Net(nnx.Rngs(0)))
+    optimizer = nnx.Optimizer(net, optax.adam(1e-3), wrt=nnx.Param)
+    step = jaxpar.train_step(net, optimizer, lambda net, x, y: ((net(x) - y) ** 2).mean(), **options)
+    shapes = [jax.ShapeDtypeStruct((32, n), jnp.float32) for n in (4, 2)]
+    report = jaxpar.program(step, *shapes)
+    assert report.verdict == "right", str(report)
+    assert {"a.kernel", "norm.mean", "drop.rngs.count"} <= {leaf.path for leaf in report.leaves}
+
+
+# ------------------------------------------------------------------------------------ one instruction
+
+
+PROGRAM = """HloModule m
+%sum (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %c = f32[] add(%a, %b)
+}
+ENTRY %main (x: f32[4], w: f32[4]) -> f32[4] {
+  %x = f32[4] parameter(0)
+  %w = f32[4] parameter(1)
+  """
+
+
+def run(lines: str) -> Fact:
+    """Evaluate what `lines` make of `x`, a device's rows, and of `w`, parameters."""
+    shares = Shares(range(4))
+    rows = Fact(shares.apart, shares.alike, tuple(1 << k for k in range(4)), Dependence.LOCAL)
+    text = PROGRAM + "\n  ".join(lines.splitlines()) + "\n}"
+    return leaves(Interpreter(read(text), shares).run([rows, shares.free]))[0]
+
+
+ALL = "replica_groups={{0,1,2,3}}, to_apply=%sum"
+RULES = {
+    "a sum over all": (f"ROOT %r = f32[4] all-reduce(%x), {ALL}", Dependence.COMPLETE),
+    "a sum over pairs": (
+        "ROOT %r = f32[4] all-reduce(%x), replica_groups={{0,1},{2,3}}, to_apply=%sum",
+        Dependence.PARTIAL,
+    ),
+    "two sums over pairs": (
+        "%p = f32[4] all-reduce(%x), replica_groups={{0,1},{2,3}}, to_apply=%sum\n"
+        "ROOT %r = f32[4] all-reduce(%p), replica_groups={{0,2},{1,3}}, to_apply=%sum",
+        Dependence.COMPLETE,
+    ),
+    "a square of a sum over pairs": (
+        "%p = f32[4] all-reduce(%x), replica_groups={{0,1},{2,3}}, to_apply=%sum\n"
+        "ROOT %r = f32[4] multiply(%p, %p)",
+        Dependence.UNKNOWN,
+    ),
+    "a function of rows and parameters": ("ROOT %r = f32[4] power(%x, %w)", Dependence.LOCAL),
+    "a collection": (
+        "ROOT %r = f32[4] all-gather(%x), replica_groups={{0,1,2,3}}, dimensions={0}",
+        Dependence.LOCAL,
+    ),
+    "weights by the device": (
+        "%i = u32[] partition-id()\n%f = f32[] convert(%i)\n%b = f32[4] broadcast(%f), dimensions={}\n"
+        f"%t = f32[4] multiply(%x, %b)\nROOT %r = f32[4] all-reduce(%t), {ALL}",
+        Dependence.UNKNOWN,
+    ),
+    "an instruction without a rule": ("ROOT %r = f32[4] frobnicate(%x)", Dependence.UNKNOWN),
+    "a function of a stranger": (
+        'ROOT %r = f32[4] custom-call(%x), custom_call_target="mine"',
+        Dependence.UNKNOWN,
+    ),
+    "a scatter": (f"ROOT %r = f32[1] reduce-scatter(%x), {ALL}, dimensions={{0}}", Dependence.COMPLETE),
+    "a neighbour's rows": (
+        "ROOT %r = f32[4] collective-permute(%x), source_target_pairs={{0,1},{1,2},{2,3},{3,0}}",
+        Dependence.LOCAL,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RULES, ids=[n.replace(" ", "_") for n in RULES])
+def test_a_rule(name):
+    lines, state = RULES[name]
+    assert run(lines).state == state
+
+
+def test_a_second_sum_is_marked_and_a_second_mean_is_not():
+    twice = f"%s = f32[4] all-reduce(%x), {ALL}\n%t = f32[4] all-reduce(%s), {ALL}\n"
+    mean = "%c = f32[] constant(0.25)\n%q = f32[4] broadcast(%c), dimensions={}\n"
+    mean += "ROOT %r = f32[4] multiply(%t, %q)"
+    assert {m.kind for m in run(twice + "ROOT %r = f32[4] copy(%t)").marks} == {
+        "sum",
+        "again",
+    }
+    assert {m.kind for m in run(twice + mean).marks} == {"sum"}
+
+
+GROUPS = {
+    "replica_groups={{0,1},{2,3}}, x": ((0, 1), (2, 3)),
+    "replica_groups={}, x": ((0, 1, 2, 3),),
+    "replica_groups=[2,2]<=[4], x": ((0, 1), (2, 3)),
+    "replica_groups=[2,2]<=[2,2]T(1,0), x": ((0, 2), (1, 3)),
+    "replica_groups=mesh['a'=2,'b'=2] {'b'}, x": ((0, 1), (2, 3)),
+    "replica_groups=mesh['a'=2,'b'=2] {'a'}, x": ((0, 2), (1, 3)),
+}
+
+
+@pytest.mark.parametrize("attributes", GROUPS, ids=range(len(GROUPS)))
+def test_groups_are_read(attributes):
+    assert device_groups(attributes, 4) == GROUPS[attributes]
+
+
+@pytest.mark.parametrize(
+    "attributes", ["replica_groups={{0,1}}, x", "replica_groups=mesh['a'=4] {'a':(1)2}, x"]
+)
+def test_groups_that_cannot_be_read_are_no_guess(attributes):
+    with pytest.raises(NoRuleError):
+        device_groups(attributes, 4)
+
+
+def test_labels_are_numbered_by_first_occurrence():
+    assert labels_of(["b", "a", "b"]) == labels_of([1, 0, 1]) == labels_of(["a", "c", "a"])
+
+
+# ------------------------------------------------------------------------------------------ the command
+
+STEP = """
+import jax, numpy as np
+from jax.sharding import Mesh, PartitionSpec as P
+
+def make(devices):
+    mesh = Mesh(np.array(devices), ("data",))
+    def step(w, x):
+        g = jax.grad(lambda w: (x @ w).sum())(w)
+        return w - {reduced}
+    run = jax.shard_map(step, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(), check_vma=False)
+    return jax.jit(run), (np.ones(4, np.float32), np.ones((8, 4), np.float32))
+"""
+COMMANDS = {"jax.lax.pmean(g, 'data')": 0, "g": 1, "g * jax.lax.axis_index('data')": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reduced", COMMANDS, ids=["mean", "none", "weights"])
+def test_the_command_has_exit_codes(reduced, tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(STEP.replace("{reduced}", reduced))
+    command = [sys.executable, "-m", "jaxpar", "program", f"{file}:make", "--on", "cpux2,cpux4", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == COMMANDS[reduced], done.stderr
+    assert [r["devices"] for r in json.loads(done.stdout)] == [2, 4]
