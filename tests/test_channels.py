@@ -82,9 +82,10 @@ def check_arguments(name: str, ours: object, torchs: list[str]) -> None:
     """Fail unless torch's arguments are ours, in torch's order, and all further ones are keywords."""
     parameters = inspect.signature(ours).parameters
     first = {"input": "input" if name in LOSSES else "x", "tensor": "x"}
-    expected = [RENAMED.get(name, {}).get(x, first.get(x, x)) for x in torchs if x not in ABSENT]
-    shared = [x for x in parameters if x in expected]
     keywords = {x for x, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY}
+    absent = ABSENT - (set(parameters) - keywords)
+    expected = [RENAMED.get(name, {}).get(x, first.get(x, x)) for x in torchs if x not in absent]
+    shared = [x for x in parameters if x in expected]
     positional = [x for x in expected if x not in keywords]
     assert set(expected) <= set(parameters), f"{name} lacks {set(expected) - set(parameters)}"
     assert [x for x in shared if x not in keywords] == positional, f"{name}: {list(parameters)}, {expected}"

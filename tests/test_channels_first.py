@@ -58,7 +58,8 @@ LAYERS = [
     ("Flatten", (), {}, IMAGE),
     ("Linear", (9, 5), {}, IMAGE),
     ("ReLU", (), {"inplace": False}, IMAGE),
-    ("LeakyReLU", (0.2,), {}, IMAGE),
+    ("ReLU6", (False,), {}, IMAGE),
+    ("LeakyReLU", (0.2, False), {}, IMAGE),
     ("GELU", (), {"approximate": "tanh"}, IMAGE),
     ("Softmax", (), {"dim": 1}, IMAGE),
     ("LogSoftmax", (), {"dim": 1}, IMAGE),
@@ -151,6 +152,9 @@ def test_children_come_in_the_order_in_which_they_were_set():
             self.again = self.second
             self.width, self.nothing = 2, None
 
+    act, shared = ours.ReLU(), torch.nn.ReLU()
+    nested = torch.nn.Sequential(torch.nn.Sequential(shared), shared, torch.nn.Tanh())
+
     class Twin(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -161,8 +165,13 @@ def test_children_come_in_the_order_in_which_they_were_set():
     for ported, theirs in (
         (Net(), Twin()),
         (ours.Sequential(ours.ReLU(), ours.Tanh()), torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Tanh())),
+        (ours.Sequential(ours.Sequential(act), act, ours.Tanh()), nested),
     ):
         assert [name for name, _ in ours.named_children(ported)] == [n for n, _ in theirs.named_children()]
+        assert [name for name, _ in ours.named_modules(ported)] == [n for n, _ in theirs.named_modules()]
+        assert [type(x).__name__ for x in ours.modules(ported)][1:] == [
+            type(x).__name__ for x in theirs.modules()
+        ][1:]
         said = [type(each).__name__ for each in ours.children(ported)]
         assert said == [type(each).__name__ for each in theirs.children()]
 

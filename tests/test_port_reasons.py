@@ -10,7 +10,7 @@ from porting import reasons, reasons_builders
 from jaxpar import parity
 from jaxpar.parity._port.translating import caches
 
-NAMES = ("Initialized", "Images", "Biased", "Built")
+NAMES = ("Initialized", "Images", "Biased", "Built", "Walked")
 KINDS = {name: getattr(reasons, name, None) or getattr(reasons_builders, name) for name in NAMES}
 
 
@@ -43,6 +43,7 @@ LEFT_OUT = {
         "autocast",
     ),
     "Biased": ("not in self", "def train", "str(device)"),
+    "Walked": ("hole(",),
 }
 """Initial values, registrations, choices that the constructor made, and what depends on the machine."""
 

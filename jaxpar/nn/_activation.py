@@ -17,15 +17,22 @@ from ._layer import Layer
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class ActivationLayer(Layer):
-    """Base of channels_first's activations; it accepts torch's `inplace` and `rngs`, and ignores both."""
+class InPlaceActivation(Layer):
+    """Base of channels_first's activations; it accepts `rngs` and ignores it."""
 
     _: dataclasses.KW_ONLY
-    inplace: bool = False
     rngs: dataclasses.InitVar[nnx.Rngs | None] = None
 
     def __post_init__(self, rngs: nnx.Rngs | None) -> None:
         del rngs
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class ActivationLayer(InPlaceActivation):
+    """Base of activations that have no `inplace` in torch, accepted by name, as libraries pass it to any."""
+
+    _: dataclasses.KW_ONLY
+    inplace: bool = False
 
 
 class PReLU(Layer):

@@ -156,5 +156,22 @@ class Popping(nn.Module):
         return self.layer(x)
 
 
+class Walked(nn.Module):
+    """Changes its layers in a walk; gives an activation its argument by position."""
+
+    inputs = ((2, 3, 6, 6),)
+
+    def __init__(self, act=nn.ReLU):
+        super().__init__()
+        self.conv, self.norm, self.act = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), act(True)
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.eps, module.momentum = 0.1, 0.3
+        self.count = len([name for name, _ in self.named_modules() if name])
+
+    def forward(self, x):
+        return self.act(self.norm(self.conv(x))) * self.count
+
+
 def popping():
     return Popping({"kind": "scale", "width": 4})

@@ -89,6 +89,7 @@ PLANTS = [
     *plants("jaxpar/nn/channels_first/_containers.py",
         ('modules.setdefault(id(child), (name, child))', 'modules[len(modules)] = (name, child)', "tests/test_channels_first.py -k children"),
         ('vars(module).items()', 'sorted(vars(module).items())', "tests/test_channels_first.py -k children"),
+        ('if id(module) not in reached:', 'if True:', "tests/test_channels_first.py -k children"),
     ),
     *plants("jaxpar/nn/_layer.py",
         ('_, *parameters', 'parameters', "tests/test_channels.py -k arguments"),

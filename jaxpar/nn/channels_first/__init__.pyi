@@ -29,7 +29,9 @@ from ._containers import ModuleList as ModuleList
 from ._containers import Sequential as Sequential
 from ._containers import children as children
 from ._containers import deepcopy as deepcopy
+from ._containers import modules as modules
 from ._containers import named_children as named_children
+from ._containers import named_modules as named_modules
 from ._layers import AdaptiveAvgPool1d as AdaptiveAvgPool1d
 from ._layers import AdaptiveAvgPool2d as AdaptiveAvgPool2d
 from ._layers import AdaptiveAvgPool3d as AdaptiveAvgPool3d

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from ..._arguments import Extended
 from .. import functional as F
-from .._activation import ActivationLayer
+from .._activation import ActivationLayer, InPlaceActivation
 from .functional import softplus
 
 # {name: (description, function, {argument: default})}; a required argument has its type for a default.
@@ -49,6 +49,12 @@ _TABLE: dict[str, tuple[str, Callable[..., jax.Array], dict[str, Any]]] = {
 _EXTENDED = {"min_val", "max_val", "threshold", "value"}
 """The arguments that may be infinite."""
 
+_INPLACE = (
+    *("ReLU", "ReLU6", "LeakyReLU", "ELU", "CELU", "SELU", "SiLU", "Mish"),
+    *("Hardtanh", "Hardsigmoid", "Hardswish", "Threshold"),
+)
+"""Activations that have `inplace` in torch; all ignore it."""
+
 
 def _build(name: str, text: str, function: Callable[..., jax.Array], arguments: dict[str, Any]) -> type:
     def __call__(self: Any, x: jax.Array) -> jax.Array:
@@ -59,11 +65,12 @@ def _build(name: str, text: str, function: Callable[..., jax.Array], arguments: 
         is_required = isinstance(default, type)
         kind = Extended if argument in _EXTENDED else default if is_required else type(default)
         fields.append((argument, kind) if is_required else (argument, kind, default))
+    base = InPlaceActivation if name in _INPLACE else ActivationLayer
+    if name in _INPLACE:
+        fields.append(("inplace", bool, False))
     doc = f"{text}. torch counterpart: `torch.nn.{name}`."
     namespace = {"__call__": __call__, "__doc__": doc, "__module__": __name__}
-    return dataclasses.make_dataclass(
-        name, fields, bases=(ActivationLayer,), namespace=namespace, eq=False, repr=False
-    )
+    return dataclasses.make_dataclass(name, fields, bases=(base,), namespace=namespace, eq=False, repr=False)
 
 
 # Module globals, because pickle finds a class by its module and name.

@@ -2,30 +2,39 @@ from dataclasses import dataclass
 
 import jax
 
-from .._activation import ActivationLayer
+from .._activation import ActivationLayer, InPlaceActivation
 
-class ReLU(ActivationLayer):
-    def __call__(self, x: jax.Array) -> jax.Array: ...
-
-class ReLU6(ActivationLayer):
+@dataclass(eq=False, repr=False)
+class ReLU(InPlaceActivation):
+    inplace: bool = False
     def __call__(self, x: jax.Array) -> jax.Array: ...
 
 @dataclass(eq=False, repr=False)
-class LeakyReLU(ActivationLayer):
+class ReLU6(InPlaceActivation):
+    inplace: bool = False
+    def __call__(self, x: jax.Array) -> jax.Array: ...
+
+@dataclass(eq=False, repr=False)
+class LeakyReLU(InPlaceActivation):
     negative_slope: float = 0.01
+    inplace: bool = False
     def __call__(self, x: jax.Array) -> jax.Array: ...
 
 @dataclass(eq=False, repr=False)
-class ELU(ActivationLayer):
+class ELU(InPlaceActivation):
     alpha: float = 1.0
+    inplace: bool = False
     def __call__(self, x: jax.Array) -> jax.Array: ...
 
 @dataclass(eq=False, repr=False)
-class CELU(ActivationLayer):
+class CELU(InPlaceActivation):
     alpha: float = 1.0
+    inplace: bool = False
     def __call__(self, x: jax.Array) -> jax.Array: ...
 
-class SELU(ActivationLayer):
+@dataclass(eq=False, repr=False)
+class SELU(InPlaceActivation):
+    inplace: bool = False
     def __call__(self, x: jax.Array) -> jax.Array: ...
 
 @dataclass(eq=False, repr=False)
@@ -33,10 +42,14 @@ class GELU(ActivationLayer):
     approximate: str = "none"
     def __call__(self, x: jax.Array) -> jax.Array: ...
 
-class SiLU(ActivationLayer):
+@dataclass(eq=False, repr=False)
+class SiLU(InPlaceActivation):
+    inplace: bool = False
     def __call__(self, x: jax.Array) -> jax.Array: ...
 
-class Mish(ActivationLayer):
+@dataclass(eq=False, repr=False)
+class Mish(InPlaceActivation):
+    inplace: bool = False
     def __call__(self, x: jax.Array) -> jax.Array: ...
 
 class Sigmoid(ActivationLayer):
@@ -49,15 +62,20 @@ class Tanh(ActivationLayer):
     def __call__(self, x: jax.Array) -> jax.Array: ...
 
 @dataclass(eq=False, repr=False)
-class Hardtanh(ActivationLayer):
+class Hardtanh(InPlaceActivation):
     min_val: float = -1.0
     max_val: float = 1.0
+    inplace: bool = False
     def __call__(self, x: jax.Array) -> jax.Array: ...
 
-class Hardsigmoid(ActivationLayer):
+@dataclass(eq=False, repr=False)
+class Hardsigmoid(InPlaceActivation):
+    inplace: bool = False
     def __call__(self, x: jax.Array) -> jax.Array: ...
 
-class Hardswish(ActivationLayer):
+@dataclass(eq=False, repr=False)
+class Hardswish(InPlaceActivation):
+    inplace: bool = False
     def __call__(self, x: jax.Array) -> jax.Array: ...
 
 class Softsign(ActivationLayer):
@@ -83,9 +101,10 @@ class Tanhshrink(ActivationLayer):
     def __call__(self, x: jax.Array) -> jax.Array: ...
 
 @dataclass(eq=False, repr=False)
-class Threshold(ActivationLayer):
+class Threshold(InPlaceActivation):
     threshold: float
     value: float
+    inplace: bool = False
     def __call__(self, x: jax.Array) -> jax.Array: ...
 
 @dataclass(eq=False, repr=False)

@@ -208,3 +208,30 @@ def named_children(module: nnx.Module) -> Iterator[tuple[str, nnx.Module]]:
 def children(module: nnx.Module) -> Iterator[nnx.Module]:
     """Yield `named_children` without names. torch counterpart: `torch.nn.Module.children`."""
     return (child for _, child in named_children(module))
+
+
+def named_modules(module: nnx.Module, prefix: str = "") -> Iterator[tuple[str, nnx.Module]]:
+    """Yield a module as "" and all modules in it with their paths, parents first, each once.
+
+    torch counterpart: `torch.nn.Module.named_modules`; `nnx.iter_modules` yields children first.
+
+    >>> from flax import nnx
+    >>> from jaxpar.nn import channels_first as nn
+    >>> [name for name, _ in nn.named_modules(nn.Sequential(nn.ReLU(), nn.Sequential(nn.Tanh())))]
+    ['', '0', '1', '1.0']
+    """
+    reached: set[int] = set()
+
+    def walk(module: nnx.Module, name: str) -> Iterator[tuple[str, nnx.Module]]:
+        if id(module) not in reached:
+            reached.add(id(module))
+            yield name, module
+            for key, child in named_children(module):
+                yield from walk(child, f"{name}.{key}" if name else key)
+
+    return walk(module, prefix)
+
+
+def modules(module: nnx.Module) -> Iterator[nnx.Module]:
+    """Yield `named_modules` without names. torch counterpart: `torch.nn.Module.modules`."""
+    return (child for _, child in named_modules(module))

@@ -108,5 +108,7 @@ from ._layers import ZeroPad2d as ZeroPad2d
 from ._layers import ZeroPad3d as ZeroPad3d
 from ._layers import children as children
 from ._layers import deepcopy as deepcopy
+from ._layers import modules as modules
 from ._layers import named_children as named_children
+from ._layers import named_modules as named_modules
 from ._layers import sizes as sizes

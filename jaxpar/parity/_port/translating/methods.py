@@ -99,6 +99,8 @@ def _of_module(ctx: Context, node: ast.Call, func: ast.Attribute, owner: Site) -
         issubclass(kind, CONTAINERS) for kind in owner.kinds
     ):
         return Fragment(f"nn.{name}({text(ctx, func.value)})")
+    if name in ("modules", "named_modules") and not node.args and not node.keywords:
+        return Fragment(f"nn.{name}({text(ctx, func.value)})")
     if name == "parameters" and not node.args and not node.keywords:
         leaves = f"jax.tree.leaves(nnx.state({text(ctx, func.value)}, nnx.Param))"
         parent = ctx.source.parents[node]
