@@ -29,7 +29,7 @@ class InPlaceActivation(Layer):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class ActivationLayer(InPlaceActivation):
-    """Base of activations that have no `inplace` in torch, accepted by name, as libraries pass it to any."""
+    """Base of activations that have no `inplace` in torch, accepted by name, because libraries pass it to all."""
 
     _: dataclasses.KW_ONLY
     inplace: bool = False

@@ -211,7 +211,7 @@ def children(module: nnx.Module) -> Iterator[nnx.Module]:
 
 
 def named_modules(module: nnx.Module, prefix: str = "") -> Iterator[tuple[str, nnx.Module]]:
-    """Yield a module as "" and all modules in it with their paths, parents first, each once.
+    """Yield a module, as "", and its descendants with their paths, parents first, each once.
 
     torch counterpart: `torch.nn.Module.named_modules`; `nnx.iter_modules` yields children first.
 
