@@ -29,7 +29,7 @@ class InPlaceActivation(Layer):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class ActivationLayer(InPlaceActivation):
-    """Base of activations that have no `inplace` in torch, accepted by name, because libraries pass it to all."""
+    """Base of activations without `inplace` in torch: libraries pass it to all, by name."""
 
     _: dataclasses.KW_ONLY
     inplace: bool = False
