@@ -207,6 +207,27 @@ def test_a_mesh_in_context_changes_no_number(case, mesh, placed, B):
         assert_equal_numbers(f"{case}[{i}]", got, want)
 
 
+@pytest.mark.parametrize("replicated", [False, True], ids=["module", "function"])
+@pytest.mark.parametrize("mesh", MESHES)
+def test_the_mesh_of_placed_arrays_is_enough_under_jit(mesh, replicated):
+    mesh = mesh_of(mesh)
+
+    def gradients(weights, x, y):
+        if replicated:
+            net = parallel(lambda w, x: x @ w)
+            return jax.value_and_grad(lambda w: mse(functools.partial(net, jaxpar.replicated(w)), x, y))(weights)
+        net = nnx.merge(form, weights)
+        return nnx.value_and_grad(mse)(net, x, y)
+
+    module = nnx.Linear(3, 2, rngs=nnx.Rngs(0), param_dtype=float)
+    form, weights = nnx.split(parallel(module))
+    weights = jax.device_put(np.ones((3, 2)), NamedSharding(mesh, P())) if replicated else weights
+    got = jax.jit(gradients)(weights, on_mesh(mesh, X), on_mesh(mesh, Y))
+    want = gradients(jax.device_put(jax.tree.map(np.asarray, weights)), X, Y)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert_equal_numbers("jit", np.asarray(a), np.asarray(b))
+
+
 def test_a_planted_fault_is_seen():
     x, y = X.copy(), Y
     x[0, 0] += 1e-6

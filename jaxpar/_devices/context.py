@@ -101,7 +101,7 @@ def brought(
     mesh, array = None if scope is None else scope.mesh, concrete(x)
     source: Any = array.sharding if is_real(array) else jax.typeof(x).sharding
     typed = isinstance(source, NamedSharding) and is_explicit(source.mesh)
-    if scope is not None and mesh is None and not typed and not is_real(array):
+    if scope is not None and mesh is None and (typed or not is_real(array)):
         # The caller's program has a mesh without a context, in the type of what it brings.
         foreign = not source.mesh.empty and source.mesh.axis_names != to.axis_names
         mesh = scope.mesh = source.mesh if foreign else None
@@ -111,7 +111,8 @@ def brought(
         # Results get the mesh of an argument, and XLA may choose a distribution that its axes cannot express.
         foreign = isinstance(source, NamedSharding) and source.mesh.axis_names != to.axis_names
         return jax.device_put(x, sharding()) if foreign else x
-    if not typed and (mesh is None or _is_remote(mesh)):
+    there = not is_real(array) and source.mesh.axis_names == to.axis_names
+    if not typed and (mesh is None or _is_remote(mesh) or there):
         return x
     if not is_real(array) and not typed and not is_explicit(mesh):
         return _unconstrained(x, mesh)
