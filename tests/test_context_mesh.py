@@ -215,7 +215,9 @@ def test_the_mesh_of_placed_arrays_is_enough_under_jit(mesh, replicated):
     def gradients(weights, x, y):
         if replicated:
             net = parallel(lambda w, x: x @ w)
-            return jax.value_and_grad(lambda w: mse(functools.partial(net, jaxpar.replicated(w)), x, y))(weights)
+            return jax.value_and_grad(lambda w: mse(functools.partial(net, jaxpar.replicated(w)), x, y))(
+                weights
+            )
         net = nnx.merge(form, weights)
         return nnx.value_and_grad(mse)(net, x, y)
 
