@@ -111,8 +111,8 @@ def brought(
         # Results get the mesh of an argument, and XLA may choose a distribution that its axes cannot express.
         foreign = isinstance(source, NamedSharding) and source.mesh.axis_names != to.axis_names
         return jax.device_put(x, sharding()) if foreign else x
-    there = not is_real(array) and source.mesh.axis_names == to.axis_names
-    if not typed and (mesh is None or _is_remote(mesh) or there):
+    settled = not is_real(array) and source.mesh.axis_names == to.axis_names
+    if not typed and (mesh is None or _is_remote(mesh) or settled):
         return x
     if not is_real(array) and not typed and not is_explicit(mesh):
         return _unconstrained(x, mesh)

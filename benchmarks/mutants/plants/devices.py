@@ -10,7 +10,7 @@ PLANTS = [
         ('or (source.spec[axis] if axis < len(source.spec) else None)', 'or None', "tests/test_context_mesh.py -k lies"),
         ('return isinstance(mesh, Mesh) and array.committed and not placed', 'return False', "tests/test_context_mesh.py -k lies"),
         ('mesh is None and (typed or not is_real(array))', 'mesh is None and not typed and not is_real(array)', "tests/test_context_mesh.py -k placed_arrays"),
-        ('or _is_remote(mesh) or there)', 'or _is_remote(mesh))', "tests/test_context_mesh.py -k placed_arrays"),
+        ('or _is_remote(mesh) or settled)', 'or _is_remote(mesh))', "tests/test_context_mesh.py -k placed_arrays"),
     ),
     *plants("jaxpar/_devices/devices.py",
         ('return len(available) if len(available) > 1 or available[0].platform != "cpu" else 0', 'return len(available)', "tests/test_devices.py -k one_cpu"),
