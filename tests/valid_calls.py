@@ -18,7 +18,7 @@ import torch
 from flax import nnx
 
 import jaxpar
-from jaxpar import comm_hooks, distributions, nn, optim
+from jaxpar import comm_hooks, distributions, nn, optim, parity
 from jaxpar.optim import lr_scheduler
 from jaxpar.parity import recorder
 
@@ -234,6 +234,15 @@ def trace() -> str:
     return str(recorder.record(folder(), torch.nn.Linear(2, 1), np.ones((4, 2), np.float32)))
 
 
+@functools.cache
+def taps() -> str:
+    """The taps of a training of two steps."""
+    with parity.Tap(path := folder()) as tap:
+        for step in range(2):
+            tap(step, loss=1.0)
+    return path
+
+
 def sequence(scheduler: Callable[..., Any]) -> dict[str, Any]:
     shared = optimizer()
     return {
@@ -345,6 +354,8 @@ CALLS: dict[str, dict[str, Any]] = {
     "Profile": lambda: {"directory": folder(), "wait": 1, "active": 1},
     "Checkpointer": lambda: {"directory": folder()},
     "MetricsLog": lambda: {"directory": folder()},
+    "Tap": lambda: {"folder": folder()},
+    "bisect": lambda: {"a": taps(), "b": taps()},
     "Hardware": lambda: {
         name: {"float32": 1e12} if name == "flops" else "card" if name == "name" else 1e9
         for name in ("name", "flops", "bandwidth", "memory", "link", "network", "latency")

@@ -18,6 +18,7 @@ import click
 from .._devices.virtual import virtual_devices
 from .._version import __version__
 from ..errors import MatchError, SpecError
+from .bisect import bisect
 from .contract import contract, skill
 from .demo.settings import DemoSettings, has_torch
 from .ending import leave, plain_ending
@@ -50,7 +51,7 @@ def cli() -> None:
     """PyTorch's data parallelism for JAX and Flax, and the proof that it is the same."""
 
 
-for _command in (port, contract, skill, program):
+for _command in (port, contract, skill, program, bisect):
     cli.add_command(_command)
 
 

@@ -22,6 +22,9 @@ from ._port.port import port as port
 from ._port.training.lines import Lines as Lines
 from ._record import check as check
 from ._record import record as record
+from ._runs.bisect import Bisection as Bisection
+from ._runs.bisect import bisect as bisect
+from ._runs.tap import Tap as Tap
 from ._sides.step_data import Layout as Layout
 from ._trace.judging import against as against
 from ._weights.load_torch import load_torch as load_torch

@@ -1,9 +1,10 @@
-"""The recorder of traces as one file: it needs torch and NumPy, neither jaxpar nor JAX.
+"""The recorder of traces, and `Tap`, as one file: it needs torch and NumPy, neither jaxpar nor JAX.
 
     python -m jaxpar.parity.recorder side.py trace/        # records what side.py defines
     python -m jaxpar.parity.recorder --copy recorder.py    # writes the one file
     python recorder.py side.py trace/                      # where only torch and NumPy are installed
     from recorder import record                            # the same from a script
+    from recorder import Tap                               # writes the steps of a training, for jaxpar bisect
 
 The file is packed from the modules that a comparison uses, so there is one catalogue of causes and one
 definition of a step. It always runs packed, here as well.
@@ -20,6 +21,7 @@ from typing import Any
 
 PACKAGE = Path(__file__).resolve().parents[1]
 START = ("parity", "_trace", "recording")
+TAP = ("parity", "_runs", "tap")
 STAND_IN = "jaxpar_recorder.parity._trace.jax_stand_in"
 INSTEAD = {
     "import jax\n": f"from {STAND_IN.rpartition('.')[0]} import jax_stand_in as jax\n",
@@ -51,6 +53,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 if not any(type(finder).__name__ == "_Finder" for finder in sys.meta_path):
     sys.meta_path.insert(0, _Finder())
 
+from jaxpar_recorder.parity._runs.tap import Tap
 from jaxpar_recorder.parity._trace.command import main
 from jaxpar_recorder.parity._trace.recording import record
 
@@ -79,7 +82,7 @@ def packed() -> str:
 
 def _sources() -> Iterator[tuple[Name, str]]:
     """Yield the modules that recording imports, and a substitute for JAX."""
-    todo: list[Name] = [START, (*START[:-1], "command"), (*START[:-1], "jax_stand_in")]
+    todo: list[Name] = [START, TAP, (*START[:-1], "command"), (*START[:-1], "jax_stand_in")]
     packed_names: set[Name] = set()
     while todo:
         name = todo.pop()

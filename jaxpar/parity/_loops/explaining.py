@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .changes import changes, jax_groups_of, regroupings
-from .fitting import Fit, Groups, fit
+from .fitting import DOUBLE, Fit, Groups, fit
 from .rates import Rates, first_rates, rate_changes
 from .recipe import Arrays, Recipe
 from .solving import solutions
@@ -34,6 +34,7 @@ class Explainer:
     weights: Sequence[Arrays]
     rates: Rates
     tolerance: float  # EXACT or SINGLE
+    unit: float = DOUBLE  # of rounding in the weights
 
     def same(self, recipe: Recipe, groups: Groups) -> bool:
         """Whether JAX's updates are this recipe's, with torch's rates."""
@@ -41,7 +42,7 @@ class Explainer:
         return result.complete and rate_changes(self.rates, result) == ()
 
     def _fit(self, recipe: Recipe, groups: Groups) -> Fit:
-        return fit(recipe, self.batches, self.weights, groups, self.tolerance)
+        return fit(recipe, self.batches, self.weights, groups, self.tolerance, self.unit)
 
     def causes(self, recipe: Recipe, groups: Groups, depth: int = DEPTH) -> tuple[str, ...]:
         """Return the shortest explanations as sentences: alternatives that give the same updates."""

@@ -13,6 +13,8 @@ EXACT, SINGLE = 1e-9, 2e-6
 """The relative error of one update up to which a recipe explains it. float64 leaves about 1e-13; state in
 float32, such as the sums of `optax.MultiSteps` by default, up to about 5e-7."""
 
+DOUBLE = 2.0**-52
+
 Groups = Sequence[Sequence[int]]
 """The batches of each update."""
 
@@ -33,12 +35,13 @@ def fit(
     weights: Sequence[Arrays],
     groups: Groups,
     tolerance: float = EXACT,
+    unit: float = DOUBLE,
 ) -> Fit:
-    """Follow `weights` update by update, and drop parameters that the recipe does not explain."""
+    """Follow `weights`, rounded to `unit`, and drop parameters whose updates the recipe does not explain."""
     result = Fit({name: [] for name in recipe.settings}, {name: [] for name in recipe.settings})
     simulation = Simulation(recipe)
     with np.errstate(all="ignore"):  # infinite gradients, and roots of differences below 0
-        _follow(simulation, result, batches, weights, groups, tolerance)
+        _follow(simulation, result, batches, weights, groups, tolerance, unit)
     result.complete = len(result.rates) == len(recipe.settings)
     return result
 
@@ -50,6 +53,7 @@ def _follow(
     weights: Sequence[Arrays],
     groups: Groups,
     tolerance: float,
+    unit: float,
 ) -> None:
     for group in groups:
         before, after = weights[group[0]], weights[group[-1] + 1]
@@ -61,8 +65,8 @@ def _follow(
             updates = simulation.update(before, gradients)
         for name in list(result.rates):
             change = after[name] - before[name]
-            size = np.abs(before[name]).max(initial=0.0)
-            rate = _rate(change, *updates[name], size, tolerance)
+            rounding = 8 * unit * float(np.abs(before[name]).max(initial=0.0))
+            rate = _rate(change, *updates[name], rounding, tolerance)
             if rate is None:
                 del result.rates[name], result.bounds[name]
                 continue
@@ -75,13 +79,12 @@ def _follow(
 
 
 def _rate(
-    change: np.ndarray, constant: np.ndarray | float, slope: np.ndarray, weight: float, relative: float
+    change: np.ndarray, constant: np.ndarray | float, slope: np.ndarray, rounding: float, relative: float
 ) -> tuple[float, float] | None:
     """Return the rate and its error if `change` is constant + rate * slope up to rounding, else None."""
     if not (np.isfinite(change).all() and np.isfinite(slope).all()):
         return (np.nan, np.inf) if np.array_equal(np.isfinite(change), np.isfinite(slope)) else None
     constant = np.broadcast_to(constant, change.shape)
-    rounding = 8 * np.finfo(float).eps * weight
     tolerance = relative * max(np.abs(change).max(initial=0.0), np.abs(constant).max(initial=0.0)) + rounding
     rate, error = _solved(change - constant, slope)
     if error > tolerance:

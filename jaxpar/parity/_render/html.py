@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
@@ -17,6 +18,11 @@ ROWS = 1000  # in the table, those nearest to their limit; the others are counte
 
 def dumps(comparison: ComparisonData) -> str:
     """Return the page. It is also valid XML, so that a test notices when a name becomes markup."""
+    return rendered("report.html.j2", _view(comparison))
+
+
+def rendered(template: str, view: Mapping[str, Any]) -> str:
+    """Return the page that a template makes, with the style and script of all reports."""
     try:
         import jinja2
     except ImportError as error:
@@ -36,8 +42,9 @@ def dumps(comparison: ComparisonData) -> str:
     )
     environment.filters |= {f.__name__: f for f in (phrases.short, phrases.value, phrases.middle, path)}
     script = _file("sort.js")
-    return environment.get_template("report.html.j2").render(
-        _view(comparison),
+    return environment.get_template(template).render(
+        view,
+        size=plots,
         style=_file("report.css"),
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -65,7 +72,6 @@ def _view(comparison: ComparisonData) -> dict[str, Any]:
         "scatters": scatters,
         "marked": [outcome for outcome in phrases.ORDER if any(outcome in plot.marks for plot in scatters)],
         "trajectory": None if curve is None or not curve.steps else plots.trajectory(curve),
-        "size": plots,
     }
 
 

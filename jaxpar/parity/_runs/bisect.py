@@ -1,0 +1,234 @@
+"""Compare two tapped runs: the first step and the first quantity that part, and why."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ...errors import FileError
+from .batches import batch_causes
+from .buffers import extra_causes, optimizer_causes
+from .envelope import ORDER, PartCurve, Parting, Walk, walked
+from .matching import MatchedNames, matched
+from .passes import Scene, gradient_causes, loss_causes
+from .run import TappedRun, read_run
+from .updates import rate_causes, update_causes
+
+FORMAT, VERSION = "jaxpar.parity.Bisection", 1
+
+QUANTITIES = {
+    "batch": "the rows of the batch",
+    "loss": "the loss",
+    "gradients": "the gradients",
+    "rate": "the learning rate",
+    "parameters": "the parameters after the update",
+    "optimizer": "the optimizer's state",
+    "extra": "the buffers",
+}
+CAUSES = {
+    "loss": loss_causes,
+    "gradients": gradient_causes,
+    "rate": rate_causes,
+    "parameters": update_causes,
+    "optimizer": optimizer_causes,
+    "extra": extra_causes,
+}
+
+
+@dataclass(frozen=True)
+class Bisection:
+    """Result of `bisect`.
+
+    Attributes:
+      a, b: the folders of the runs.
+      same: whether rounding explains every difference.
+      step: the first step that differs by more; None if `same`.
+      part: the first quantity of that step, in the order of computation: "batch", "loss", "gradients",
+        "rate", "parameters", "optimizer" or "extra".
+      causes: sentences that name why. Several are alternatives.
+      partings: where each part first differs; those after the first are mostly consequences.
+      curves: the distance of each part by step, and up to which distance it is rounding.
+      steps: the number of steps that both runs have.
+      notes: what happened to the files, and what both runs do in different ways without consequences.
+      unreached: what the verdict does not cover.
+    """
+
+    a: str
+    b: str
+    same: bool
+    step: int | None
+    part: str | None
+    causes: tuple[str, ...]
+    partings: tuple[Parting, ...]
+    curves: Mapping[str, PartCurve]
+    steps: int
+    notes: tuple[str, ...]
+    unreached: tuple[str, ...]
+
+    def headline(self) -> str:
+        """Return the verdict in one sentence."""
+        if self.part is None:
+            return f"The runs are the same for {self.steps} steps, up to rounding."
+        return f"The runs part in step {self.step}: {QUANTITIES[self.part]}."
+
+    def __str__(self) -> str:
+        lines = [self.headline(), f"  A: {self.a}", f"  B: {self.b}"]
+        for i, cause in enumerate(self.causes):
+            lines.append(f"  {'or' if i else 'Because'}: {cause}")
+        if self.part is not None and not self.causes:
+            lines.append("  No known cause explains it.")
+        for p in self.partings:
+            leaf = f" of {p.leaf}" if p.leaf else ""
+            lines.append(
+                f"  step {p.step}: {p.part}{leaf}: {p.a:.9g} and {p.b:.9g} "
+                f"(distance {p.distance:.2g}, rounding {p.allowed:.2g})"
+            )
+        lines += [f"  Note: {text}" for text in self.notes]
+        lines += [f"  Not reached: {text}" for text in self.unreached]
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the result as plain data for JSON, with a format and a version; infinity is a string."""
+        return {"format": FORMAT, "version": VERSION, **_plain(asdict(self))}
+
+    def save_html(self, path: str | os.PathLike[str]) -> None:
+        """Write the report, with the curves, as one HTML file that needs no network."""
+        from .._render.bisection import dumps
+
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(dumps(self))
+
+
+def _plain(x: Any) -> Any:
+    if isinstance(x, Mapping):
+        return {str(key): _plain(value) for key, value in x.items()}
+    if isinstance(x, list | tuple):
+        return [_plain(value) for value in x]
+    return str(x) if isinstance(x, float) and json.dumps(x).lstrip("-")[0] in "NI" else x
+
+
+def bisect(
+    a: str | os.PathLike[str],
+    b: str | os.PathLike[str],
+    *,
+    nudged: str | os.PathLike[str] | None = None,
+    names: Mapping[str, str] | None = None,
+) -> Bisection:
+    """Find where two tapped training runs part, and name the cause.
+
+    Steps are compared part by part in the order in which they are computed: rows of the batch, loss,
+    gradients, rate, parameters, state. A difference counts if it is larger than what rounding makes of the
+    earlier differences. The cause is read from the taps: nothing is run.
+
+    Args:
+      a, b: folders that `Tap` wrote, of either framework and of any number of processes.
+      nudged: the folder of run A repeated from parameters that differ by one rounding. Its distance from
+        run A then is the measure of rounding.
+      names: names of parameters in run B, by those in run A, where matching by name and content fails.
+
+    Returns:
+      A Bisection.
+
+    Raises:
+      FileError: a folder without taps, or with a damaged file; runs without common steps, or with samples
+        that other seeds drew.
+      ValueError: `names` has a name that was not tapped.
+
+    >>> import tempfile, numpy as np
+    >>> from jaxpar import parity
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for run, rate in (("a", 0.1), ("b", 0.2)):
+    ...         with parity.Tap(f"{folder}/{run}") as tap:
+    ...             for step in range(4):
+    ...                 tap(step, batch=np.ones((2, 3)), loss=1.0, rate=rate)
+    ...     bisection = parity.bisect(f"{folder}/a", f"{folder}/b")
+    >>> bisection.step, bisection.part, bisection.causes
+    (0, 'rate', ("run A's rate is not run B's (run B's is 2 times as large)",))
+    """
+    runs = read_run(a), read_run(b)
+    third = None if nudged is None else read_run(nudged)
+    _check(runs[0], runs[1])
+    if third is not None:
+        _check(runs[0], third)
+    paired = matched(*runs, names)
+    walk = walked(*runs, paired, third, None if third is None else matched(runs[0], third, None))
+    return _judged(*runs, paired, walk)
+
+
+def _check(a: TappedRun, b: TappedRun) -> None:
+    if a.seed != b.seed:
+        raise FileError(
+            f"parity.bisect: {a.path} was sampled with seed {a.seed} and {b.path} with {b.seed}: it "
+            "must be one seed."
+        )
+    if not a.steps.keys() & b.steps.keys():
+        ranges = [f"{min(run.steps, default=None)} to {max(run.steps, default=None)}" for run in (a, b)]
+        raise FileError(
+            f"parity.bisect: {a.path} has steps {ranges[0]} and {b.path} {ranges[1]}: none in common. Count "
+            "both from the same number."
+        )
+
+
+def _judged(a: TappedRun, b: TappedRun, names: MatchedNames, walk: Walk) -> Bisection:
+    first = walk.partings[0] if walk.partings else None
+    causes: list[str] = []
+    if first is not None:
+        scene = Scene(a, b, names, walk, first.step)
+        if first.part == "batch":
+            causes = batch_causes(a, b, walk.steps, first.step)
+        else:
+            causes = CAUSES[first.part](scene)
+    return Bisection(
+        a.path,
+        b.path,
+        first is None,
+        None if first is None else first.step,
+        None if first is None else first.part,
+        tuple(causes),
+        tuple(walk.partings),
+        walk.curves,
+        len(walk.steps),
+        tuple(_notes(a, b, walk)),
+        tuple(_unreached(a, b, names, walk)),
+    )
+
+
+def _notes(a: TappedRun, b: TappedRun, walk: Walk) -> list[str]:
+    notes = [*a.notes, *b.notes]
+    for one, other, label in ((a, b, "A"), (b, a, "B")):
+        alone = sorted(one.steps.keys() - other.steps.keys())
+        if alone:
+            notes.append(f"steps {alone[0]} to {alone[-1]} ({len(alone)}) are in run {label} alone")
+    if walk.scaled:
+        notes.append(
+            f"the gradients of {len(walk.scaled)} steps (from {walk.scaled[0]} on) differ by a factor, and "
+            "the parameters do not: one run taps them before clipping"
+        )
+    if a.world != b.world:
+        notes.append(f"run A has {a.world} processes and run B {b.world}; rows are compared over all")
+    return notes
+
+
+def _unreached(a: TappedRun, b: TappedRun, names: MatchedNames, walk: Walk) -> list[str]:
+    texts = list(names.unmatched)
+    for part in ORDER:
+        untapped = _untapped(a, b, part) if part not in walk.curves else ""
+        if untapped and not (part == "extra" and untapped == "both runs"):
+            texts.append(f"{QUANTITIES[part]}, which {untapped} did not tap")
+    for run, label in ((a, "A"), (b, "B")):
+        if "parameters" not in run.start.parts:
+            texts.append(
+                f"the parameters before the first step of run {label} (parity.Tap(folder, start=...))"
+            )
+    return texts
+
+
+def _untapped(a: TappedRun, b: TappedRun, part: str) -> str:
+    tapped = [
+        any(part in s.parts or part in s.numbers or (part == "batch" and s.batch) for s in run.steps.values())
+        for run in (a, b)
+    ]
+    return "both runs" if not any(tapped) else "run A" if not tapped[0] else "run B"

@@ -1,0 +1,291 @@
+"""Name why the loss or the gradients of a step differ, whose rows and parameters are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .casts import representable
+from .envelope import UNITS, Walk, common_factor
+from .matching import Aligned, MatchedNames
+from .run import LARGEST, LEAST, NORM, Table, TappedRun
+
+NEAR_ONE = 0.05
+"""Of 1 - cosine: gradients of a pass in a smaller type differ by less, with other dropout masks by more."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Two runs and the step in which they part."""
+
+    a: TappedRun
+    b: TappedRun
+    names: MatchedNames
+    walk: Walk
+    step: int
+
+    def aligned(self, part: str, step: int | None = None) -> Aligned:
+        k = self.step if step is None else step
+        return Aligned(part, self.a.steps[k], self.b.steps[k], self.names)
+
+    def before(self) -> Aligned:
+        """Return the parameters with which both runs begin the step."""
+        return Aligned("parameters", self.a.before(self.step), self.b.before(self.step), self.names)
+
+    @property
+    def later(self) -> list[int]:
+        return [k for k in self.walk.steps if k >= self.step]
+
+
+def loss_causes(scene: Scene) -> list[str]:
+    """Name why the loss differs: a reduction, another mode of a layer, a smaller type, random numbers."""
+    x, y = (run.steps[scene.step].loss for run in (scene.a, scene.b))
+    assert x is not None
+    assert y is not None
+    ratio = y / x if x else np.inf
+    if not np.isfinite(y) or not np.isfinite(x):
+        return [f"the loss of run {'A' if np.isfinite(y) else 'B'} is not finite"]
+    tolerance = scene.walk.tolerance("gradients")
+    gradients = scene.aligned("gradients")
+    if gradients:
+        factor, residue = common_factor(gradients)
+        if residue <= tolerance and abs(factor - 1) <= tolerance:
+            return [_reported(scene, ratio)]
+        if residue <= tolerance:
+            which = (
+                "the loss and its gradients are"
+                if abs(ratio - factor) <= 1e-3 * abs(factor)
+                else "gradients are"
+            )
+            return [f"{which} {factor:.6g} times as large in run B{_reduction(scene, factor)}"]
+        if cause := _added_decay(scene, gradients):
+            return [f"{cause}, as a penalty in the loss"]
+    elif name := _reduction(scene, ratio):
+        return [f"the loss is {ratio:.6g} times as large in run B{name}"]
+    causes = [*mode_causes(scene), *cast_causes(scene, ("gradients", "extra"))]
+    return causes or [*_pass_causes(scene, gradients, abs(ratio - 1))]
+
+
+def _reported(scene: Scene, ratio: float) -> str:
+    return (
+        f"only the reported loss differs ({ratio:.6g} times as large in run B{_reduction(scene, ratio)}); "
+        "the gradients are the same"
+    )
+
+
+def _reduction(scene: Scene, factor: float) -> str:
+    """Return what the factor is, such as the number of rows."""
+    counts: dict[str, float] = {}
+    for leaf in scene.a.steps[scene.step].batch.values():
+        counts.setdefault("rows", float(leaf.digests.shape[1]))
+        for shape in (leaf.shape, leaf.shape[1:]):
+            counts[f"elements of {shape}"] = float(np.prod(shape))
+    for text, count in counts.items():
+        for value, run in ((count, "B"), (1 / count, "A")):
+            if count > 1 and abs(factor - value) <= 1e-5 * value:
+                return f": run {run} has the sum where the other has the mean, over {count:.0f} {text}"
+    for count in range(2, 65):
+        for value, run in ((float(count), "B"), (1.0 / count, "A")):
+            if abs(factor - value) <= 1e-5 * value:
+                return f": run {run} has a sum of {count} where run {'BA'[run == 'B']} has a mean"
+    exponent = np.log2(abs(factor)) if factor else 0.5
+    return ": a loss scale?" if abs(exponent - round(exponent)) < 1e-6 and round(exponent) else ""
+
+
+def _added_decay(scene: Scene, gradients: Aligned) -> str:
+    """Return that the gradients of one run include a multiple of the parameters, if they do."""
+    before = scene.before()
+    if not before or not set(gradients.names) <= set(before.a.names):
+        return ""
+    parameters = before.a.rows(gradients.names).samples[gradients.sampled]
+    change = (gradients.b.samples - gradients.a.samples)[gradients.sampled]
+    names = [gradients.names[i] for i in np.flatnonzero(gradients.sampled)]
+    sizes = np.abs(change).max(1, initial=0.0)
+    touched = sizes > 1e-6 * sizes.max(initial=0.0)
+    x, y = parameters[touched], change[touched]
+    decay = float(np.vdot(x, y)) / max(float(np.vdot(x, x)), 1e-300)
+    rounding = 8 * scene.walk.unit * scene.walk.level * float(np.abs(gradients.a.samples).max(initial=0.0))
+    if not decay or np.abs(y - decay * x).max(initial=0.0) > 1e-5 * np.abs(y).max(initial=0.0) + rounding:
+        return ""
+    decayed = [name for name, other in zip(names, touched, strict=True) if other]
+    suffix = "" if len(decayed) == len(names) else f", for {listed(decayed)}"
+    run = "B" if decay > 0 else "A"
+    return f"weight decay: run {run} adds {abs(decay):.5g} times the parameters to the gradients{suffix}"
+
+
+def listed(names: Sequence[str], most: int = 4) -> str:
+    return ", ".join(names[:most]) + (" and others" if len(names) > most else "")
+
+
+def mode_causes(scene: Scene) -> Iterator[str]:
+    """Name a BatchNorm in evaluation mode: one run's running statistics never change."""
+    still = [unchanged(run, "extra") for run in (scene.a, scene.b)]
+    for i, name in enumerate("AB"):
+        names = {_label(scene, leaf, i) for leaf in still[i]} - {
+            _label(scene, leaf, 1 - i) for leaf in still[1 - i]
+        }
+        names = {leaf for leaf in names if leaf}
+        if names:
+            yield (f"BatchNorm is in evaluation mode in run {name}: {listed(sorted(names))} never changes")
+            return
+
+
+def _label(scene: Scene, leaf: str, side: int) -> str:
+    pairs = scene.names.pairs.get("extra", [])
+    return next((pair[0] for pair in pairs if pair[side] == leaf), "")
+
+
+def unchanged(run: TappedRun, part: str) -> set[str]:
+    """Return the arrays that are the same in all steps, and before the first."""
+    tables = [step.parts[part] for step in [run.start, *run.steps.values()] if part in step.parts]
+    if len(tables) < 2:
+        return set()
+    first = tables[0]
+    return {
+        name
+        for i, name in enumerate(first.names)
+        if all(
+            name in t.names and np.array_equal(t.rows([name]).values[0], first.values[i], True)
+            for t in tables
+        )
+    }
+
+
+def cast_causes(scene: Scene, parts: Sequence[str]) -> Iterator[str]:
+    """Name arrays that one run alone holds in a smaller type, by their types or by their values."""
+    for part in parts:
+        aligned = scene.aligned(part)
+        leaves: dict[str, list[str]] = {}
+        for i, leaf in enumerate(aligned.names):
+            types = aligned.a.dtypes[i], aligned.b.dtypes[i]
+            # Rounding alone, such as the gradient of a bias before BatchNorm, has few bits in any type.
+            large = aligned.a.values[i, NORM] > 1e-6 * aligned.rms[i] * np.sqrt(aligned.a.sizes[i])
+            kinds = [representable(table.samples[i]) if large else "" for table in (aligned.a, aligned.b)]
+            for side, run in enumerate("AB"):
+                if UNITS.get(types[side], 0.0) > UNITS.get(types[1 - side], 1.0):
+                    text = f"are {types[side]} in run {run} and {types[1 - side]} in run {'BA'[side]}"
+                    leaves.setdefault(text, []).append(leaf)
+                elif kinds[side] and not kinds[1 - side] and types[0] == types[1]:
+                    leaves.setdefault(f"are rounded to {kinds[side]} in run {run}", []).append(leaf)
+        yield from (f"{part} {text}: {listed(names)}" for text, names in leaves.items())
+        if leaves:
+            return
+
+
+def _pass_causes(scene: Scene, gradients: Aligned, change: float) -> Iterator[str]:
+    """Name what is possible if nothing is proven."""
+    rounding = False
+    if gradients:
+        x, y = gradients.a.samples[gradients.sampled], gradients.b.samples[gradients.sampled]
+        norms = float(np.linalg.norm(x) * np.linalg.norm(y))
+        cosine = float(np.vdot(x, y)) / norms if norms else 0.0
+        rounding = 1 - cosine < NEAR_ONE * 0.01 and change < 2.0**-6
+    if rounding:
+        yield (
+            f"the forward pass of one run rounds more: the loss differs by {change:.2g}, as a smaller type "
+            "in a part makes it (bfloat16, float16, TF32), or an epsilon"
+        )
+    else:
+        yield (
+            "the forward pass differs: dropout (its masks, seed or mode) or another computation; rows, "
+            "parameters, reduction, buffers and types do not explain it. parity.compare finds the layer"
+        )
+
+
+# ---------------------------------------------------------------------------------------------- gradients
+
+
+def gradient_causes(scene: Scene) -> list[str]:
+    """Name why the gradients differ at an equal loss."""
+    aligned = scene.aligned("gradients")
+    tolerance = scene.walk.tolerance("gradients")
+    ranks = [_ranks_differ(run, scene.step, tolerance) for run in (scene.a, scene.b)]
+    for i, name in enumerate("AB"):
+        if ranks[i] and not ranks[1 - i]:
+            return [
+                f"the processes of run {name} have different gradients: they are not averaged over processes"
+            ]
+    if causes := list(_zero_causes(aligned)):
+        return causes
+    if cause := _clip_cause(scene, aligned):
+        return [cause]
+    factor, residue = common_factor(aligned)
+    if residue <= tolerance:
+        return [f"gradients are {factor:.6g} times as large in run B{_reduction(scene, factor)}"]
+    if cause := _added_decay(scene, aligned):
+        return [cause]
+    if causes := list(cast_causes(scene, ("gradients",))):
+        return causes
+    return list(_partial_causes(scene, aligned, tolerance))
+
+
+def _ranks_differ(run: TappedRun, step: int, tolerance: float) -> bool:
+    tables = run.steps[step].ranks.get("gradients", [])
+    return any(
+        np.abs(table.values[:, NORM] - tables[0].values[:, NORM]).max()
+        > tolerance * tables[0].values[:, NORM].max()
+        for table in tables[1:]
+        if table.values.shape == tables[0].values.shape
+    )
+
+
+def _zero_causes(aligned: Aligned) -> Iterator[str]:
+    for i, name in enumerate("AB"):
+        table, other = (aligned.a, aligned.b) if i == 0 else (aligned.b, aligned.a)
+        zero = (table.values[:, NORM] == 0) & (other.values[:, NORM] > 0)
+        if zero.any() and not zero.all():
+            leaves = [aligned.names[j] for j in np.flatnonzero(zero)]
+            yield f"{listed(leaves)} has no gradient in run {name}: frozen, or cut off (stop_gradient)"
+
+
+def _clip_cause(scene: Scene, aligned: Aligned) -> str:
+    """Name a limit that the gradients of one run, or of each run, meet in several steps."""
+    steps = scene.walk.steps
+    tables = [
+        [run.steps[k].parts["gradients"] for k in steps if "gradients" in run.steps[k].parts]
+        for run in (scene.a, scene.b)
+    ]
+    limits = [_limit(rows) for rows in tables]
+    forms = ("the global norm", "the values", "the norm of each array")
+    for i, form in enumerate(forms):
+        one, other = limits[0][i], limits[1][i]
+        if one and other:
+            if abs(one - other) <= 1e-4 * one:
+                if abs(one - other) > 1e-12 * one:
+                    return f"both clip {form} at {one:.4g}; one by the norm + 1e-6, one by the norm alone"
+                continue
+            return f"run A clips {form} at {one:.4g}, run B at {other:.4g}"
+    kinds = [next((i for i in range(3) if limit[i]), None) for limit in limits]
+    texts = [
+        None if kind is None else f"clips {forms[kind]} at {limits[side][kind]:.4g}"
+        for side, kind in enumerate(kinds)
+    ]
+    if texts[0] and texts[1]:
+        return "" if kinds[0] == kinds[1] else f"run A {texts[0]}, run B {texts[1]}"
+    if not texts[0] and not texts[1]:
+        return ""
+    side = 0 if texts[0] else 1
+    return f"run {'AB'[side]} {texts[side]}; run {'BA'[side]} does not"
+
+
+def _limit(tables: list[Table]) -> tuple[float, float, float]:
+    """Return the limits of the global norm, the values, and the norm of an array; 0 means no limit."""
+    norms = np.array([np.linalg.norm(t.values[:, NORM]) for t in tables])
+    extremes = np.array([np.abs(t.values[:, [LEAST, LARGEST]]).max() for t in tables])
+    leaves = np.array([t.values[:, NORM].max() for t in tables])
+    return _met(norms), _met(extremes), _met(leaves)
+
+
+def _met(values: np.ndarray) -> float:
+    """Return the largest value if several steps have it, to torch's 1e-6, and none is larger."""
+    values = values[np.isfinite(values)]
+    largest = float(values.max(initial=0.0))
+    return largest if largest and (values >= largest * (1 - 2e-5)).sum() >= 2 else 0.0
+
+
+def _partial_causes(scene: Scene, aligned: Aligned, tolerance: float) -> Iterator[str]:
+    different = [name for name, d in zip(aligned.names, aligned.distances, strict=True) if d > tolerance]
+    if len(different) < len(aligned.names) and different:
+        yield f"only the gradients of {listed(different)} differ: the backward pass of that part"

@@ -1,0 +1,217 @@
+"""Name why parameters differ after equal gradients: sampled elements are a small training by themselves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from .._loops.changes import changes
+from .._loops.explaining import Explainer
+from .._loops.fitting import EXACT, Fit, fit, misfit
+from .._loops.rates import rate_changes
+from .._loops.reading import KEYS, KINDS
+from .._loops.recipe import Recipe
+from .._loops.solving import solutions
+from .passes import Scene, cast_causes, listed, unchanged
+from .run import TappedRun
+
+STEPS = 48
+"""At most so many updates are searched for an explanation."""
+
+FLOAT32 = 2e-5
+"""The relative error of an update that float32 leaves."""
+
+USUAL: dict[str, dict[str, Any]] = {
+    "sgd": {"momentum": 0.0, "dampening": 0.0, "nesterov": False, "weight_decay": 0.0, "coupled": True},
+    "adam": {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "coupled": False, "amsgrad": False},
+    "rmsprop": {
+        "alpha": 0.99,
+        "eps": 1e-8,
+        "momentum": 0.0,
+        "centered": False,
+        "weight_decay": 0.0,
+        "coupled": True,
+    },
+    "adagrad": {"eps": 1e-10, "initial_accumulator_value": 0.0, "weight_decay": 0.0, "coupled": True},
+    "adadelta": {"rho": 0.9, "eps": 1e-6, "weight_decay": 0.0, "coupled": True},
+}
+
+Arrays = Mapping[str, np.ndarray]
+
+
+def rate_causes(scene: Scene) -> list[str]:
+    """Name how the schedules differ."""
+    runs = [
+        [list(run.steps[k].numbers.get("rate", {}).values()) for k in scene.walk.steps]
+        for run in (scene.a, scene.b)
+    ]
+    x, y = ([float(np.max(rates)) if rates else np.nan for rates in run] for run in runs)
+    if len(y) > 2 and len(set(y)) == 1 and len(set(x)) > 1 and y[0] != x[0]:
+        return [f"the rate's schedule (run B's rate stays constant, {y[0]:g})"]
+    result = Fit({"rate": y}, {"rate": [1e-8 * abs(rate) for rate in y]})
+    sentences = rate_changes({"rate": x}, result)
+    return [named(text) for text in sentences or ()]
+
+
+def named(text: str) -> str:
+    """Return a sentence of `compare_loops` about the runs: its torch is run A, and its JAX run B."""
+    for side, run in (("torch", "run A"), ("JAX", "run B")):
+        text = re.sub(rf"\b{side}\b", run, text)
+    return text
+
+
+def update_causes(scene: Scene) -> list[str]:
+    """Name why parameters differ after the same gradients: the optimizer, its settings, frozen arrays."""
+    # First, because a small type leaves parameters as they are whose updates it rounds away.
+    if causes := list(cast_causes(scene, ("parameters",))):
+        return causes
+    still = [unchanged(run, "parameters") for run in (scene.a, scene.b)]
+    pairs = scene.names.pairs.get("parameters", [])
+    for side, name in enumerate("AB"):
+        frozen = [
+            pair[0] for pair in pairs if pair[side] in still[side] and pair[1 - side] not in still[1 - side]
+        ]
+        if frozen and len(frozen) < len(pairs):
+            return [f"{listed(frozen)} never changes in run {name}: frozen, or not given to the optimizer"]
+        if frozen:
+            return [f"no parameter changes in run {name}"]
+    if cause := _skipped(scene):
+        return [cause]
+    return setting_causes(scene)
+
+
+def setting_causes(scene: Scene) -> list[str]:
+    """Name the optimizer's settings that differ: as torch has them, or as the updates show them."""
+    return _different_settings(scene) or _recipes(scene)
+
+
+def _skipped(scene: Scene) -> str:
+    """Return that one run makes no update in this step, if it does not."""
+    after = scene.aligned("parameters")
+    before = scene.before()
+    if not before or before.names != after.names:
+        return ""
+    moved = [bool((x.values != y.values).any()) for x, y in ((before.a, after.a), (before.b, after.b))]
+    if moved[0] == moved[1]:
+        return ""
+    return f"run {'B' if moved[0] else 'A'} makes no update in step {scene.step}: it skips or accumulates"
+
+
+def _different_settings(scene: Scene) -> list[str]:
+    """Name settings of two torch optimizers that differ."""
+    texts: dict[str, list[str]] = {}
+    for x, y in scene.names.pairs.get("parameters", []):
+        one, other = scene.a.settings.get(x), scene.b.settings.get(y)
+        if one is None or other is None:
+            continue
+        for key in one.keys() & other.keys() - {"lr", "initial_lr", "foreach", "fused"}:
+            if one[key] != other[key]:
+                label = "optimizer" if key == "kind" else key
+                texts.setdefault(f"{label} is {one[key]} in run A and {other[key]} in run B", []).append(x)
+    count = len(scene.names.pairs.get("parameters", []))
+    return [
+        text if len(leaves) == count else f"{text}, for {listed(leaves)}" for text, leaves in texts.items()
+    ]
+
+
+def _recipes(scene: Scene) -> list[str]:
+    trajectories = [_trajectory(scene, side) for side in (0, 1)]
+    if trajectories[0] is None or trajectories[1] is None:
+        return []
+    (gradients, weights), (other_gradients, other_weights) = trajectories[0], trajectories[1]
+    groups = [[i] for i in range(len(gradients))]
+    tolerance, unit = (EXACT, 2.0**-52) if scene.walk.unit < 2.0**-30 else (FLOAT32, scene.walk.unit)
+    recipe = _read(scene.a, list(weights[0])) or _fitting(gradients, weights, tolerance, unit)
+    if recipe is None:
+        return []
+    rates = fit(recipe, gradients, weights, groups, tolerance, unit)
+    if not rates.complete:
+        return []
+    explainer = Explainer(other_gradients, other_weights, rates.rates, tolerance, unit)
+    if explainer.same(recipe, groups):
+        return []
+    texts = [explainer.causes(recipe, groups, depth) for depth in (1, 2)]
+    return [named(text) for text in texts[0] or texts[1]]
+
+
+def _trajectory(scene: Scene, side: int) -> tuple[list[Arrays], list[Arrays]] | None:
+    """Return the sampled gradients of each update, and the parameters before the first and after each."""
+    run = (scene.a, scene.b)[side]
+    pairs = scene.names.pairs.get("parameters", [])
+    translated = [pair for pair in pairs if pair in scene.names.pairs.get("gradients", [])]
+    first = scene.walk.steps.index(scene.step)
+    steps = scene.walk.steps[: max(first + 12, 16)]
+    if first + 2 > STEPS or "parameters" not in run.start.parts or not translated:
+        return None
+    gradients: list[Arrays] = []
+    weights: list[Arrays] = [_samples(run.start.parts["parameters"], translated, side)]
+    for k in steps[:STEPS]:
+        parts = run.steps[k].parts
+        if "gradients" not in parts or "parameters" not in parts:
+            return None
+        gradients.append(_samples(parts["gradients"], translated, side))
+        weights.append(_samples(parts["parameters"], translated, side))
+    return gradients, weights
+
+
+def _samples(table: Any, pairs: list[tuple[str, str]], side: int) -> dict[str, np.ndarray]:
+    return {
+        pair[0]: row for pair, row in zip(pairs, table.rows([p[side] for p in pairs]).samples, strict=True)
+    }
+
+
+def _read(run: TappedRun, names: list[str]) -> Recipe | None:
+    """Return the recipe of a torch optimizer whose settings were tapped."""
+    settings: dict[str, dict[str, Any]] = {}
+    for name in names:
+        group = run.settings.get(name)
+        if group is None or group.get("kind") not in KINDS:
+            return None
+        coupled = group["kind"] != "AdamW" and not group.get("decoupled_weight_decay", False)
+        values = {key: tuple(x) if isinstance(x := group[key], list) else x for key in KEYS if key in group}
+        settings[name] = {**values, "coupled": coupled}
+    kinds = {KINDS[run.settings[name]["kind"]] for name in names}
+    return Recipe(kinds.pop(), settings) if len(kinds) == 1 else None
+
+
+def _fitting(gradients: list[Arrays], weights: list[Arrays], tolerance: float, unit: float) -> Recipe | None:
+    """Search for a recipe that makes a run's own updates: the usual ones, and those with a few changes."""
+    groups = [[i] for i in range(len(gradients))]
+    frontier = [Recipe(kind, dict.fromkeys(weights[0], values)) for kind, values in USUAL.items()]
+    for _ in range(4):
+        for recipe in frontier:
+            result = fit(recipe, gradients, weights, groups, tolerance, unit)
+            if result.complete and _plausible(result):
+                return recipe
+        best = sorted(frontier, key=lambda recipe: misfit(recipe, gradients, weights, groups))[:2]
+        frontier = [changed for recipe in best for changed in _varied(recipe)]
+        frontier += [changed for _, changed in solutions(best[0], gradients, weights, groups)]
+    return None
+
+
+def _plausible(result: Fit) -> bool:
+    """Whether all parameters have the same rate, as almost every loop has."""
+    for rates in zip(*result.rates.values(), strict=True):
+        finite = [rate for rate in rates if np.isfinite(rate)]
+        if finite and max(finite) - min(finite) > 1e-3 * max(map(abs, finite)):
+            return False
+    return True
+
+
+def _varied(recipe: Recipe) -> Iterator[Recipe]:
+    for _, changed in changes(recipe, [[0]]):
+        if changed.clip == recipe.clip and changed.factor == recipe.factor:
+            yield changed
+    if recipe.kind in ("sgd", "rmsprop") and not next(iter(recipe.settings.values()))["momentum"]:
+        yield from (recipe.with_settings(momentum=m) for m in (0.9, 0.99, 0.95, 0.5, 0.8))
+    # "No decay for biases and norms" is the usual grouping; sampled arrays keep no shape, so names tell.
+    for decay in (0.1, 0.01, 1e-4, 5e-4, 0.05):
+        settings = {
+            name: {**old, "weight_decay": decay if name.endswith(("weight", "kernel", "embedding")) else 0.0}
+            for name, old in recipe.settings.items()
+        }
+        yield replace(recipe, settings=settings)
