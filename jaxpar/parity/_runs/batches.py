@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from .casts import representable
-from .run import BatchLeaf, Step, TappedRun
+from .run import BatchLeaf, TappedRun, TappedStep
 
 
-def same_rows(a: Step, b: Step) -> bool:
+def same_rows(a: TappedStep, b: TappedStep) -> bool:
     """Whether both steps have the same rows, in any order."""
     pairs = leaf_pairs(a, b)
     columns = [_comparable(x, y) for x, y in pairs]
@@ -21,7 +21,7 @@ def same_rows(a: Step, b: Step) -> bool:
     return bool(np.array_equal(np.sort(ids[0]), np.sort(ids[1])))
 
 
-def leaf_pairs(a: Step, b: Step) -> list[tuple[BatchLeaf, BatchLeaf]]:
+def leaf_pairs(a: TappedStep, b: TappedStep) -> list[tuple[BatchLeaf, BatchLeaf]]:
     """Return the arrays of both batches: by name if the names agree, else in order."""
     names = list(a.batch) if a.batch.keys() == b.batch.keys() else None
     return list(
@@ -131,7 +131,7 @@ def _shift(x: np.ndarray, y: np.ndarray) -> int:
 # ------------------------------------------------------------------------------------------- values of rows
 
 
-def _value_causes(a: Step, b: Step) -> Iterator[str]:
+def _value_causes(a: TappedStep, b: TappedStep) -> Iterator[str]:
     for i, (x, y) in enumerate(leaf_pairs(a, b)):
         name = list(a.batch)[i]
         if np.array_equal(np.sort(x.digests[0]), np.sort(y.digests[0])):
@@ -165,7 +165,7 @@ def _linear(x: np.ndarray, y: np.ndarray) -> str:
     return text if abs(constant) <= 1e-5 * np.ptp(y) else f"{text} {constant:+.5g}"
 
 
-def _target_causes(a: Step, b: Step, rows_a: np.ndarray, rows_b: np.ndarray) -> Iterator[str]:
+def _target_causes(a: TappedStep, b: TappedStep, rows_a: np.ndarray, rows_b: np.ndarray) -> Iterator[str]:
     """Name how labels differ whose inputs are the same."""
     order = np.argsort(rows_a, kind="stable"), np.argsort(rows_b, kind="stable")
     for i, (x, y) in enumerate(leaf_pairs(a, b)):

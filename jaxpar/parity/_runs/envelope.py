@@ -9,7 +9,7 @@ import numpy as np
 
 from .batches import same_rows
 from .matching import Aligned, MatchedNames
-from .run import NORM, Step, TappedRun
+from .run import NORM, TappedRun, TappedStep
 
 ORDER = ("batch", "loss", "gradients", "rate", "parameters", "optimizer", "extra")
 """The parts of a step in the order in which they are computed from one another."""
@@ -125,7 +125,9 @@ def walked(
     return walk
 
 
-def _is_scaled(excess: list[Parting], scene: tuple[Step, Step, Step, Step], names: MatchedNames) -> bool:
+def _is_scaled(
+    excess: list[Parting], scene: tuple[TappedStep, TappedStep, TappedStep, TappedStep], names: MatchedNames
+) -> bool:
     """Whether one run taps gradients before clipping: they differ by a factor, and the updates do not."""
     before_a, before_b, a, b = scene
     parts = [parting.part for parting in excess]
@@ -149,7 +151,7 @@ def common_factor(aligned: Aligned) -> tuple[float, float]:
 
 
 def _distances(
-    before: Step, a: Step, b: Step, names: MatchedNames, walk: Walk
+    before: TappedStep, a: TappedStep, b: TappedStep, names: MatchedNames, walk: Walk
 ) -> Iterator[tuple[str, float, float, str, tuple[float, float]]]:
     """Yield each part: its distance, a distance that is allowed anyway, the array, and both runs' values."""
     if a.batch and b.batch:
@@ -184,7 +186,7 @@ def _is_noise(name: str, part: str, noise: set[str]) -> bool:
     return any(name == leaf or name.endswith(f".{leaf}") for leaf in noise)
 
 
-def _row_counts(a: Step, b: Step) -> tuple[float, float]:
+def _row_counts(a: TappedStep, b: TappedStep) -> tuple[float, float]:
     counts = [float(next(iter(step.batch.values())).digests.shape[1]) for step in (a, b)]
     return counts[0], counts[1]
 
@@ -211,7 +213,7 @@ def _noise(aligned: Aligned, tolerance: float) -> set[str]:
     return {aligned.names[i] for i in np.flatnonzero((norms < 8 * tolerance * aligned.rms) & unequal)}
 
 
-def _update(before: Step, aligned: Aligned) -> float:
+def _update(before: TappedStep, aligned: Aligned) -> float:
     """Return the largest change of a sampled parameter in run A, relative to its array."""
     earlier = before.parts.get("parameters")
     if earlier is None or not set(aligned.names) <= set(earlier.names):

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from .digests import layout_free
-from .run import NORM, Step, Table, TappedRun
+from .run import NORM, Table, TappedRun, TappedStep
 
 WRAPPERS = frozenset({"module", "params", "model", "_orig_mod", "value", "batch_stats"})
 SAME = {
@@ -148,7 +148,7 @@ def _by_content(x: Table, y: Table) -> Iterator[tuple[str, str]]:
 class Aligned:
     """A part of one step in both runs, row by row."""
 
-    def __init__(self, part: str, a: Step, b: Step, names: MatchedNames):
+    def __init__(self, part: str, a: TappedStep, b: TappedStep, names: MatchedNames):
         x, y = a.parts.get(part), b.parts.get(part)
         pairs = names.pairs.get(part, []) if x is not None and y is not None else []
         if x is not None and y is not None:

@@ -62,7 +62,7 @@ class BatchLeaf:
 
 
 @dataclass
-class Step:
+class TappedStep:
     """What the ranks wrote of one step. `ranks` has each rank's table of gradients and parameters."""
 
     batch: dict[str, BatchLeaf] = field(default_factory=dict)
@@ -82,15 +82,15 @@ class TappedRun:
     """Steps by number; `start` has the parameters before the first."""
 
     path: str
-    steps: dict[int, Step]
-    start: Step
+    steps: dict[int, TappedStep]
+    start: TappedStep
     world: int
     absent: list[int]  # ranks without a file
     notes: list[str]
     settings: dict[str, dict[str, Any]]
     seed: int
 
-    def before(self, step: int) -> Step:
+    def before(self, step: int) -> TappedStep:
         """Return the step whose parameters are those with which `step` began."""
         earlier = [k for k in self.steps if k < step]
         return self.steps[max(earlier)] if earlier else self.start
@@ -124,15 +124,15 @@ def read_run(folder: str | os.PathLike[str]) -> TappedRun:
     if absent:
         notes.append(f"{path}: the files of ranks {absent} of {world} are not there")
     merged = {k: [rank.steps[k] for rank in ranks if k in rank.steps] for rank in ranks for k in rank.steps}
-    starts = merged.pop(None, [Step()])
+    starts = merged.pop(None, [TappedStep()])
     steps = {k: _merged(merged[k]) for k in sorted(k for k in merged if k is not None)}
     settings = next((rank.settings for rank in ranks if rank.settings), {})
     return TappedRun(str(path), steps, _merged(starts), world, absent, notes, settings, ranks[0].seed)
 
 
-def _merged(ranks: Sequence[Step]) -> Step:
+def _merged(ranks: Sequence[TappedStep]) -> TappedStep:
     first = ranks[0]
-    step = Step(dict(first.batch), dict(first.numbers), dict(first.parts), {}, dict(first.full))
+    step = TappedStep(dict(first.batch), dict(first.numbers), dict(first.parts), {}, dict(first.full))
     for part in first.parts:
         step.ranks[part] = [rank.parts[part] for rank in ranks if part in rank.parts]
     for name in first.batch:
@@ -166,7 +166,7 @@ class _Rank:
         records, self.torn = tap_file.read(path)
         self.rank, self.world, self.seed = 0, 1, 0
         self.settings: dict[str, dict[str, Any]] = {}
-        self.steps: dict[int | None, Step] = {}
+        self.steps: dict[int | None, TappedStep] = {}
         self._tables: dict[int, list[tuple[str, tuple[int, ...], str]]] = {}
         self._session: set[int | None] = set()
         for header, arrays in records:
@@ -186,7 +186,7 @@ class _Rank:
     def _step(self, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         number = None if header["step"] is None else int(header["step"])
         if number not in self._session:  # a run that continues repeats steps after its last checkpoint
-            self.steps[number] = Step()
+            self.steps[number] = TappedStep()
             self._session.add(number)
         step = self.steps[number]
         if header.get("settings") and not self.settings:
