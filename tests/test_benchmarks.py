@@ -66,6 +66,7 @@ ELSEWHERE = {
     "runs/run.py": "minutes; tests/test_bisect.py prints the page",
     "runs/cost.py": "a minute, and times that mean something only on a quiet machine",
     "optim.py": "minutes",
+    "program/run.py": "minutes; tests/test_program_judge.py",
     "parity/run.py": "an hour; tests/test_parity_proof.py",
     "ports/ask.py": "a process of ports/run.py",
     "ports/run.py": "hours, and an environment of its own; tests/test_ported.py",

@@ -8,12 +8,15 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from flax import nnx
 
 import jaxpar
+from benchmarks.program.drawn import draw, refuted
 from benchmarks.program.programs import FAULTS, HEALTHY, OPEN, PROGRAMS
+from benchmarks.program.run import forgotten
 from jaxpar._tools.estimate.hlo import read
 from jaxpar._tools.program.collectives import device_groups
 from jaxpar._tools.program.interpreter import Interpreter
@@ -90,6 +93,36 @@ def test_a_train_step_is_proven(wrapper, options):
     assert {"a.kernel", "norm.mean", "drop.rngs.count"} <= {leaf.path for leaf in report.leaves}
 
 
+DRAWN = range(5000, 5024)
+"""Seeds on which nothing was developed. `python benchmarks/program/run.py` has a thousand others."""
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("seed", DRAWN)
+def test_a_proof_is_not_refuted_by_the_numbers(seed):
+    step = draw(seed)
+    report = jaxpar.program(step.run, *step.arguments)
+    right = {leaf.path.split("'")[1] for leaf in report.leaves if leaf.state and leaf.verdict == "right"}
+    assert refuted(step, right) == [], f"{step.text}\n{report}"
+
+
+def test_the_numbers_refute_what_is_wrong():
+    reasons = {}
+    for seed in DRAWN[:12]:
+        step = draw(seed)
+        if jaxpar.program(step.run, *step.arguments).verdict == "wrong":
+            reasons[seed] = refuted(step, set(step.arguments[0]))
+    assert reasons
+    assert sum(map(bool, reasons.values())) >= len(reasons) - 1, reasons
+
+
+@pytest.mark.parametrize("name", ["shard_map", "jit", "two axes", "ZeRO-1", "accumulation", "dropout"])
+def test_a_sum_that_a_compiler_forgets_is_named(name):
+    asked, named = forgotten(name)
+    assert asked > 0
+    assert named == asked
+
+
 # ------------------------------------------------------------------------------------ one instruction
 
 
@@ -130,6 +163,11 @@ RULES = {
         "ROOT %r = f32[4] multiply(%p, %p)",
         Dependence.UNKNOWN,
     ),
+    "neighbours' rows in two terms": (
+        "%n = f32[4] collective-permute(%x), source_target_pairs={{0,1},{1,2},{2,3},{3,0}}\n"
+        f"%p = f32[4] power(%x, %n)\nROOT %r = f32[4] all-reduce(%p), {ALL}",
+        Dependence.UNKNOWN,
+    ),
     "a function of rows and parameters": ("ROOT %r = f32[4] power(%x, %w)", Dependence.LOCAL),
     "a collection": (
         "ROOT %r = f32[4] all-gather(%x), replica_groups={{0,1,2,3}}, dimensions={0}",
@@ -168,6 +206,19 @@ def test_a_second_sum_is_marked_and_a_second_mean_is_not():
         "again",
     }
     assert {m.kind for m in run(twice + mean).marks} == {"sum"}
+
+
+def test_the_factor_of_a_mean_may_be_a_part_of_the_rate():
+    # XLA makes one factor of 1 / 8 and the rate, so the divisor is read in the program without its algebra.
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+    whole, rows = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec("data")
+
+    def step(w, x):
+        g = jax.lax.pmean(jax.grad(lambda w: jnp.tanh(x @ w).mean())(w), "data")
+        return w - 0.1 * jax.lax.pmean(g, "data")
+
+    mapped = jax.shard_map(step, mesh=mesh, in_specs=(whole, rows), out_specs=whole, check_vma=False)
+    jaxpar.program(mapped, jnp.zeros(4), jnp.ones((8, 4))).check()
 
 
 GROUPS = {

@@ -5,6 +5,7 @@ from ..plant import plants
 
 PLANTS = [
     *plants("jaxpar/_tools/program/collectives.py",
+        ('if union & share:', 'if False:', "tests/test_program_judge.py -k test_a_rule"),
         ('if len(set(kinds)) > 1:', 'if False:', "tests/test_program_judge.py -k test_a_rule"),
         ('if value.total and across:', 'if False:', "tests/test_program_judge.py -k second_sum"),
     ),
@@ -14,6 +15,7 @@ PLANTS = [
     ),
     *plants("jaxpar/_tools/program/judge.py",
         ('if not alike or again or keys:', 'if not alike:', "tests/test_program_judge.py -k planted"),
+        ('self.sums.values[n].marks', 'self.program.values[n].marks', "tests/test_program_judge.py -k factor"),
         ('if replaced is None:', 'if False:', "tests/test_program_judge.py -k planted"),
     ),
     *plants("jaxpar/_tools/launch/sink.py",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -47,13 +47,15 @@ class Step:
     batch: frozenset[int]
     copies: bool = False
     buffers: frozenset[int] = frozenset()
+    unsimplified: Callable[[], str] = str
+    """Compiles the step without XLA's algebra, which makes one factor of the means of several sums."""
 
 
 def compiled_step(step: Any, args: tuple, kwargs: dict[str, Any], batch: Sequence[int | str] | None) -> Step:
     """Lower and compile a step, which does not run."""
     lower = step.lower if hasattr(step, "lower") else jax.jit(step).lower
     lowered = lower(*args, **kwargs)
-    options: Any = {"xla_gpu_autotune_level": "0"} if lowered_for_topology(lowered) else None
+    options: Any = {"xla_gpu_autotune_level": "0"} if lowered_for_topology(lowered) else {}
     executable = lowered.compile(compiler_options=options)
     parameters = kept_arguments(executable)
     shardings = dict(zip(parameters, jax.tree.leaves(executable.input_shardings), strict=True))
@@ -74,12 +76,26 @@ def compiled_step(step: Any, args: tuple, kwargs: dict[str, Any], batch: Sequenc
         rows = _rows_of(positions, arguments, set(state.values()))
     else:
         rows = frozenset(n for n, position in enumerate(positions) if position in batch)
-    text = executable.as_text() or ""
-    name, kind = getattr(step, "__name__", type(step).__name__), devices[0].device_kind
-    compiled = Step(
-        name, kind, len(devices), text, arguments, parameters, results, state, rows, is_pmap(step)
+
+    def unsimplified() -> str:
+        return (
+            lowered.compile(compiler_options=options | {"xla_disable_hlo_passes": "algsimp"}).as_text() or ""
+        )
+
+    step_read = Step(
+        name=getattr(step, "__name__", type(step).__name__),
+        platform=devices[0].device_kind,
+        devices=len(devices),
+        text=executable.as_text() or "",
+        arguments=arguments,
+        parameters=parameters,
+        results=results,
+        state=state,
+        batch=rows,
+        copies=is_pmap(step),
+        unsimplified=unsimplified,
     )
-    return _named(compiled, step) if isinstance(step, TrainStep) else compiled
+    return _named(step_read, step) if isinstance(step, TrainStep) else step_read
 
 
 def _order(shardings: list[Any]) -> list[jax.Device]:

@@ -41,6 +41,9 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "negate": np.negative,
     "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
     "remainder": np.fmod,
+    "shift-left": np.left_shift,
+    "shift-right-arithmetic": np.right_shift,
+    "shift-right-logical": lambda a, b: np.right_shift(a.view(f"u{a.itemsize}"), b.view(f"u{a.itemsize}")),
 }
 COMPARISONS = {
     "EQ": np.equal,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from .arguments import Step, StepArray
 from .interpreter import Interpreter
@@ -13,21 +14,35 @@ from .values import Dependence, Fact, Shares, Waypoint, join, labels_of
 FOUND = WRONG, "see the findings"
 
 
+REPEATED = ("again", "copies")
+"""Kinds of sums of equal terms."""
+
+
+class Interpreted(NamedTuple):
+    """A program's text, interpreted: a value for each result."""
+
+    interpreter: Interpreter
+    sources: Sources
+    values: list[Fact]
+
+    def line(self, at: str) -> str:
+        instruction = self.interpreter.instructions.get(at)
+        return self.sources.line(instruction) if instruction else ""
+
+
 class Judge:
-    """`report()` judges each result by its value; `sharded` and `local` are as for `program`."""
+    """`report()` judges each result by its value; `sharded` and `local` are as for `program`.
+
+    `sums` is the step compiled without XLA's algebra. It decides which sums of equal terms are means: their
+    divisor is behind them there, and here it can be a part of a learning rate.
+    """
 
     def __init__(
-        self,
-        step: Step,
-        shares: Shares,
-        interpreter: Interpreter,
-        sources: Sources,
-        values: list[Fact],
-        sharded: str,
-        local: str,
+        self, step: Step, shares: Shares, program: Interpreted, sums: Interpreted, sharded: str, local: str
     ) -> None:
-        self.step, self.shares, self.interpreter, self.sources = step, shares, interpreter, sources
-        self.values, self.sharded, self.local = values, sharded, local
+        self.step, self.shares, self.program, self.sums = step, shares, program, sums
+        self.interpreter, self.values = program.interpreter, program.values
+        self.sharded, self.local = sharded, local
         self.undivided = step.devices > 1 and len(set(shares.of_device)) == 1
         self.findings: dict[tuple[str, str, str], list[str]] = {}
 
@@ -50,13 +65,15 @@ class Judge:
         )
 
     def _find(self, kind: str, path: str, text: str, at: str = "") -> None:
-        paths = self.findings.setdefault((kind, text, self._line(at)), [])
+        self._find_at(kind, path, text, self._line(at))
+
+    def _find_at(self, kind: str, path: str, text: str, line: str) -> None:
+        paths = self.findings.setdefault((kind, text, line), [])
         if path:
             paths.append(path)
 
     def _line(self, at: str) -> str:
-        instruction = self.interpreter.instructions.get(at)
-        return self.sources.line(instruction) if instruction else ""
+        return self.program.line(at)
 
     # ------------------------------------------------------------------------------------------- a leaf
 
@@ -89,10 +106,11 @@ class Judge:
         return LeafVerdict(path, False, WRONG, text, sums)
 
     def _verdict(self, n: int, path: str, value: Fact, alike: bool, may_differ: bool) -> tuple[str, str]:
-        again, keys, copies = ([m for m in value.marks if m.kind == k] for k in ("again", "keys", "copies"))
+        keys = [m for m in value.marks if m.kind == "keys"]
+        again, copies = ([m for m in self.sums.values[n].marks if m.kind == kind] for kind in REPEATED)
         for m in again:
-            text = f"depends on {m.at}, which adds on {m.text} devices what is a sum over them already"
-            self._find("again", path, text, m.at)
+            text = f"depends on a reduction that adds on {m.text} devices what is a sum over them already"
+            self._find_at("again", path, text, self.sums.line(m.at))
         for m in keys:
             text = "depends on random numbers that are equal on devices with different rows"
             self._find("keys", path, text, m.at)
@@ -111,8 +129,8 @@ class Judge:
             return FOUND
         if copies:
             m = copies[0]
-            why = f"{m.at} adds {m.text} equal numbers, which is right only with a factor elsewhere"
-            return OPEN, f"{why} {self._line(m.at)}".strip()
+            why = f"a reduction adds {m.text} equal numbers, which is right only with a factor elsewhere"
+            return OPEN, f"{why} {self.sums.line(m.at)}".strip()
         return (
             RIGHT,
             "complete sums" if value.state == Dependence.COMPLETE else "it does not depend on the batch",
@@ -128,8 +146,8 @@ class Judge:
 
     def _incomplete(self, n: int, path: str, value: Fact, alike: bool) -> tuple[str, str]:
         parts, most = self.shares.everything.bit_count(), max(r.bit_count() for r in value.rows)
-        if value.state == Dependence.LOCAL and alike and set(value.rows) == {self.shares.everything}:
-            return OPEN, "each device computes it from the whole batch, which is collected"
+        if value.state == Dependence.LOCAL and set(value.rows) == {self.shares.everything}:
+            return OPEN, "each device computes it from the whole batch, which is collected or passed on"
         at = self._root(n)
         if all(r in (1 << k, 0) for r, k in zip(value.rows, self.shares.of_device, strict=True)):
             text = "gets each device's own gradient, which is not reduced over the devices"

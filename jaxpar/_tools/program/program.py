@@ -8,7 +8,7 @@ from typing import Any
 from ..estimate.hlo import read
 from .arguments import Step, StepArray, compiled_step
 from .interpreter import Interpreter
-from .judge import Judge
+from .judge import REPEATED, Interpreted, Judge
 from .report import ProgramReport
 from .source import Sources
 from .values import Dependence, Fact, Shares, labels_of, leaves
@@ -57,11 +57,19 @@ def program(
 def judged(step: Step, sharded: str = "", local: str = "") -> ProgramReport:
     shares = Shares(_own(step))
     counts = {n for a in step.batch for n in _row_counts(step.arguments[a])}
-    interpreter = Interpreter(read(step.text), shares, frozenset(counts))
-    result = interpreter.run([_argument(step, shares, n) for n in step.parameters])
-    # A program of which nothing is known returns one value.
-    values = leaves(result) if isinstance(result, tuple) else [result] * len(step.results)
-    return Judge(step, shares, interpreter, Sources(step.text), values, sharded, local).report()
+    arguments = [_argument(step, shares, n) for n in step.parameters]
+
+    def interpreted(text: str) -> Interpreted:
+        interpreter = Interpreter(read(text), shares, frozenset(counts))
+        result = interpreter.run(arguments)
+        # A program of which nothing is known returns one value.
+        values = leaves(result) if isinstance(result, tuple) else [result] * len(step.results)
+        return Interpreted(interpreter, Sources(text), values)
+
+    program = interpreted(step.text)
+    doubtful = any(m.kind in REPEATED for v in program.values for m in v.marks)
+    sums = interpreted(step.unsimplified()) if doubtful else program
+    return Judge(step, shares, program, sums, sharded, local).report()
 
 
 def _own(step: Step) -> list[int]:

@@ -1,0 +1,168 @@
+"""Judge steps with planted faults, healthy steps, and steps that a seed draws, and run the drawn ones.
+
+    python benchmarks/program/run.py --drawn 500 --seed 1000 --out docs/tables/program.md
+
+With XLA's compiler for GPUs (`jaxpar[gpu-compiler]`) the first two are judged for 8 H100s too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import jax
+
+import jaxpar
+
+jaxpar.virtual_devices(8)
+
+from benchmarks.program import programs  # noqa: E402
+from benchmarks.program.drawn import draw, refuted  # noqa: E402
+from jaxpar._tools.program.arguments import compiled_step  # noqa: E402
+from jaxpar._tools.program.program import judged  # noqa: E402
+
+
+def report_of(make: Callable[..., Any], *arguments: Any) -> jaxpar.ProgramReport:
+    step, shapes, options = make(*arguments)
+    return jaxpar.program(step, *shapes, **options)
+
+
+def without_a_sum(text: str) -> Iterator[tuple[str, str]]:
+    """Yield a program's text without one of its all-reduces, as a compiler that forgets one writes it."""
+    for match in re.finditer(r" all-reduce(-start)?\((%[^)]*)\), ([^\n]*)", text):
+        operation = " tuple(" if "," in match.group(2) else " copy("
+        name = text[: match.start()].rsplit("%", 1)[1].split(" ")[0]
+        yield name, text[: match.start()] + operation + match.group(2) + ")" + text[match.end() :]
+
+
+def forgotten(name: str) -> tuple[int, int]:
+    """Forget each all-reduce of a step; return how many reach the state, and how many of these are named."""
+    made, shapes, _ = programs.PROGRAMS[name]("")
+    step = compiled_step(made, shapes, {}, None)
+    needed = {at for leaf in judged(step).leaves if leaf.state for at in leaf.reductions}
+    asked = named = 0
+    whole = step.text
+    for at, step.text in without_a_sum(whole):
+        if at in needed:
+            asked += 1
+            named += judged(step).verdict == "wrong"
+    return asked, named
+
+
+def planted() -> tuple[dict[str, list[int]], list[str]]:
+    """Count by program the faults and those that are named; and list the others."""
+    counts: dict[str, list[int]] = {}
+    missed = []
+    for (name, fault), kind in programs.FAULTS.items():
+        report = report_of(programs.PROGRAMS[name], fault)
+        named = kind in {f.kind for f in report.findings}
+        row = counts.setdefault(name, [0, 0])
+        row[0] += 1
+        row[1] += named
+        if not named:
+            missed.append(f"* {name}, {fault}: {report.verdict}")
+    return counts, missed
+
+
+def drawn(seeds: range) -> tuple[Counter[str], list[str]]:
+    counts: Counter[str] = Counter()
+    lines = []
+    for seed in seeds:
+        step = draw(seed)
+        report = jaxpar.program(step.run, *step.arguments)
+        right = {leaf.path.split("'")[1] for leaf in report.leaves if leaf.state and leaf.verdict == "right"}
+        counts[report.verdict] += 1
+        counts["arrays right"] += len(right)
+        if reasons := refuted(step, right):
+            counts["refuted"] += 1
+            lines.append(f"* seed {seed}: {'; '.join(reasons)}")
+        if report.verdict == "wrong" and not refuted(step, set(step.arguments[0])):
+            counts["unconfirmed"] += 1
+    return counts, lines
+
+
+def gpus() -> list[Any]:
+    try:
+        return list(jaxpar.topology("h100"))
+    except ImportError:
+        return []
+
+
+HEAD = """\
+| frame | seed | asked | named | healthy asked | false alarms | not proven |
+|---|---|---|---|---|---|---|"""
+
+
+def page(count: int, seed: int) -> str:
+    begun = time.perf_counter()
+    lines = [
+        "| frame | seed | asked | named | healthy asked | false alarms | not proven |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    notes: list[str] = []
+    for platform, devices in (("8 virtual CPU devices", []), ("8 H100s", gpus())):
+        if platform == "8 H100s" and not devices:
+            continue
+        programs.POOL[:] = devices
+        counts, missed = planted()
+        notes += missed
+        healthy = {f"{n} {f}": report_of(programs.PROGRAMS[n], f) for n, f in programs.HEALTHY}
+        alarms = sum(bool(r.findings) or r.verdict == "wrong" for r in healthy.values())
+        still_open = sum(r.verdict == "not proven" for r in healthy.values())
+        asked, named = (sum(row[k] for row in counts.values()) for k in (0, 1))
+        cells = f"{asked} | {named} | {len(healthy)} | {alarms} | {still_open}"
+        lines.append(f"| steps by hand, {platform} | - | {cells} |")
+    programs.POOL.clear()
+    pairs = [forgotten(name) for name in programs.PROGRAMS]
+    asked, named = (sum(p[k] for p in pairs) for k in (0, 1))
+    lines.append(f"| a compiled step without one all-reduce | - | {asked} | {named} | - | - | - |")
+    jax.config.update("jax_enable_x64", True)
+    counts, refuted_lines = drawn(range(seed, seed + count))
+    jax.config.update("jax_enable_x64", False)
+    head = f"""\
+# Judged programs
+
+Printed by `python benchmarks/program/run.py --drawn {count} --seed {seed}`.
+[program](../program.md) was developed on the seeds 0 to 119.
+
+{chr(10).join(lines)}
+
+A false alarm is any finding in a healthy step. Statistics of all rows that lose their all-reduce become each
+device's own, which is a right step of a different model: that is why some are not named.
+
+| drawn steps, run on 8 virtual devices | |
+|---|---|
+| seeds | {seed} to {seed + count - 1} |
+| right | {counts["right"]} |
+| not proven | {counts["not proven"]} |
+| wrong | {counts["wrong"]} |
+| arrays that are proven | {counts["arrays right"]} |
+| steps with a proven array that the numbers refute | {counts["refuted"]} |
+| wrong steps that the numbers do not confirm | {counts["unconfirmed"]} |
+"""
+    print(f"{time.perf_counter() - begun:.0f} s", file=sys.stderr)
+    return "\n".join([head, *notes, *refuted_lines]).rstrip() + "\n"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--drawn", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=1000)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args(arguments)
+    text = page(options.drawn, options.seed)
+    print(text)
+    if options.out:
+        options.out.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
