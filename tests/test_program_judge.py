@@ -15,6 +15,7 @@ from flax import nnx
 
 import jaxpar
 from benchmarks.program.drawn import draw, refuted
+from benchmarks.program.others import OTHERS
 from benchmarks.program.programs import FAULTS, HEALTHY, OPEN, PROGRAMS
 from benchmarks.program.run import forgotten
 from jaxpar._tools.estimate.hlo import read
@@ -43,12 +44,22 @@ def test_a_healthy_step_is_proven(case):
     report.check()
 
 
+@pytest.mark.parametrize("name", OTHERS, ids=[n.replace(" ", "_") for n in OTHERS])
+def test_a_step_after_an_example_of_others_is_proven(name):
+    step, arguments, options = OTHERS[name]()
+    report = jaxpar.program(step, *arguments, **options)
+    assert report.verdict == "right", str(report)
+    assert {f.kind for f in report.findings} <= {"half"}
+
+
 @pytest.mark.parametrize("case", FAULTS, ids=spaced)
 def test_a_planted_fault_is_named(case):
     report = judged(*case)
     kind = FAULTS[case]
     assert kind in {f.kind for f in report.findings}, str(report)
     costs = all(f.costs for f in report.findings)
+    refused = {path for f in report.findings if not f.costs and f.kind != "unsharded" for path in f.leaves}
+    assert not refused & {leaf.path for leaf in report.leaves if leaf.verdict == "right"}
     assert (report.verdict == "wrong") == (not costs)
     if report.verdict != "right":
         with pytest.raises(AssertionError, match=kind):

@@ -26,6 +26,7 @@ jaxpar.virtual_devices(8)
 
 from benchmarks.program import programs  # noqa: E402
 from benchmarks.program.drawn import draw, refuted  # noqa: E402
+from benchmarks.program.others import OTHERS  # noqa: E402
 from jaxpar._tools.program.arguments import compiled_step  # noqa: E402
 from jaxpar._tools.program.program import judged  # noqa: E402
 
@@ -103,10 +104,7 @@ HEAD = """\
 
 def page(count: int, seed: int) -> str:
     begun = time.perf_counter()
-    lines = [
-        "| frame | seed | asked | named | healthy asked | false alarms | not proven |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    lines = [HEAD]
     notes: list[str] = []
     for platform, devices in (("8 virtual CPU devices", []), ("8 H100s", gpus())):
         if platform == "8 H100s" and not devices:
@@ -120,6 +118,11 @@ def page(count: int, seed: int) -> str:
         asked, named = (sum(row[k] for row in counts.values()) for k in (0, 1))
         cells = f"{asked} | {named} | {len(healthy)} | {alarms} | {still_open}"
         lines.append(f"| steps by hand, {platform} | - | {cells} |")
+        others = {name: report_of(make) for name, make in OTHERS.items()}
+        alarms = sum(r.verdict == "wrong" for r in others.values())
+        still_open = sum(r.verdict == "not proven" for r in others.values())
+        cells = f"- | - | {len(others)} | {alarms} | {still_open}"
+        lines.append(f"| steps after others' examples, {platform} | - | {cells} |")
     programs.POOL.clear()
     pairs = [forgotten(name) for name in programs.PROGRAMS]
     asked, named = (sum(p[k] for p in pairs) for k in (0, 1))
@@ -135,8 +138,9 @@ Printed by `python benchmarks/program/run.py --drawn {count} --seed {seed}`.
 
 {chr(10).join(lines)}
 
-A false alarm is any finding in a healthy step. Statistics of all rows that lose their all-reduce become each
-device's own, which is a right step of a different model: that is why some are not named.
+A false alarm is any finding in a healthy step by hand, and "wrong" for one after others' examples.
+Statistics of all rows that lose their all-reduce become each device's own, which is a right step of a
+different model: that is why some are not named.
 
 | drawn steps, run on 8 virtual devices | |
 |---|---|

@@ -33,8 +33,8 @@ class Interpreted(NamedTuple):
 class Judge:
     """`report()` judges each result by its value; `sharded` and `local` are as for `program`.
 
-    `sums` is the step compiled without XLA's algebra. It decides which sums of equal terms are means: their
-    divisor is behind them there, and here it can be a part of a learning rate.
+    `sums` is the step compiled without XLA's algebra. It decides which sums of equal terms are means: its
+    divisors are separate, and in the program that runs one can be a part of a learning rate.
     """
 
     def __init__(
