@@ -232,6 +232,13 @@ def test_the_factor_of_a_mean_may_be_a_part_of_the_rate():
     jaxpar.program(mapped, jnp.zeros(4), jnp.ones((8, 4))).check()
 
 
+def test_a_second_sum_of_a_clipped_gradient_is_marked():
+    clipped = f"%s = f32[4] all-reduce(%x), {ALL}\n%c = f32[4] tanh(%s)\n"
+    weighted = "%i = u32[] partition-id()\n%f = f32[] convert(%i)\n%b = f32[4] broadcast(%f), dimensions={}\n"
+    weighted += f"%t = f32[4] multiply(%c, %b)\nROOT %r = f32[4] all-reduce(%t), {ALL}"
+    assert "again" in {m.kind for m in run(clipped + weighted).marks}
+
+
 GROUPS = {
     "replica_groups={{0,1},{2,3}}, x": ((0, 1), (2, 3)),
     "replica_groups={}, x": ((0, 1, 2, 3),),

@@ -6,7 +6,7 @@ Running it on virtual devices can refute "right":
 * devices that should hold equal numbers do not;
 * an array changes when the parts of the batch change places, although sums over parts are symmetric;
 * an array stays the same when the rows of one part are replaced, although every part has a term;
-* a sum over the devices of the batch has a term that all of them have in common, and is not made a mean.
+* a sum over the devices of the batch has one term on all of them, up to factors, and is not made a mean.
 """
 
 from __future__ import annotations
@@ -52,13 +52,17 @@ class Crossing:
         return lax.psum(x, axis, axis_index_groups=groups)
 
     def _watch(self, x: Any, groups: Any = None, axis: str = "data") -> None:
-        """Note whether the terms of a sum, zeros aside, are one array on several devices, up to a factor."""
+        """Note whether the terms of a sum, zeros aside, are one array on several devices, up to a factor.
+
+        The note is -1 if they are not, and otherwise a number that tells the factors.
+        """
         if self.repeated is not None:
             terms = lax.stop_gradient(lax.all_gather(x, axis, axis_index_groups=groups).reshape(-1, x.size))
             largest = jnp.abs(terms).max(-1, keepdims=True)
             terms = terms / jnp.where(largest > 0, largest, 1)
             equal = (jnp.abs(terms[:, None] - terms[None]) < 1e-13).all(-1) & (largest > 0)
-            self.repeated.append(equal.sum() > (largest > 0).sum())
+            factors = jnp.sum(largest[:, 0] * jnp.arange(1, len(terms) + 1)) / jnp.max(largest)
+            self.repeated.append(jnp.where(equal.sum() > (largest > 0).sum(), factors, -1.0))
 
     def total(self, x: Any) -> Any:
         return self._add(x)
@@ -163,7 +167,7 @@ def draw(seed: int) -> Drawn:
         def body(w: Any, x: Any) -> Any:
             repeated: list[Any] | None = [] if watch else None
             result = _step(plan, Crossing(mesh, repeated), w, x, watch)
-            return (result, jnp.any(jnp.stack([*(repeated or []), jnp.array(False)]))) if watch else result
+            return (result, jnp.stack([jnp.array(-1.0), *(repeated or [])])) if watch else result
 
         out = (P(), P()) if watch else P()
         run = jax.shard_map(body, mesh=mesh, in_specs=(P(), P("data")), out_specs=out, check_vma=False)
@@ -250,7 +254,10 @@ def refuted(drawn: Drawn, right: set[str]) -> list[str]:
         for name in sorted(right):
             if not _far(np.asarray(changed[name]), np.asarray(before[name]), 1e-14):
                 reasons.append(f"{name}: part {part} does not count")
-    if len(right) == len(w) and bool(repeated):
+    _, again = drawn.watched(w, np.random.default_rng(0).normal(size=x.shape))
+    # Factors that change with the rows make other terms; those that do not make a sum of equal ones.
+    alike = (np.asarray(repeated) >= 0) & (np.abs(np.asarray(repeated) - np.asarray(again)) < TOLERANCE)
+    if len(right) == len(w) and alike.any():
         reasons.append("a sum has equal terms")
     return reasons
 

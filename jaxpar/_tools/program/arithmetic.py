@@ -22,7 +22,7 @@ from .rules import (
     NoRuleError,
     kind_of,
 )
-from .values import Dependence, Fact, Shares, Waypoint, numbers
+from .values import Dependence, Fact, Labels, Shares, Waypoint, numbers
 
 EPSILON = 1e-3
 """How far a constant may be from 1 / N: XLA rounds it to the array's type, of 8 bits at least."""
@@ -42,7 +42,11 @@ class Arithmetic:
         self.module, self.shares, self.exchanged, self.row_counts = module, shares, exchanged, row_counts
 
     def value(self, i: Instruction, values: list[Fact], computation: Computation, loop: str) -> Fact:
-        return self._by_piece(i, values, computation) or self._value(i, values, computation, loop)
+        value = self._by_piece(i, values, computation) or self._value(i, values, computation, loop)
+        if value.state == Dependence.COMPLETE and value.same == self.shares.alike:
+            # Any function of complete sums is one term on all devices, and must not be added over them.
+            return dataclasses.replace(value, total=True)
+        return value
 
     def _value(self, i: Instruction, values: list[Fact], computation: Computation, loop: str = "") -> Fact:
         shares, operation = self.shares, i.operation
@@ -126,8 +130,9 @@ class Arithmetic:
         if operation in ("multiply", "divide"):
             value = self._averaged(i, values, value)
         if operation in SCALED or operation in PLAIN:
-            scaled = operation in PLAIN or sum(v.state != Dependence.FREE for v in values) == 1
-            value = dataclasses.replace(value, total=scaled and any(v.total for v in values))
+            value = dataclasses.replace(
+                value, total=_holds_a_total(operation, values, value, self.shares.alike)
+            )
         if operation == "add":
             value = self._accumulated(values, value, loop)
         if not drawn or operation in ("broadcast", "reduce", "dot", "convolution"):
@@ -191,3 +196,15 @@ class Arithmetic:
             return self._random(self.shares.combined(i.name, values))
         plain = i.target.startswith(LINEAR_GEMM) and '"epilogue":"DEFAULT"' in i.attributes.replace(" ", "")
         return self.shares.combined(i.name, values, "product" if plain and len(values) == 2 else "any")
+
+
+def _holds_a_total(operation: str, values: list[Fact], value: Fact, alike: Labels) -> bool:
+    """Return whether a complete sum is a term of the result, with a factor that is the same for all rows."""
+    if operation in PLAIN:
+        return any(v.total for v in values)
+    if value.state != Dependence.COMPLETE and sum(v.state != Dependence.FREE for v in values) > 1:
+        return False
+    # A gradient that is clipped by its norm is still the gradient; the square of a part is not.
+    factors = values if operation == "multiply" else values[:1]
+    parts = sum(v.total and v.same != alike for v in factors)
+    return parts == 1 or (parts == 0 and any(v.total for v in factors))
