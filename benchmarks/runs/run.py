@@ -26,7 +26,7 @@ from benchmarks.runs import jax_side, torch_side
 from benchmarks.runs.planted import PLANTS, drawn, healthy
 from benchmarks.runs.training import Training
 from jaxpar import parity
-from jaxpar.parity._runs.run import Step, read_run
+from jaxpar.parity._runs.run import TappedStep, read_run
 
 SEEDS = range(5)
 
@@ -49,7 +49,7 @@ def first_step(one: Path, other: Path) -> int:
     )
 
 
-def _bits(step: Step) -> list[bytes]:
+def _bits(step: TappedStep) -> list[bytes]:
     tables = [table.values.tobytes() for name in sorted(step.parts) for table in step.ranks[name]]
     rows = [np.sort(leaf.digests[0]).tobytes() for leaf in step.batch.values()]
     return [*tables, *rows, repr(step.numbers).encode()]
@@ -109,7 +109,7 @@ def _table(
         f"Printed by `{command}`.",
         "The frame: trainings of the models of examples 06, 07 and 12 in torch and JAX with drawn optimizer,",
         "schedule, clipping, accumulation, processes and type, 16 updates each; run B has one difference of",
-        f"{len(PLANTS)}, drawn without return. [bisect](../bisect.md) was developed on others: 0 to 3, 100.",
+        f"{len(PLANTS)}, drawn without return. [bisect](../bisect.md) was developed on the seeds 0, 1, 100 and 200.",
         "",
         "| | |",
         "| --- | --- |",
