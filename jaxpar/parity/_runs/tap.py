@@ -36,7 +36,7 @@ class Tap:
         `jax.process_index()` and `jax.process_count()` of an initialized `jax.distributed`.
 
     Raises:
-      FileError: the rank's file is not one of taps.
+      ValueError: `rank` is negative, or `world` less than 1. FileError: the rank's file is not one of taps.
       OSError: the folder cannot be written.
 
     torch counterpart: none. Where neither JAX nor jaxpar is installed, `recorder.py` has this class
@@ -64,6 +64,9 @@ class Tap:
         rank: int | None = None,
         world: int | None = None,
     ):
+        for name, number, least in (("rank", rank, 0), ("world", world, 1)):
+            if number is not None and number < least:
+                raise ValueError(f"parity.Tap: {name} is {number}; it must be at least {least}.")
         self.folder, self.full, self.seed = Path(folder), full, seed
         self._rank, self._world = rank, world
         self._file: int | None = None
