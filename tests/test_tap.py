@@ -178,6 +178,7 @@ def test_an_incomplete_record_is_ignored_noted_and_overwritten(tmp_path):
     parity.Tap(tmp_path)(2, loss=9.0)
     run = read_run(tmp_path)
     assert (run.steps[2].loss, run.notes) == (9.0, [])
+    assert list(run.steps) == [0, 1, 2]
 
 
 def record(header: bytes, checksum: int | None = None) -> bytes:
