@@ -196,7 +196,7 @@ def loss_of(dtype, length) -> bytes:
 
 OPEN = described(kind="open", rank=0, world=1, seed=0)
 HOSTILE = {
-    "a pickle": (b"\x80\x04cos\nsystem\n(S'touch /tmp/taken'\ntR.", "not a file of taps"),
+    "a pickle": (b"\x80\x04cos\nsystem\n(S'touch taken'\ntR.", "not a file of taps"),
     "a later version": (b"jaxpar.tap 9\n", "not a file of taps"),
     "a wrong checksum before the end": (tap_file.MAGIC + record(b"{}", 5) + OPEN, "another checksum"),
     "no JSON": (tap_file.MAGIC + record(b"{nonsense"), "not readable"),
