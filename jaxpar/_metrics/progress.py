@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator, Sized
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar, overload
 
 from .._arguments import Count, NonNegative
@@ -96,8 +96,11 @@ class Progress(Generic[T]):
         return self.total
 
     def __iter__(self) -> Iterator[T]:
-        # Within `with progress(...)` the display exists already and outlives this loop.
-        with between_steps() as check, nullcontext() if self._view else self:
+        with between_steps() as check, ExitStack() as stack:
+            # Within `with progress(...)` the display exists already and outlives this loop.
+            if self._view is None:
+                self._view = _view(self)
+                stack.push(self)
             self.done = 0
             for item in self._steps:
                 yield item
