@@ -528,7 +528,7 @@ REFUSED = {
     "no transformation": (
         lambda: (function, ({"w": X}, 3)),
         TypeError,
-        "tx must be an optax transf.* not int",
+        r"optax transf.* not \(dict, int\)",
     ),
     "another opt_state": (
         lambda: (function, ({"w": X}, TX, TX.init({"v": X}))),

@@ -290,7 +290,7 @@ class _LinenDataParallel(_Remembers, linen.Module):
     programs: Programs = dataclasses.field(default_factory=lambda: Programs(compiled), repr=False)
 
     def __call__(self, *inputs: PyTree, **kwargs: PyTree) -> PyTree:
-        if self.is_initializing():
+        if self.scope is not None and self.is_initializing():
             inputs, kwargs = unmarked((inputs, kwargs))
             return self.module(*inputs, **kwargs)  # only shapes matter, so no device is used
         return super().__call__(*inputs, **kwargs)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -15,9 +16,9 @@ from .._tree import combine, separate
 from .._typing import PyTree, Static
 from .._upstream import jaxpr_as_fun
 from .._upstream.mesh_context import context_mesh, enter_context, restore_context
-from ..errors import ParametersError
+from ..errors import ParametersError, RowsError
 from .distributed_data_parallel import DistributedDataParallel
-from .function_state import FunctionState, check_state, check_transformation, is_data, is_trainable
+from .function_state import FunctionState, check_state, is_data, is_trainable, is_transformation
 from .state_optimizer import PARAMS, StateOptimizer, TreeFields, is_train_state
 
 BUFFERS = "buffers"
@@ -115,6 +116,21 @@ class BoundFunction:
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         return self.net(*args, **kwargs)
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"{name}: {BOUND}")
+
+    def __getitem__(self, key: object) -> Any:
+        raise TypeError(f"net[{key!r}]: {BOUND}")
+
+    def __iter__(self) -> Iterator[Any]:
+        raise TypeError(f"iter(net): {BOUND}")
+
+
+BOUND = (
+    "a loss function is given the wrapped function with its parameters, net, and not the parameters: write "
+    "net(x) for function(params, x); the parameters are net.params."
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class FunctionLoss:
@@ -201,6 +217,20 @@ def adapted(
     return function if all(inner_of(net) is None for net in nets) else adapter(function)
 
 
+@contextlib.contextmanager
+def parameters_noted(nets: tuple[Any, ...], batch: tuple[PyTree, ...]) -> Iterator[None]:
+    """Note on a RowsError that the batch begins with a tree like the parameters that the step holds."""
+    try:
+        yield
+    except RowsError as error:
+        inner = inner_of(nets[0])
+        if inner is not None and inner.function.value is not None and batch:
+            forms: list[Any] = [jax.tree.structure(x) for x in (batch[0], inner.variables[PARAMS])]
+            if forms[0] == forms[1]:
+                error.add_note("The step holds the parameters: call step(*batch) without them.")
+        raise
+
+
 def is_function(net: Any) -> bool:
     """Whether it is a function, a Haiku transform or a callable pytree, plain or wrapped."""
     if isinstance(net, (nnx.Module, linen.Module, type)):
@@ -244,11 +274,10 @@ def wrapped(net: Any, variables: dict[str, PyTree]) -> Any:
 
 def _state(net: Any, state: Any) -> Any:
     inner = _unwrapped(net)
-    if is_callable_pytree(inner) and hasattr(state, "init") and hasattr(state, "update"):
+    if is_callable_pytree(inner) and is_transformation(state):
         return FunctionState.create(inner, state)
-    if type(state) is tuple and len(state) in (2, 3):
+    if type(state) is tuple and len(state) in (2, 3) and is_transformation(state[1]):
         params, tx, *opt_state = state
-        check_transformation(tx)
         params = params if is_callable_pytree(inner) else with_arrays(params)
         if not opt_state:
             return FunctionState.create(params, tx)
@@ -258,7 +287,9 @@ def _state(net: Any, state: Any) -> Any:
         return state
     if is_train_state(state):
         return state
+    names = [type(x).__name__ for x in state] if type(state) is tuple else []
     raise TypeError(
         "train_step: a function comes with its parameters and an optax transformation, (params, tx), "
-        f"(params, tx, opt_state), a jaxpar.FunctionState or Flax's TrainState, not {type(state).__name__}."
+        "(params, tx, opt_state), a jaxpar.FunctionState or Flax's TrainState, not "
+        f"{'(' + ', '.join(names) + ')' if 0 < len(names) < 4 else type(state).__name__}."
     )

@@ -99,8 +99,12 @@ def trainable(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: x if is_trainable(x) else None, tree)
 
 
+def is_transformation(tx: Any) -> bool:
+    return callable(getattr(tx, "init", None)) and callable(getattr(tx, "update", None))
+
+
 def check_transformation(tx: Any) -> None:
-    if not callable(getattr(tx, "init", None)) or not callable(getattr(tx, "update", None)):
+    if not is_transformation(tx):
         raise TypeError(f"FunctionState: tx must be an optax transformation, not {type(tx).__name__}.")
 
 

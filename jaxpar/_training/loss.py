@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 from .._parallel.modules import Changes, Definition
 from .._parallel.parallel_apply import cast_on_replicas
 from .._parallel.replicated import plain_arguments
-from .._typing import PyTree, Static, TreeDef
+from .._typing import REPLICA, PyTree, Static, TreeDef
 from ..errors import LossError
 from .precision import Precision
 
@@ -111,7 +112,7 @@ class Loss:
             for i in self.parameters:
                 full[i] = self._cast(values[i])
         module = self.form.unflatten(full)
-        with casts, plain_arguments((args, kwargs)) as (plain, named):
+        with casts, _axis_noted(), plain_arguments((args, kwargs)) as (plain, named):
             result, changes = self.definition.apply(self.function.value, module, replica, plain, named)
         loss, aux = _split(result, self.has_aux, len(self.groups))
         if self.precision is not None:
@@ -125,7 +126,7 @@ class Loss:
 
 def _split(result: Any, has_aux: bool, networks: int) -> tuple[PyTree, PyTree]:
     if has_aux and not (isinstance(result, tuple) and len(result) == 2):
-        raise LossError(f"loss_fn: with has_aux=True it returns (loss, aux), not {result!r:.60}.")
+        raise LossError(f"loss_fn: with has_aux=True it returns (loss, aux), not {_described(result)}.")
     loss, aux = result if has_aux else (result, ())
     if networks and isinstance(loss, tuple):
         if len(loss) != networks:
@@ -143,8 +144,27 @@ def _split(result: Any, has_aux: bool, networks: int) -> tuple[PyTree, PyTree]:
 def _check_number(loss: Any) -> None:
     shape = getattr(loss, "shape", None)
     if shape != () or not jnp.issubdtype(loss.dtype, jnp.floating):
-        what = f"{loss.dtype}{list(shape)}" if shape is not None else type(loss).__name__
         raise LossError(
-            f"loss_fn: grad can be implicitly created only for scalar outputs, and it returned {what}. "
-            "Return one real number, for instance with .mean(); with more than the loss, pass has_aux=True."
+            "loss_fn: grad can be implicitly created only for scalar outputs, and it returned "
+            f"{_described(loss)}. Return one real number, for instance with .mean(); with more than the "
+            "loss, pass has_aux=True."
         )
+
+
+def _described(result: Any) -> str:
+    shape = getattr(result, "shape", None)
+    return type(result).__name__ if shape is None else f"{result.dtype}{list(shape)}"
+
+
+@contextlib.contextmanager
+def _axis_noted() -> Iterator[None]:
+    try:
+        yield
+    except NameError as error:
+        if "unbound axis name" in str(error):
+            error.add_note(
+                "train_step averages gradients itself, so a loss needs no pmean. For other values: the "
+                f'replicas of a DistributedDataParallel are the axis "{REPLICA}", '
+                f'jax.lax.pmean(x, "{REPLICA}"); a DataParallel\'s loss function has the outputs of all rows.'
+            )
+        raise

@@ -33,15 +33,22 @@ def as_nnx(net: Any, optimizer: Any) -> tuple[Any, Any]:
 
 
 def check_nets(net: Any, optimizer: Any) -> None:
-    several = isinstance(net, (tuple, list))
-    nets, optimizers = (x if isinstance(x, (tuple, list)) else [x] for x in (net, optimizer))
+    several = type(net) in (tuple, list)
+    # An optax transformation is a tuple, too.
+    nets, optimizers = (x if type(x) in (tuple, list) else [x] for x in (net, optimizer))
     for module in nets:
         if not isinstance(module, nnx.Module):
-            raise TypeError(f"train_step: net must be an nnx.Module, not {type(module).__name__}.")
+            raise TypeError(
+                f"train_step: net must be an nnx.Module, not {type(module).__name__}. Parameters come with "
+                "the function that takes them: train_step(function, (params, tx), loss_fn)."
+            )
     for module in optimizers:
         if not isinstance(module, nnx.Optimizer):
-            raise TypeError(f"train_step: optimizer must be an nnx.Optimizer, not {type(module).__name__}.")
-    if several != isinstance(optimizer, (tuple, list)) or len(nets) != len(optimizers) or not nets:
+            raise TypeError(
+                f"train_step: optimizer must be an nnx.Optimizer, not {type(module).__name__}: "
+                "nnx.Optimizer(net, tx, wrt=nnx.Param) of an optax transformation tx."
+            )
+    if several != (type(optimizer) in (tuple, list)) or len(nets) != len(optimizers) or not nets:
         raise ValueError(
             f"train_step: {len(nets)} net(s) and {len(optimizers)} optimizer(s): give each net its "
             "optimizer, train_step((a, b), (optimizer_of_a, optimizer_of_b), loss_fn). A net that is not "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -79,6 +80,40 @@ class TreeFields:
             if hasattr(owner, name):
                 getattr(owner, name)[...] = value
 
+    def replacements(
+        self, owner: Any, tree: PyTree, before: PyTree = None
+    ) -> Iterable[tuple[nnx.Variable, Any]]:
+        """Yield the Variables and their next arrays, but for leaves that are those of the tree `before`.
+
+        Raises ValueError for another structure or shape, and for a leaf that is code and differs.
+        """
+        leaves, form = jax.tree.flatten(tree)
+        if Static(form) != self.form:
+            raise ValueError(
+                f"TrainStep.state: its structure is {form} and the step's is {self.form}. {REMAKE}"
+            )
+        old = itertools.repeat(None) if before is None else jax.tree.leaves(before)
+        for name, static, leaf, kept in zip(self.names, self.statics, leaves, old, strict=False):
+            if static is not None and leaf is not kept and static != Static(leaf):
+                raise ValueError(
+                    f"TrainStep.state: {name} is {leaf!r:.60} and was {static!r:.60}, which is compiled. "
+                    f"{REMAKE}"
+                )
+            if static is not None or leaf is kept:
+                continue
+            variable = getattr(owner, name)
+            shape, dtype = jnp.shape(leaf), variable.get_value().dtype
+            if shape != variable.get_value().shape:
+                raise ValueError(
+                    f"TrainStep.state: {name} has shape {list(shape)} and the step's has "
+                    f"{list(variable.get_value().shape)}. {REMAKE}"
+                )
+            fits = has_shape(leaf) and leaf.dtype == dtype  # a key's type is none that asarray takes
+            yield variable, leaf if fits else jnp.asarray(leaf, dtype)
+
+
+REMAKE = "Make a step of the other state: train_step(net, state, loss_fn)."
+
 
 def dotted(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
@@ -140,6 +175,27 @@ class StateOptimizer(nnx.Optimizer):
         numbered = nnx.to_flat_state(form.unflatten(range(form.num_leaves)))
         name_at = {variable.get_raw_value(): path[-1] for path, variable in numbered}
         return [of_name[name_at[i]] for i in range(form.num_leaves)]
+
+    def load(self, net: Any, state: Any, before: Any = None) -> None:
+        """Write a state's arrays to net and optimizer, but for those that the state `before` has as well.
+
+        Raises TypeError, ValueError: it is a different model's or optimizer's. Nothing has changed then.
+        """
+        if not is_train_state(state):
+            raise TypeError(f"TrainStep.state: it must be like step.state, not {type(state).__name__}.")
+        old = (None, None) if before is None else self._parts(before)
+        owners, parts = (self, held_by(net)), self._parts(state)
+        pairs = [
+            pair
+            for owner, part, kept in zip(owners, parts, old, strict=True)
+            for pair in owner.fields.replacements(owner, part, kept)
+        ]
+        for variable, array in pairs:
+            variable.set_value(array)
+
+    def _parts(self, state: Any) -> tuple[Any, dict[str, PyTree]]:
+        """Return what the optimizer holds of a state, and what the net holds."""
+        return self._bare(state), {name: getattr(state, name) for name in self.without}
 
     def _bare(self, state: Any) -> Any:
         return state.replace(**dict.fromkeys(self.without))

@@ -19,13 +19,14 @@ from .._typing import PyTree
 from .._upstream import is_traced
 from ..errors import NonFiniteError, StagedError
 from . import function_net, networks
+from .call_lock import CallLock
 from .engine import StepOutcome
 from .local_batch import Batches, check_batch, check_rows, without_torch
 from .nonfinite import NONE, Reports
 from .on_update import StepUpdate, UpdateHook
 from .precision import Precision, check_precision
 from .pure_step import PureStep, StepCarry, carry_of, load_carry
-from .state_optimizer import StateOptimizer
+from .readable_state import ReadableState
 from .step_state import counts, restore, saved
 from .throttle import Throttle
 from .training_engine import training_engine
@@ -156,6 +157,8 @@ class TrainStep:
         self._batches = Batches()
         self._reports = Reports(together=self._engine.world.size > 1)
         self._throttle = Throttle()
+        self._lock = CallLock()
+        self._state = ReadableState(self._nets, nets_of(its))
 
     def __call__(self, *batch: PyTree, **kwargs: PyTree) -> Any:
         """Train on one batch; return the loss, or `(loss, aux)`."""
@@ -167,7 +170,8 @@ class TrainStep:
                 "cannot change net and optimizer. Make a pure function of it, function, carry = step.pure(), "
                 "and call carry, loss = function(carry, *batch) there."
             )
-        with outside_for(self._placement):
+        # Two threads would donate the same arrays, which ends the process.
+        with self._lock, outside_for(self._placement):
             done = self._step(batch, kwargs)
             loss = returned(done.loss)
             if not self._has_aux:
@@ -180,7 +184,8 @@ class TrainStep:
         self._raise_if_reported(wait=False)
         self._check_context()
         last = (self.calls + 1) % self._accumulate == 0
-        done = self._engine.step(batch, kwargs, keep=not last)
+        with function_net.parameters_noted(self._nets, batch):
+            done = self._engine.step(batch, kwargs, keep=not last)
         # After the step: a batch that raised must neither count nor constrain later ones.
         self._batches.remember(*signature)
         self.calls += 1
@@ -218,7 +223,8 @@ class TrainStep:
 
         torch counterpart: none. JAX's is `jax.jit(f).lower`.
         """
-        batch, kwargs = self._bring(batch, kwargs)
+        with self._lock:
+            batch, kwargs = self._bring(batch, kwargs)
         check_batch(batch, kwargs, jax.tree.leaves((batch, kwargs)), "train_step")
         check_rows(batch, kwargs, "train_step")
         with outside_for(self._placement):
@@ -259,7 +265,8 @@ class TrainStep:
                 "in DataParallel or DistributedDataParallel(process_group=new_group([rank]))."
             )
         self._check_context()
-        with outside_for(self._placement):
+        with self._lock, outside_for(self._placement):
+            self._state.write_back()
             self._arrays.bring(())
             carry = carry_of(self._engine, self._arrays, self._accumulate, self.calls)
             self._objective.prepare(self._arrays)
@@ -270,7 +277,8 @@ class TrainStep:
 
         Raises: ValueError, TypeError: it is a different step's, or a stack of several, from `jax.vmap`.
         """
-        with outside_for(self._placement):
+        with self._lock, outside_for(self._placement):
+            self._state.forget()
             self._arrays.bring(())
             self.calls = load_carry(self._engine, self._arrays, self._accumulate, carry)
         self.updates = self.calls // self._accumulate
@@ -282,21 +290,33 @@ class TrainStep:
     def state(self) -> Any:
         """The TrainState of a Linen module or the FunctionState of a function; a tuple for several.
 
-        The next step donates its arrays.
+        >>> import jax.numpy as jnp, jaxpar, optax
+        >>> net = jaxpar.DistributedDataParallel(lambda params, x: x @ params["w"])
+        >>> tx = optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)
+        >>> step = jaxpar.train_step(net, ({"w": jnp.ones((3, 1))}, tx), lambda net, x: net(x).mean())
+        >>> step.state.opt_state.hyperparams["learning_rate"] = 0.01
+        >>> loss = step(jnp.ones((8, 3)))
+        >>> step.state.params["w"][0]
+        Array([0.99], dtype=float...)
 
-        Raises AttributeError for an NNX module.
+        The next step donates its arrays. It takes over what has been written into a dict of the state that
+        was read last; `step.state = state` writes all of a state with the same structure and shapes.
+
+        Raises: AttributeError: an NNX module has none. When set: TypeError, ValueError: it is a different
+          model's or optimizer's; nothing has changed then.
         """
-        pairs = zip(self._nets, nets_of(networks.as_one(self.optimizer)), strict=True)
-        states = tuple(its.state(net) if isinstance(its, StateOptimizer) else None for net, its in pairs)
-        if None in states:
-            raise AttributeError(
-                "TrainStep.state: an NNX module and its optimizer hold their own: step.net, step.optimizer."
-            )
+        with self._lock:
+            states = self._state.read()
         return states if isinstance(self.net, tuple) else states[0]
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        with self._lock:
+            self._state.write(state if isinstance(self.net, tuple) else (state,))
 
     def check(self) -> None:
         """Wait for the last step; raise NonFiniteError for a gradient so far. All processes must call it."""
-        with outside_for(self._placement):
+        with self._lock, outside_for(self._placement):
             self._raise_if_reported(wait=True)
 
     def state_dict(self) -> dict[str, Any]:
@@ -318,7 +338,7 @@ class TrainStep:
 
         torch counterpart: `GradScaler.state_dict` and `PowerSGDState.__getstate__`.
         """
-        with outside_for(self._placement):
+        with self._lock, outside_for(self._placement):
             return {"calls": self.calls, "updates": self.updates} | saved(self._engine, self._arrays)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -336,7 +356,7 @@ class TrainStep:
             replicas). Nothing has changed then.
         """
         calls, updates = counts(state_dict, self._accumulate)
-        with outside_for(self._placement):
+        with self._lock, outside_for(self._placement):
             restore(self._engine, self._arrays, state_dict)
         self.calls, self.updates = calls, updates
         self._reports.clear()
@@ -345,6 +365,7 @@ class TrainStep:
         args, kwargs, objects = set_aside(args, kwargs)
         if objects:
             networks.check_objects(self._nets, objects, "train_step")
+        self._state.write_back()
         self._arrays.bring(tuple(map(networks.unwrapped, objects)))
         return args, kwargs
 
