@@ -41,7 +41,6 @@ class ReadableState:
             raise TypeError(f"TrainStep.state: {len(self._pairs)} networks have a tuple of as many states.")
         for (net, optimizer), state in zip(self._pairs, states, strict=True):
             optimizer.load(net, state)
-        self.forget()
 
     def write_back(self) -> None:
         """Write what has been put into the states since they were read, or since the last call."""
