@@ -35,7 +35,7 @@ class ReadableState:
         return self._read
 
     def write(self, states: Any) -> None:
-        """Write states like those of `read`. TypeError, ValueError: they are different ones."""
+        """Write states. TypeError, ValueError: their structure or shapes differ from what `read` returns."""
         self.read()
         if not isinstance(states, (tuple, list)) or len(states) != len(self._pairs):
             raise TypeError(f"TrainStep.state: {len(self._pairs)} networks have a tuple of as many states.")

@@ -83,7 +83,7 @@ class TreeFields:
     def replacements(
         self, owner: Any, tree: PyTree, before: PyTree = None
     ) -> Iterable[tuple[nnx.Variable, Any]]:
-        """Yield the Variables and their next arrays, but for leaves that are those of the tree `before`.
+        """Yield Variables with their next arrays, except for leaves that the tree `before` has as well.
 
         Raises ValueError for another structure or shape, and for a leaf that is code and differs.
         """
@@ -93,13 +93,13 @@ class TreeFields:
                 f"TrainStep.state: its structure is {form} and the step's is {self.form}. {REMAKE}"
             )
         old = itertools.repeat(None) if before is None else jax.tree.leaves(before)
-        for name, static, leaf, kept in zip(self.names, self.statics, leaves, old, strict=False):
-            if static is not None and leaf is not kept and static != Static(leaf):
+        for name, static, leaf, unchanged in zip(self.names, self.statics, leaves, old, strict=False):
+            if static is not None and leaf is not unchanged and static != Static(leaf):
                 raise ValueError(
                     f"TrainStep.state: {name} is {leaf!r:.60} and was {static!r:.60}, which is compiled. "
                     f"{REMAKE}"
                 )
-            if static is not None or leaf is kept:
+            if static is not None or leaf is unchanged:
                 continue
             variable = getattr(owner, name)
             shape, dtype = jnp.shape(leaf), variable.get_value().dtype
@@ -108,7 +108,7 @@ class TreeFields:
                     f"TrainStep.state: {name} has shape {list(shape)} and the step's has "
                     f"{list(variable.get_value().shape)}. {REMAKE}"
                 )
-            fits = has_shape(leaf) and leaf.dtype == dtype  # a key's type is none that asarray takes
+            fits = has_shape(leaf) and leaf.dtype == dtype  # asarray does not take the type of a key
             yield variable, leaf if fits else jnp.asarray(leaf, dtype)
 
 
@@ -187,8 +187,8 @@ class StateOptimizer(nnx.Optimizer):
         owners, parts = (self, held_by(net)), self._parts(state)
         pairs = [
             pair
-            for owner, part, kept in zip(owners, parts, old, strict=True)
-            for pair in owner.fields.replacements(owner, part, kept)
+            for owner, part, other in zip(owners, parts, old, strict=True)
+            for pair in owner.fields.replacements(owner, part, other)
         ]
         for variable, array in pairs:
             variable.set_value(array)
