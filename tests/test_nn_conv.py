@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
 from jaxpar import nn
+from jaxpar.nn import functional
 
 torch = pytest.importorskip("torch")
 from against_torch.cases.conv import CASES, REFUSED  # noqa: E402
@@ -42,6 +46,28 @@ def test_without_groups_the_transposed_kernel_is_the_one_of_flax():
     ours.kernel, ours.bias = flax.kernel, flax.bias
     x = jnp.asarray(np.random.RandomState(0).randn(2, 4, 3, 3))
     np.testing.assert_allclose(ours(x), flax(x), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("function", "options"),
+    [
+        (functional.conv, {"stride": 2, "padding": 1}),
+        (functional.conv, {}),
+        (functional.conv, {"stride": 3, "padding": 1}),
+        (functional.conv, {"groups": 2, "stride": 2}),
+        (functional.conv_transpose, {"stride": 2}),
+    ],
+    ids=lambda x: getattr(x, "__name__", str(x)).replace(" ", ""),
+)
+def test_derivatives_in_float64_have_windows_that_are_fast_on_cpus(function, options):
+    """All others are a plain loop there, up to seventy times slower."""
+    x, kernel = jnp.ones((2, 9, 9, 4)), jnp.ones((3, 3, 4 // options.get("groups", 1), 4))
+    derivatives = jax.grad(lambda *arrays: (function(*arrays, **options) ** 2).sum(), (0, 1))
+    text = jax.jit(derivatives).lower(x, kernel).compile().as_text()
+    windows = re.findall(r" convolution\(.*window=\{(.*?)\}", text)
+    sizes = [re.fullmatch(r"size=(\d+)x\d+(?: pad=(\d+)_\d+x\d+_\d+)?", window) for window in windows]
+    assert windows or " dot(" in text
+    assert all(size and 2 * int(size[2] or 0) < int(size[1]) for size in sizes), windows
 
 
 @pytest.mark.parametrize(

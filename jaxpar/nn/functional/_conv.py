@@ -12,6 +12,9 @@ from .._checks import ConvOptions, conv_options, transposed_options
 from .._window import Ints
 from ._pad import pad
 
+FEW = 4
+"""The number of groups up to which a convolution for each is faster than a sum over the kernel's elements."""
+
 
 def conv(
     x: jax.Array,
@@ -115,12 +118,15 @@ def _convolved(
     input_dilations: Shape,
     groups: int,
 ) -> jax.Array:
-    # Only float64 takes these two branches, where XLA's CPU has no fast code of its own.
-    plain = input_dilations == (1,) * len(input_dilations)
-    if plain and rows.dtype == jnp.float64 and rows.ndim == 5:
-        y = _by_planes(rows, kernel, options, groups)
-    elif plain and rows.dtype == jnp.float64 and rows.ndim == 4:
-        y = _of_planes(rows, kernel, options, groups)
+    # Only float64 takes the first branch, where XLA's CPU has no fast code of its own.
+    if rows.dtype == jnp.float64:
+        spread = [(0, 0, 0), *((0, 0, step - 1) for step in input_dilations), (0, 0, 0)]
+        rows = jax.lax.pad(rows, jnp.zeros((), rows.dtype), spread)
+        y = (
+            _by_planes(rows, kernel, options, groups)
+            if kernel.ndim == 5
+            else _of_planes(rows, kernel, options, groups)
+        )
     else:
         y = _of_xla(rows, kernel, options, groups, input_dilations)
     y = y if bias is None else y + bias
@@ -169,10 +175,15 @@ def _by_planes(rows: jax.Array, kernel: jax.Array, options: ConvOptions, groups:
 
 
 def _of_planes(rows: jax.Array, kernel: jax.Array, options: ConvOptions, groups: int) -> jax.Array:
+    if kernel.ndim == 3:
+        options = ConvOptions((1, *options.stride), ((0, 0), *options.padding), (1, *options.dilation))
+        return _of_planes(rows[:, None], kernel[None], options, groups)[:, 0]
+    if groups <= FEW:
+        parts = zip(jnp.split(rows, groups, -1), jnp.split(kernel, groups, -1), strict=True)
+        outputs = [_of_one_group(part, weights, options) for part, weights in parts]
+        return outputs[0] if groups == 1 else jnp.concatenate(outputs, -1)
     # In float64 XLA's CPU has a plain loop for the derivatives of groups, up to a hundred times slower than
     # this sum over the kernel's elements, one after the other.
-    if groups == 1:
-        return _of_xla(rows, kernel, options, groups)
     strides, pads, dilations = options
     rows = jnp.pad(rows, ((0, 0), *pads, (0, 0)))
     N, *space, I = rows.shape
@@ -197,6 +208,35 @@ def _of_planes(rows: jax.Array, kernel: jax.Array, options: ConvOptions, groups:
     empty = jnp.zeros((N, *sizes, groups, O // groups), jnp.result_type(rows, kernel))
     y, _ = jax.lax.scan(add, empty, (offsets * jnp.asarray(dilations), weights))
     return y.reshape(N, *sizes, O)
+
+
+def _of_one_group(rows: jax.Array, kernel: jax.Array, options: ConvOptions) -> jax.Array:
+    # In float64 XLA's CPU has a plain loop for the derivatives too, up to seventy times slower than its code
+    # for windows with a center at each element: so compute all of these, and leave out those between strides.
+    strides, pads, dilations = options
+    k, space, zero = kernel.shape[:2], rows.shape[1:3], jnp.zeros((), rows.dtype)
+    axes = list(zip(space, strides, pads, dilations, k, strict=True))
+    h, w = ((s + low + high - d * (n - 1) - 1) // t + 1 for s, t, (low, high), d, n in axes)
+    if dilations == (1, 1) and k[0] <= strides[0] and k[1] <= strides[1]:
+        # Windows that do not overlap are a matrix product.
+        lows, ends = (pads[0][0], pads[1][0]), (h * strides[0], w * strides[1])
+        cut = [(low, end - s - low, 0) for low, end, s in zip(lows, ends, space, strict=True)]
+        windows = jax.lax.pad(rows, zero, [(0, 0, 0), *cut, (0, 0, 0)])
+        windows = windows.reshape(len(rows), h, strides[0], w, strides[1], -1)[:, :, : k[0], :, : k[1]]
+        return jnp.einsum("nhawbi,abio->nhwo", windows, kernel)
+    reach = [d * (n // 2) for *_, d, n in axes]
+    if strides == (1, 1) and pads == tuple((r, r) for r in reach) and k[0] % 2 and k[1] % 2:
+        return _of_xla(rows, kernel, options, 1)
+    kernel = jax.lax.pad(kernel, zero, [*((0, 1 - n % 2, 0) for n in k), (0, 0, 0), (0, 0, 0)])
+    first = [r - low for r, (low, _) in zip(reach, pads, strict=True)]
+    last = [at + (size - 1) * t for at, size, t in zip(first, (h, w), strides, strict=True)]
+    more = [(max(-a, 0), max(b + 1 - s, 0)) for a, b, s in zip(first, last, space, strict=True)]
+    # The barriers keep XLA from making these pads, and the derivatives', the convolution's own.
+    rows = jax.lax.optimization_barrier(jnp.pad(rows, [(0, 0), *more, (0, 0)]))
+    same = ConvOptions((1, 1), tuple((r, r) for r in reach), dilations)
+    y = jax.lax.optimization_barrier(_of_xla(rows, kernel, same, 1))
+    spans = [slice(a + m, b + m + 1, t) for a, b, (m, _), t in zip(first, last, more, strides, strict=True)]
+    return y[:, spans[0], spans[1]]
 
 
 def _turned(kernel: jax.Array, n: int, groups: int) -> jax.Array:

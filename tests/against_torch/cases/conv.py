@@ -45,6 +45,15 @@ CASES = [
         ((2, 9, 11, 4),),
     ),
     *(
+        Case(f"Conv2d({arguments})", f"Conv({arguments})", ((2, 9, 11, channels),))
+        for channels, arguments in (
+            (12, "12, 12, (2, 3), stride=(3, 2), dilation=(1, 2), groups=6"),
+            (6, "6, 12, (2, 2), groups=6"),
+        )
+    ),
+    convolution(2, "stride=(3, 4), padding=1", k=(3, 2), space=(8, 9)),
+    convolution(2, "padding=(3, 2)"),
+    *(
         convolution(n, f"padding={padding}, padding_mode='{mode}'")
         for mode in ("reflect", "replicate", "circular")
         for n, padding in ((1, 3), (2, (2, 1)), (3, (1, 2, 1)))
