@@ -57,3 +57,7 @@ class Static:
 
     def __repr__(self) -> str:
         return repr(self.value)
+
+
+DIVISION = "division"
+"""The metadata of a Variable whose array replicas divide: its value is this process's part of the array."""

@@ -16,6 +16,7 @@ from flax import linen, nnx
 
 from .._parallel.data_parallel import DataParallel
 from .._training.distributed_data_parallel import DistributedDataParallel
+from .._training.division import division_of, undivided, whole_shape, whole_value
 from .._training.train_step import TrainStep
 from .._tree import is_array
 from .._typing import PyTree
@@ -63,14 +64,16 @@ class NNXItem:
             if not isinstance(leaf, (nnx.Intermediate, nnx.Perturbation))
         ]
 
-    def entries(self) -> Iterator[NNXEntry]:
+    def entries(self, complete: bool = False) -> Iterator[NNXEntry]:
+        """Yield the leaves. Arrays that replicas divide are shapes, or, `complete`, all ranks' together."""
         for path, leaf in self._state:
-            for subpath, value in jax.tree_util.tree_leaves_with_path(raw(leaf)):
-                yield NNXEntry(path, subpath, leaf, value)
+            value = whole_value(leaf) if complete else whole_shape(leaf)
+            for subpath, part in jax.tree_util.tree_leaves_with_path(value):
+                yield NNXEntry(path, subpath, leaf, part)
 
-    def leaves(self) -> dict[str, ItemLeaf]:
+    def leaves(self, complete: bool = False) -> dict[str, ItemLeaf]:
         leaves: dict[str, ItemLeaf] = {}
-        for path, subpath, leaf, value in self.entries():
+        for path, subpath, leaf, value in self.entries(complete):
             name = ".".join(map(str, path)) + jax.tree_util.keystr(subpath)
             if name in leaves:
                 raise CheckpointError(f"Checkpointer: {self.name} has two leaves called {name}.")
@@ -79,18 +82,33 @@ class NNXItem:
 
     def put(self, values: Mapping[str, PyTree]) -> None:
         # `leaves` and `put` flatten in the same order, so the values need no names here.
-        nnx.update(self.node, self.state(values.values(), {}))
+        nnx.update(self.node, self.state(values.values(), {}, divide=True))
 
-    def state(self, values: Iterable[PyTree], names: Mapping[tuple, tuple]) -> nnx.State:
-        """Return the object's state with new values, and with new paths where `names` has them."""
+    def state(
+        self, values: Iterable[PyTree], names: Mapping[tuple, tuple], divide: bool = False
+    ) -> nnx.State:
+        """Return the object's state with new values, and with new paths where `names` has them.
+
+        `divide`: arrays that replicas divide are divided again, as they are in the object.
+        """
         state, remaining = [], iter(values)
         for path, leaf in self._state:
             leaves, treedef = jax.tree.flatten(raw(leaf))
             value = jax.tree.unflatten(treedef, [next(remaining) for _ in leaves])
-            state.append(
-                (names.get(path, path), leaf.copy(value) if isinstance(leaf, nnx.Variable) else value)
-            )
+            if isinstance(leaf, nnx.Variable):
+                value = _replaced(leaf, value, divide)
+            state.append((names.get(path, path), value))
         return nnx.from_flat_state(state)
+
+
+def _replaced(variable: nnx.Variable, value: PyTree, divide: bool) -> nnx.Variable:
+    division = division_of(variable)
+    if division is None:
+        return variable.copy(value)
+    if not divide:
+        return undivided(variable, value)
+    is_shape = isinstance(value, jax.ShapeDtypeStruct)  # a leaf that is not loaded
+    return variable.copy(raw(variable) if is_shape else division.divided(value))
 
 
 class TreeItem:
@@ -102,7 +120,8 @@ class TreeItem:
         self.name = name
         self._paths, self._structure = jax.tree_util.tree_flatten_with_path(tree)
 
-    def leaves(self) -> dict[str, ItemLeaf]:
+    def leaves(self, complete: bool = False) -> dict[str, ItemLeaf]:
+        del complete
         return {
             jax.tree_util.keystr(path) or "value": ItemLeaf(value, is_key(value))
             for path, value in self._paths

@@ -137,7 +137,7 @@ class Leaves:
         nodes = []
         for i, (prefix, node) in enumerate(self._nodes):
             if isinstance(node, NNXItem):
-                state = node.state([entry.value for entry in node.entries()], self._renamed[i])
+                state = node.state([entry.value for entry in node.entries(complete=True)], self._renamed[i])
                 flat = nnx.to_flat_state(state)
                 node = nnx.from_flat_state([(p, v) for p, v in flat if not ignored(_name(prefix + p))])
             nodes.append(node)

@@ -264,7 +264,7 @@ def snapshot(items: Mapping[str, PyTree]) -> StateSnapshot:
             if not item.replicated:
                 contents.per_rank.append(name)
             continue
-        for leaf, (value, stream, _) in item.leaves().items():
+        for leaf, (value, stream, _) in item.leaves(complete=True).items():
             # Random streams stay small values even if they are arrays, since they may differ between ranks.
             if is_array(value) and not stream and value.size and is_storable(value):
                 contents.arrays[name, leaf] = value

@@ -112,11 +112,12 @@ class ObjectArrays:
         else:
             values = view.current_values()
             check_alive(values, view.names, self.function)
-        # By identity: an array that the user has replaced is a new object, and equality would wait.
-        self.clean = len(self._object_values) == len(values) and all(
-            map(operator.is_, self._object_values, values)
-        )
+        self.clean = self._is_written(values)
         return values
+
+    def _is_written(self, values: list) -> bool:
+        # By identity: an array that the user has replaced is a new object, and equality would wait.
+        return len(self._object_values) == len(values) and all(map(operator.is_, self._object_values, values))
 
     def current_values(self) -> list:
         self.view = view_nnx(self.thing)
@@ -125,6 +126,9 @@ class ObjectArrays:
     def for_program(self, values: list) -> list:
         """Return the arrays that were read, on the devices of all processes."""
         return self._written if self.clean else self.world.shared(values)
+
+    def shaped(self, values: list, shared: Callable[[list], list]) -> list:
+        return shared(values)
 
     def write(self, values: list) -> None:
         local = self.world.local_shared(values)

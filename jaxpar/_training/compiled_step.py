@@ -21,6 +21,7 @@ from .._parallel.shards import Shards, combine
 from .._typing import REPLICA, PyTree, Static, TreeDef
 from ..comm_hooks.hook import Bucket, CommHook
 from ..comm_hooks.message import Message
+from .divided_update import reduced
 from .loss import Loss
 from .optimizer_calls import Evaluation, mean_with_gradients
 from .update import Update
@@ -70,6 +71,7 @@ class ReplicaPlan:
     def __call__(
         self, values: list, extra: dict[str, Any], replica_state: ReplicaState, batch: list
     ) -> StepResult:
+        extra, slices = _detached(self.update, extra)
         # Without a source each process keeps its own buffers, and `run` only takes shapes from the replica.
         source = self.active[0] if self.source is None else self.source
         done = _program.run(
@@ -80,10 +82,11 @@ class ReplicaPlan:
             (values, extra),
             combine(batch, self.statics, self.form),
             self.kinds,
-            replica_state,
+            (replica_state, slices),
             source,
         )
         loss, after, changes, extra, sums = done.shared
+        extra = _attached(extra, done.replica_state.slices)
         if self.hook is None:
             loss = done.replica_state.loss
         if self.source is None:
@@ -137,7 +140,7 @@ def compiled(
 def _forward(
     plan: ReplicaPlan,
     shared: tuple[list, PyTree],
-    replica_state: ReplicaState,
+    replica_state: tuple[ReplicaState, Slices],
     index: jax.Array | None,
     args: tuple,
     kwargs: dict[str, Any],
@@ -157,22 +160,44 @@ def _forward(
     return Local(value.aux, {**terms, "changes": changes}, {})
 
 
+Slices = dict[int, jax.Array]
+"""A replica's elements of the optimizer's values, by their positions."""
+
+
+def _detached(update: Update | None, extra: dict[str, Any]) -> tuple[dict[str, Any], Slices]:
+    """Return the state that all replicas have, and the stacks of what they have divided."""
+    if update is None or not update.divided:
+        return extra, {}
+    values = extra["optimizer"]
+    slices = {i: values[i] for i, shape in enumerate(update.divided) if shape is not None}
+    return {**extra, "optimizer": [None if i in slices else x for i, x in enumerate(values)]}, slices
+
+
+def _attached(extra: dict[str, Any], slices: Slices) -> dict[str, Any]:
+    """The inverse of `_detached`."""
+    if not slices:
+        return extra
+    return {**extra, "optimizer": [slices.get(i, x) for i, x in enumerate(extra["optimizer"])]}
+
+
 class _LocalResult(NamedTuple):
     loss: PyTree
     changes: PyTree
     replica_state: ReplicaState
+    slices: Slices
 
 
 def _finish(
     plan: ReplicaPlan,
     index: jax.Array,
     shared: tuple[list, PyTree],
-    replica_state: ReplicaState,
+    replica_state_and_slices: tuple[ReplicaState, Slices],
     local: Local,
     again: Callable[[PyTree], Local],
 ) -> tuple[PyTree, _LocalResult]:
     """Combine the replicas, on every device, after the branches of an uneven batch have joined."""
     values, extra = shared
+    replica_state, slices = replica_state_and_slices
     loss, gradients = local.terms["loss"], _sum(replica_state.gradients, local.terms["gradients"])
     accumulated = _losses(plan, replica_state, loss)
     if plan.hook is None:
@@ -181,7 +206,7 @@ def _finish(
         # But metrics, which the user may read between two updates.
         counted = Message(REPLICA, _is_flat(plan.placement)).sum(jax.tree.leaves(local.terms["sums"]))
         sums = _added(values, local.terms["sums"], counted)
-        return ((), (), {}, {}, sums), _LocalResult(loss, local.terms["changes"], state)
+        return ((), (), {}, {}, sums), _LocalResult(loss, local.terms["changes"], state, slices)
     changes: PyTree = {}
     local_changes, terms = local.terms.get("changes", ()), list[jax.Array]()
     if plan.source is not None:
@@ -193,7 +218,9 @@ def _finish(
     means = [x / len(plan.active) for x in losses]
     message = Message(REPLICA, _is_flat(plan.placement), [*means, *counted, *terms])
     bucket = Bucket(gradients, plan.divisor, REPLICA, index, message)
-    state, after = plan.hook.reduce(replica_state.hook, bucket)
+    divides = plan.update is not None and plan.update.divided
+    reduce = functools.partial(reduced, plan.hook) if divides else plan.hook.reduce
+    state, after = reduce(replica_state.hook, bucket)
     others = message.others()
     (loss, accumulated), others = jax.tree.unflatten(form, others[: len(means)]), others[len(means) :]
     sums, terms = _added(values, local.terms["sums"], others[: len(counted)]), others[len(counted) :]
@@ -212,9 +239,12 @@ def _finish(
         evaluation = Evaluation(
             _mean_loss(loss, accumulated, plan.update.accumulate), mean_with_gradients(evaluate, mean)
         )
+        extra = _attached(extra, slices)
         after, extra = plan.update(values, extra, after, {**changes, **sums}, evaluation)
+        extra, slices = _detached(plan.update, extra)
         changes, sums = {}, {}
-    return (loss, after, changes, extra, sums), _LocalResult((), local_changes, ReplicaState((), state))
+    state = ReplicaState((), state)
+    return (loss, after, changes, extra, sums), _LocalResult((), local_changes, state, slices)
 
 
 def _added(values: list, counts: dict[int, jax.Array], counted: list[jax.Array]) -> dict[int, jax.Array]:

@@ -190,6 +190,12 @@ class Distributed(TorchNames):
             raise ParametersError(NOTHING_TO_TRAIN)
         check_rows(batch, kwargs, "value_and_grad")
         state = self.engine_state
+        if state.divides_optimizer:
+            raise RuntimeError(
+                "value_and_grad: the wrapper has shard_optimizer=True, and an optimizer that is called with "
+                "gradients is not divided. Call jaxpar.train_step(net, optimizer, loss_fn), which divides "
+                "it, or leave shard_optimizer out."
+            )
         check_staged(self.world, state)
         work = ReplicaWork(Objective(loss_fn, has_aux), self.world, state, self.backend, state.programs)
         engine = Engine(arrays, work, state, self.world, loss_fn)

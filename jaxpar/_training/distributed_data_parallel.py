@@ -62,6 +62,7 @@ class DistributedDataParallel(abc.ABC):
         keeps its own. `broadcast_buffers` is torch's older name.
       init_sync: whether parameters and buffers are compared and made equal to rank 0's now.
       comm_hook: how gradients are reduced, see `register_comm_hook`.
+      shard_optimizer: whether `train_step` divides the optimizer's arrays between the replicas (ZeRO-1).
       backend: `"shard_map"` or `"pmap"`; equal results.
       mesh, axis: as for `DataParallel`; with a process group, the mesh of all processes or this one's part.
       output_device, bucket_cap_mb, find_unused_parameters, gradient_as_bucket_view, static_graph: taken and
@@ -92,6 +93,7 @@ class DistributedDataParallel(abc.ABC):
         broadcast_buffers: bool | None = None,
         init_sync: bool = True,
         comm_hook: CommHook | None = None,
+        shard_optimizer: bool = False,
         backend: str = "shard_map",
         mesh: Mesh | None = None,
         axis: str | None = None,
@@ -106,9 +108,15 @@ class DistributedDataParallel(abc.ABC):
             on_mesh = placement_for(devices, dim, mesh, axis, backend, "DistributedDataParallel")
         del output_device, bucket_cap_mb, find_unused_parameters, gradient_as_bucket_view, static_graph
         _backend(backend)
+        if shard_optimizer and on_mesh is not None and on_mesh.positions.size > on_mesh.N:
+            raise ValueError(
+                "DistributedDataParallel: shard_optimizer=True divides arrays over one axis, and mesh= has "
+                f"{on_mesh.positions.size // on_mesh.N} devices for each replica. Give a mesh of one axis, "
+                "or leave shard_optimizer out and shard the optimizer's arrays over the other axes."
+            )
         world = make_world(device_ids, dim, _members(process_group), on_mesh)
         shares_buffers = _buffers(forward_sync_buffers, broadcast_buffers)
-        state = EngineState(SameRows(world.size, shares_buffers), comm_hook)
+        state = EngineState(SameRows(world.size, shares_buffers), comm_hook, shard_optimizer)
         if isinstance(module, nnx.Module):
             return _NNXDistributed(module, world, backend, state, init_sync)
         if isinstance(module, linen.Module):

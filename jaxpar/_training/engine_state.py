@@ -15,13 +15,13 @@ from .compiled_step import ReplicaState, compiled
 class EngineState:
     """State of one wrapper or step; compared by identity, so that an NNX module may hold it."""
 
-    def __init__(self, strategy: Strategy, hook: CommHook | None = None):
+    def __init__(self, strategy: Strategy, hook: CommHook | None = None, divides_optimizer: bool = False):
         self.strategy = self.usual = strategy
         self.engine: Any = None
         self.replica_state: ReplicaState | None = None
         self.hook: CommHook = hook or mean
         self.registered = hook is not None
-        self.synchronises = True
+        self.synchronises, self.divides_optimizer = True, divides_optimizer
         self.compared = False
         self.steps = self.number = 0
         self.timeout = 600.0
@@ -53,4 +53,4 @@ class EngineState:
         self.hook, self.registered, self.replica_state = hook, True, None
 
     def __deepcopy__(self, memo: object) -> EngineState:
-        return EngineState(self.usual, self.hook if self.registered else None)
+        return EngineState(self.usual, self.hook if self.registered else None, self.divides_optimizer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -114,13 +115,13 @@ def state_of(nets: Sequence[Any]) -> EngineState:
     states = [net.engine_state for net in nets]
     if len(states) == 1:
         return states[0]
-    policies = {(state.hook, state.usual.shares_buffers) for state in states}
+    policies = {(state.hook, state.usual.shares_buffers, state.divides_optimizer) for state in states}
     if len(policies) > 1:
         raise ValueError(
-            "train_step: the nets' communication hooks or their forward_sync_buffers differ, and one "
-            "all-reduce serves them all. Register the same hook on each."
+            "train_step: the nets' communication hooks, their forward_sync_buffers or their shard_optimizer "
+            "differ, and one exchange serves them all. Give all the same."
         )
-    return EngineState(states[0].usual, states[0].hook if states[0].registered else None)
+    return copy.deepcopy(states[0])
 
 
 def refuse_context(nets: Sequence[Any]) -> None:

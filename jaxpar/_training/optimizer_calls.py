@@ -15,6 +15,7 @@ from .._parallel.modules.bundle import nets_of
 from .._parallel.modules.nnx_view import NNXView, view_nnx
 from .._typing import PyTree, TreeDef
 from .arrays import order_of_gradients
+from .division import usable
 
 
 class OptimizerCall(NamedTuple):
@@ -37,7 +38,7 @@ class OptimizerCall(NamedTuple):
             return moved
 
         tx = optimizer.tx
-        optimizer.tx = with_extra_arguments(tx, evaluation, parameters_of)
+        optimizer.tx = with_extra_arguments(usable(tx), evaluation, parameters_of)
         optimizer.update(net, self.tree(gradients))
         optimizer.tx = tx
 

@@ -13,6 +13,7 @@ from flax import nnx
 
 from .._tree import has_shape
 from .._typing import PyTree, Static
+from .division import whole_value
 
 KindOf = Callable[[str, Any], Any]
 
@@ -54,7 +55,7 @@ class TreeFields:
         )
 
     def read(self, owner: Any) -> PyTree:
-        return self.tree_of(lambda name: getattr(owner, name)[...])
+        return self.tree_of(lambda name: jnp.asarray(whole_value(getattr(owner, name))))
 
     def tree_of(
         self, value_of: Callable[[str], Any], static_of: Callable[[Any], Any] = lambda leaf: leaf

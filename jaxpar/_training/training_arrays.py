@@ -16,6 +16,7 @@ from .._parallel.modules.nnx_view import NNXView
 from .._parallel.placement import Placement
 from .._tree import is_array
 from .arrays import CallArrays, ObjectArrays, take_distinct
+from .division import DividedArrays
 from .on_update import UpdateHook
 from .optimizer_calls import OptimizerCall, optimizer_calls
 from .world import World
@@ -32,9 +33,11 @@ class TrainingArrays(CallArrays):
         placement: Placement | None,
         world: World,
         hook: UpdateHook | None = None,
+        divides: bool = False,
     ):
         super().__init__(net, module, placement, world)
-        self.optimizer = ObjectArrays(optimizer, placement, world)
+        self.divides = divides  # whether replicas divide the optimizer's arrays
+        self.optimizer = (DividedArrays if divides else ObjectArrays)(optimizer, placement, world)
         self.hook = hook
         self.hook_objects = None if hook is None else ObjectArrays(hook.objects, placement, world)
         self.extra: dict[str, Any] = {}
@@ -92,9 +95,8 @@ class TrainingArrays(CallArrays):
         return {name: x for name, x in extra.items() if name == "scale"} if keep else extra
 
     def shapes(self, keep: bool) -> tuple[list, dict[str, Any]]:
-        values, optimizer, extra = self._shapes(
-            (self.current_values(), self.optimizer.current_values(), self.extra)
-        )
+        values, extra = self._shapes((self.current_values(), self.extra))
+        optimizer = self.optimizer.shaped(self.optimizer.current_values(), self._shapes)
         if self.hook_objects is not None:
             extra = {**extra, "on_update": self._shapes(self.hook_objects.current_values())}
         return values, self.program_extra({**extra, "optimizer": optimizer}, keep)

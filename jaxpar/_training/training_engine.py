@@ -11,6 +11,7 @@ from flax import nnx
 
 from .._devices.context import outside_for
 from .._parallel.data_parallel import DataParallel
+from .._parallel.modules.bundle import nets_of
 from .._parallel.placement import Placement
 from .._parallel.programs import Programs
 from .._tree import has_shape as has_shape
@@ -21,6 +22,7 @@ from .agreement import Alone, SameRows
 from .compiled_step import compiled
 from .distributed_data_parallel import DistributedDataParallel
 from .divergence_guard import Fingerprint, fingerprint
+from .division import DividedArrays, only_by_steps, whole_again, whole_shape
 from .engine import Engine, Work
 from .engine_state import EngineState
 from .on_update import UpdateHook
@@ -47,13 +49,25 @@ def training_engine(
     else:
         world, state = ALONE, EngineState(Alone())
         work = BatchWork(objective, placement, programs)
-    arrays = TrainingArrays(net, networks.unwrapped(net), optimizer, placement, world, hook)
+    divides = state.divides_optimizer
+    arrays = TrainingArrays(net, networks.unwrapped(net), optimizer, placement, world, hook, divides)
+    for its in nets_of(optimizer):
+        whole_again(its)
+        if divides:
+            only_by_steps(its)
     if hook is not None:
         hook.refuse_shared(net, optimizer)
         if world.size > 1:
             check_replicas({"on_update": arrays.hook_values()}, world.group)
-    objective.prepare(arrays)
+    try:
+        objective.prepare(arrays)
+    except Exception:
+        for its in nets_of(optimizer):
+            whole_again(its)
+        raise
     assert objective.update is not None
+    if isinstance(arrays.optimizer, DividedArrays):
+        arrays.optimizer.divide(objective.update.divided)
     arrays.reset(objective.update.start())
     compared: Fingerprint = ()
     # Once, because a fingerprint traces the update and waits for the optimizer's numbers. Numbers that change
@@ -61,7 +75,10 @@ def training_engine(
     if world.size > 1:
         values, extra = arrays.take()
         names = [name.removeprefix("module.") for name in arrays.optimizer.view.names]
-        compared = fingerprint(objective.update, values, extra["optimizer"], names)
+        optimizer_values = (
+            list(map(whole_shape, arrays.optimizer.view.leaves)) if divides else extra["optimizer"]
+        )
+        compared = fingerprint(objective.update, values, optimizer_values, names)
     return Engine(arrays, work, state, world, loss_fn, compared, "train_step"), arrays
 
 

@@ -16,8 +16,11 @@ from .._parallel.modules.bundle import Bundle, nets_of
 from .._parallel.modules.nnx_view import NNXDefinition, NNXView, view_nnx
 from .._parallel.placement import Placement
 from .._tree import is_real
-from .._typing import PyTree
+from .._typing import PyTree, Shape
 from ..errors import OptimizerError
+from .divided_program import Operand, Slice, is_divided, sliced, whole
+from .divided_update import divided_advance, divided_shapes, is_operand, smallest
+from .division import whole_shape
 from .nonfinite import NONE, first_bad, first_bad_on_cpu
 from .on_update import StepUpdate, TracedHook, check_values
 from .optimizer_calls import Evaluation, OptimizerCall, optimizer_calls, unknown
@@ -52,6 +55,7 @@ class Update:
     keeps_losses: bool = False  # whether it uses the loss, the mean over the accumulated calls
     hook: TracedHook | None = None  # the user's function of what it did
     module: NNXDefinition | None = None  # what the loss function is given, for the hook
+    divided: tuple[Shape | None, ...] = ()  # shapes of the optimizer's values that replicas divide
 
     def name(self, i: int) -> str:
         """Return the i-th trained parameter's name for users."""
@@ -73,21 +77,30 @@ class Update:
         changes: dict[int, Any],
         evaluation: Evaluation,
     ) -> tuple[list, dict[str, Any]]:
-        """Return the net's values after the step, and the extra state with the next optimizer."""
+        """Return the net's values after the step, and the extra state with the next optimizer.
+
+        Where the optimizer is divided, gradients are Slices, and of its values a replica has its elements.
+        """
         factor = 1 / self.accumulate
         if "scale" in extra:
             factor = factor / extra["scale"]
         if "scale" in extra or self.accumulate > 1:
-            gradients = [g * jnp.asarray(factor, g.dtype) for g in gradients]
+            gradients = jax.tree.map(lambda g: g * jnp.asarray(factor, g.dtype), gradients)
         extra = dict(extra)
         old = values, extra["optimizer"], gradients, changes
         advance = functools.partial(self.advance, evaluation=evaluation)
+        if self.divided:
+            # Collected after the branches, so that no device waits for a collective in a branch.
+            old = self._sliced(values), *old[1:]
+            advance = functools.partial(self.advance_divided, evaluation=evaluation)
         if self.on_nonfinite == "ignore" and "scale" not in extra:
             after, extra["optimizer"] = advance(*old)
             good = jnp.array(True)
         else:
-            good, extra = self._judge(self.strategy.first_bad(gradients), extra)
+            first = self.strategy.first_bad(jax.tree.leaves(gradients))
+            good, extra = self._judge(smallest(first, NONE) if self.divided else first, extra)
             after, extra["optimizer"] = self._advance_if(good, advance, *old)
+        after = jax.tree.map(whole, after, is_leaf=is_operand)
         if self.hook is not None:
             after, extra = self._call_hook(self.hook, good, after, extra, (values, gradients, evaluation))
         return after, extra
@@ -102,6 +115,7 @@ class Update:
     ) -> tuple[list, dict[str, Any]]:
         """Return the net's values and the extra state after the user's function of the update."""
         values, gradients, evaluation = step
+        gradients = list(map(whole, gradients))  # a compiler leaves out what the function does not read
         assert self.module is not None
         module, optimizer = self.module.merge(after), self.optimizer.merge(extra["optimizer"])
         nets = nets_of(module)
@@ -150,6 +164,33 @@ class Update:
         for i, value in changes.items():
             after[i] = value
         return after, self.optimizer.read(optimizer)
+
+    def advance_divided(
+        self,
+        values: list,
+        optimizer_values: list,
+        gradients: list[Operand],
+        changes: dict[int, Any],
+        evaluation: Evaluation | None = None,
+    ) -> tuple[list, list]:
+        """`advance` on a replica with its elements of parameters, gradients and the optimizer's values."""
+        optimizer = [
+            x if shape is None else Slice(x, shape)
+            for x, shape in zip(optimizer_values, self.divided, strict=True)
+        ]
+        after, optimizer = divided_advance(self.advance, evaluation)(values, optimizer, gradients, changes)
+        optimizer = [
+            jax.tree.map(whole, x, is_leaf=is_operand) if shape is None else sliced(x).elements
+            for x, shape in zip(optimizer, self.divided, strict=True)
+        ]
+        return self._sliced(after), optimizer
+
+    def _sliced(self, values: list) -> list:
+        """Return the net's values with this replica's elements of what is trained."""
+        values = list(values)
+        for i in self.parameters:
+            values[i] = sliced(values[i]) if is_divided(values[i].shape) else whole(values[i])
+        return values
 
     def _advance_if(self, good: jax.Array, advance: Callable[..., Any], *args: Any) -> tuple[list, list]:
         """Return the results of `advance`, or the values and the optimizer as they were."""
@@ -269,7 +310,7 @@ def update_of(
     net, optimizer = arrays.net, arrays.optimizer.thing
     split, other = view_nnx(net), view_nnx(optimizer)
     parameters, calls = optimizer_calls(net, optimizer, split)
-    values = split.current_values()
+    values, optimizer_values = split.current_values(), list(map(whole_shape, other.leaves))
     update = Update(
         split.definition,
         other.definition,
@@ -284,7 +325,7 @@ def update_of(
     )
     pairs = list(zip(nets_of(net), nets_of(optimizer), strict=True))
     try:
-        wrong = check(update, values, other.current_values(), split.names)
+        wrong = check(update, values, optimizer_values, split.names)
     except Exception:
         for one, its in pairs:
             _refuse_integers(view_nnx(one), its)
@@ -292,7 +333,7 @@ def update_of(
         if wrong is None:
             raise  # the optimizer's own error
     if wrong is None and accumulate > 1:
-        uses = uses_loss(update, values, other.current_values()) or update.hook is not None
+        uses = uses_loss(update, values, optimizer_values) or update.hook is not None
         update = dataclasses.replace(update, keeps_losses=uses)
     if wrong is None and not all(call.order for call in calls):
         wrong = "nothing in the module is trained by it"
@@ -304,4 +345,7 @@ def update_of(
             f"train_step: the optimizer was not made for this {names}: {wrong}. Make it from "
             "the object that train_step is given: nnx.Optimizer(net, tx, wrt=nnx.Param)."
         )
-    return update
+    if not arrays.divides:
+        return update
+    divided = divided_shapes(update.advance, parameters, values, optimizer_values, arrays.world.N)
+    return dataclasses.replace(update, divided=divided)

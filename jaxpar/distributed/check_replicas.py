@@ -16,7 +16,7 @@ from flax import nnx
 from .._devices import devices as _devices
 from .._devices.context import outside
 from .._tree import is_array
-from .._typing import PyTree, Shape
+from .._typing import DIVISION, PyTree, Shape
 from ..errors import DivergenceError, LeafError
 from .exchange import exchange, exchange_json
 from .group import Group, ProcessGroup, current, member
@@ -50,33 +50,40 @@ def check_replicas(tree: PyTree, group: ProcessGroup = None) -> None:
     torch counterpart: none; `_verify_param_shape_across_processes` compares shapes.
     """
     leaves = _leaves(tree)
-    shards = [_shards(leaf, path) for path, leaf in leaves]
-    for (path, _), parts in zip(leaves, shards, strict=True):
+    shards = [_shards(leaf, path, first) for path, leaf, first in leaves]
+    for (path, *_), parts in zip(leaves, shards, strict=True):
         for copies in parts.values():
             _compare_devices(path, copies)
     pg = member(group, WHAT) if current() is not None or group is not None else None
     if pg is not None and pg.size > 1:
-        _compare_ranks(pg, [path for path, _ in leaves], shards)
+        _compare_ranks(pg, [path for path, *_ in leaves], shards)
 
 
 Copies = list[tuple[str, np.ndarray]]
 """Device names and values of all copies of one slice of an array."""
 
 
-def _leaves(tree: PyTree) -> list[tuple[str, PyTree]]:
+def _leaves(tree: PyTree) -> list[tuple[str, PyTree, int]]:
+    """Return paths and arrays, and of an array that ranks divide the position of this rank's first piece."""
     if isinstance(tree, nnx.Module):
         return [
             (
                 "module." + ".".join(map(str, path)),
                 leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf,
+                _first_piece(leaf),
             )
             for path, leaf in nnx.to_flat_state(nnx.state(tree, graph=True))
         ]
     paths_and_leaves = jax.tree.leaves_with_path(tree)
-    return [("tree" + jax.tree_util.keystr(path), leaf) for path, leaf in paths_and_leaves]
+    return [("tree" + jax.tree_util.keystr(path), leaf, 0) for path, leaf in paths_and_leaves]
 
 
-def _shards(leaf: PyTree, path: str) -> dict[str, Copies]:
+def _first_piece(leaf: PyTree) -> int:
+    division = leaf.get_metadata().get(DIVISION) if isinstance(leaf, nnx.Variable) else None
+    return 0 if division is None else int(division.first)
+
+
+def _shards(leaf: PyTree, path: str, first: int) -> dict[str, Copies]:
     """Return this process's copies of every slice of a leaf, by the slice's indices as text."""
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
@@ -86,6 +93,7 @@ def _shards(leaf: PyTree, path: str) -> dict[str, Copies]:
         parts: dict[str, Copies] = {}
         for shard in leaf.addressable_shards:
             index_text = ",".join(f"{s.start or 0}:{s.stop or ''}" for s in shard.index)
+            index_text = f"{first}+{index_text}" if first else index_text
             parts.setdefault(index_text, []).append((_devices.name(shard.device), np.asarray(shard.data)))
         return parts
     if is_array(leaf) or isinstance(leaf, (np.generic, bool, int, float, complex)):

@@ -104,7 +104,7 @@ PLANTS = [
         ('        or result_rows.axis\n', '', "tests/test_padding.py -k \"along and rows\" -m \"not long\""),
         ('if rows is None or rows.axis in along:', 'if rows is None:', "tests/test_padding.py -k \"provably and summed\""),
         ('if "fry" not in str(key) or _shape(eqn):', 'if _shape(eqn):', "tests/test_padding.py -k generator"),
-        ('"reduce_max": _reduction(_lowest)', '"reduce_max": _reduction(_highest)', "tests/test_padding.py -k \"largest and alone\" -m \"not long\""),
+        ('"reduce_max": _reduction(lowest)', '"reduce_max": _reduction(highest)', "tests/test_padding.py -k \"largest and alone\" -m \"not long\""),
         ('"reduce_prod": _reduction(lambda dtype: 1)', '"reduce_prod": _reduction(lambda dtype: 0)', "tests/test_padding.py -k \"product and alone\" -m \"not long\""),
     ),
     *plants("jaxpar/_parallel/padding/analysis.py",

@@ -127,14 +127,14 @@ def _reduction(neutral: Callable[[Any], Any]) -> RowRule:
     return rule
 
 
-def _lowest(dtype: Any) -> Any:
+def lowest(dtype: Any) -> Any:
     if dtype == jnp.bool_:
         return False
     # Infinity rather than the lowest finite number: the maximum of rows that are all -inf is -inf.
     return -np.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
 
 
-def _highest(dtype: Any) -> Any:
+def highest(dtype: Any) -> Any:
     if dtype == jnp.bool_:
         return True
     return np.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).max
@@ -333,8 +333,8 @@ RULES: dict[str, RowRule] = {
     "pad": _pad,
     "random_bits": _random_bits,
     "reduce_and": _reduction(lambda dtype: True),
-    "reduce_max": _reduction(_lowest),
-    "reduce_min": _reduction(_highest),
+    "reduce_max": _reduction(lowest),
+    "reduce_min": _reduction(highest),
     "reduce_or": _reduction(lambda dtype: False),
     "reduce_prod": _reduction(lambda dtype: 1),
     "reduce_sum": _reduction(lambda dtype: 0),

@@ -281,6 +281,14 @@ def _attention(instruction: Instruction, computation: Computation) -> int:
     return products * 2 * math.prod(scores) * features // (2 if causal else 1)
 
 
+def exchanged_bytes(instruction: Instruction, computation: Computation) -> int:
+    """Return the larger of a collective's operands and results."""
+    operand_bytes = sum(computation.instructions[name].bytes for name in instruction.operands)
+    # A start's result tuple may repeat the operands; an all-reduce's does not.
+    repeats = instruction.operation.endswith("-start") and instruction.operation != "all-reduce-start"
+    return max(operand_bytes, instruction.bytes - operand_bytes * repeats)
+
+
 def _bytes(instruction: Instruction, computation: Computation, module: Module) -> int:
     # An operand that appears twice is read once, from the cache the second time.
     operands = [computation.instructions[name] for name in dict.fromkeys(instruction.operands)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
-from .hlo import Computation, Instruction, KernelWork, Module, work
+from .hlo import Computation, Instruction, KernelWork, Module, exchanged_bytes, work
 
 COLLECTIVES = (
     "all-reduce",
@@ -144,13 +144,9 @@ def _exchange(
     if instruction.operation.endswith("-done"):
         yield CollectiveWait(instruction.operands[0])
         return
-    moved = inner[0].root if instruction.operation == "async-start" else instruction
-    operand_bytes = sum(computation.instructions[name].bytes for name in instruction.operands)
-    # A start's result tuple may repeat the operands.
-    returned = (
-        moved.bytes if moved.operation in (kind, "all-reduce-start") else max(moved.bytes - operand_bytes, 0)
-    )
-    yield CollectiveStart(instruction.name, kind, max(operand_bytes, returned), turns)
+    nested = inner[0] if instruction.operation == "async-start" else None
+    moved = exchanged_bytes(*((nested.root, nested) if nested else (instruction, computation)))
+    yield CollectiveStart(instruction.name, kind, moved, turns)
     if not instruction.operation.endswith("-start"):
         yield CollectiveWait(instruction.name)
 

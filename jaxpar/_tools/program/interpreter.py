@@ -7,7 +7,7 @@ import functools
 import re
 from collections.abc import Callable, Sequence
 
-from ..estimate.hlo import Computation, Instruction, Module
+from ..estimate.hlo import Computation, Instruction, Module, exchanged_bytes
 from . import collectives
 from .arithmetic import Arithmetic
 from .collectives import Exchanged
@@ -74,20 +74,20 @@ class Interpreter:
             return self.shares.free
         values = [v for o in operands for v in leaves(o)]
         if operation.removesuffix("-start") in COLLECTIVES:
-            return self._collective(i, values)
+            return self._collective(i, values, computation)
         loop = next((name for name, _ in reversed(self._decisions) if name.startswith("loop")), "")
         value = self.arithmetic.value(i, values, computation, loop)
         return (value,) * len(i.results) if i.is_tuple else value
 
     # --------------------------------------------------------------------------------------- collectives
 
-    def _collective(self, i: Instruction, values: list[Fact]) -> Result:
+    def _collective(self, i: Instruction, values: list[Fact], computation: Computation) -> Result:
         shares, operation = self.shares, i.operation.removesuffix("-start")
         if operation == "collective-permute":
             groups: collectives.Groups = (tuple(range(shares.size)),)
         else:
             groups = collectives.device_groups(i.attributes, shares.size)
-        self._meet(i, groups)
+        self._meet(i, groups, exchanged_bytes(i, computation))
         kinds = [a.kind for a in i.results]
         done = [self._exchanged(i, operation, v, groups, kinds[n % len(kinds)]) for n, v in enumerate(values)]
         if operation == "all-to-all" and len(done) > 1:
@@ -112,12 +112,10 @@ class Interpreter:
             reduced = reduced.marked(Waypoint("half", i.name, kind))
         return collectives.scattered(shares, reduced, groups) if operation == "reduce-scatter" else reduced
 
-    def _meet(self, i: Instruction, groups: collectives.Groups) -> None:
+    def _meet(self, i: Instruction, groups: collectives.Groups, size: int) -> None:
         context = tuple(name for name, _ in self._decisions)
         kinds = tuple(a.kind for a in i.results)
-        self.exchanged[i.name] = Exchanged(
-            i.operation.removesuffix("-start"), groups, kinds, i.bytes, context
-        )
+        self.exchanged[i.name] = Exchanged(i.operation.removesuffix("-start"), groups, kinds, size, context)
         for name, alike in self._decisions:
             numbered = numbers(alike)
             if any(len({numbered[d] for d in group}) > 1 for group in groups):

@@ -74,7 +74,10 @@ class LeafVerdict:
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """One collective: its operation, type and bytes, groups, the loops and branches around it, its line."""
+    """One collective: its operation, type, groups, the loops and branches around it, its line.
+
+    `bytes` counts its operands or its results, whichever are more.
+    """
 
     name: str
     operation: str
@@ -84,6 +87,11 @@ class Exchange:
     devices: int
     context: tuple[str, ...]
     line: str
+
+    @property
+    def sent(self) -> float:
+        """Return the bytes that a device sends if its group is a ring, which sends a sum twice around."""
+        return self.bytes * (self.devices - 1) / self.devices * (2 if self.operation == "all-reduce" else 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,8 +150,8 @@ class ProgramReport:
         lines += [f"  not proven: {leaf.path}: {leaf.why}" for leaf in unproven[:MOST]]
         if len(unproven) > MOST:
             lines.append(f"  and {len(unproven) - MOST} more that are not proven")
-        sent = sum(e.bytes for e in self.exchanges)
-        lines.append(f"  {len(self.exchanges)} collectives, {sent:,} bytes on each device")
+        sent = round(sum(e.sent for e in self.exchanges))
+        lines.append(f"  {len(self.exchanges)} collectives; in rings, a device sends {sent:,} bytes")
         for e in self.exchanges[:MOST]:
             context = f", in {' in '.join(reversed(e.context))}" if e.context else ""
             groups = f"{e.groups} groups of {e.devices}"

@@ -1,0 +1,116 @@
+"""divided_update: what surrounds an update of divided arrays (ZeRO-1), and which arrays are divided."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._typing import REPLICA, PyTree, Shape
+from ..comm_hooks import CommHook, allreduce, mean
+from ..comm_hooks.hook import Bucket
+from ..errors import OptimizerError
+from .divided_program import Filled, Operand, Slice, is_divided, rows, run, sliced, whole
+from .optimizer_calls import Evaluation
+
+
+def reduced(hook: CommHook, state: PyTree, bucket: Bucket) -> tuple[PyTree, list[Operand]]:
+    """Return a hook's next state, and this device's elements of the gradients that it would return."""
+    gradients = bucket.gradients
+    if hook not in (mean, allreduce):
+        # Any reduction, which returns whole gradients: half as many bytes more than a reduce-scatter sends.
+        state, gradients = hook.reduce(state, bucket)
+        return state, [sliced(g) if is_divided(g.shape) else g for g in gradients]
+    scaled = [g * jnp.asarray(1 / bucket.replicas, g.dtype) for g in gradients]
+    single = iter(bucket.sum([g for g in scaled if not is_divided(g.shape)]))
+    n = jax.lax.psum(1, REPLICA)
+
+    def scattered(g: jax.Array) -> Slice:
+        return Slice(jax.lax.psum_scatter(rows(g, n), REPLICA), g.shape)
+
+    return state, [scattered(g) if is_divided(g.shape) else next(single) for g in scaled]
+
+
+def smallest(number: jax.Array, none: int) -> jax.Array:
+    """Return the smallest number of any device but `none`, or `none`."""
+    largest = jnp.iinfo(number.dtype).max
+    first = jax.lax.pmin(jnp.where(number == none, largest, number), REPLICA)
+    return jnp.where(first == largest, none, first)
+
+
+def divided_advance(
+    advance: Callable[..., tuple[list, list]], evaluation: Evaluation | None
+) -> Callable[..., tuple[list, list]]:
+    """Return `Update.advance` as a function of Slices, which returns Slices where results depend on any."""
+
+    def shape(x: Operand) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape, x.elements.dtype if isinstance(x, Slice) else x.dtype)
+
+    def on_slices(values: list, optimizer: list, gradients: list, changes: dict[int, Any]) -> Any:
+        leaves, form = jax.tree.flatten((values, optimizer, gradients, changes), is_leaf=is_operand)
+        program, results = jax.make_jaxpr(
+            functools.partial(advance, evaluation=evaluation), return_shape=True
+        )(*jax.tree.unflatten(form, map(shape, leaves)))
+        after = [whole(x) if isinstance(x, Filled) else x for x in run(program, leaves)]
+        return jax.tree.unflatten(jax.tree.structure(results), after)
+
+    return on_slices
+
+
+def is_operand(x: object) -> bool:
+    return isinstance(x, Slice)
+
+
+def divided_shapes(
+    advance: Callable[..., tuple[list, list]],
+    parameters: Sequence[int],
+    values: list,
+    optimizer_values: list,
+    n: int,
+) -> tuple[Shape | None, ...]:
+    """Return the shapes of the optimizer's values that are divided: those that belong to single elements.
+
+    Raises OptimizerError where an element's update depends on others in a way that has no rule.
+    """
+    trained = {values[i].shape for i in parameters}
+
+    def of_elements(x: Any) -> Shape | None:
+        fits = getattr(x, "shape", None) in trained and jnp.issubdtype(x.dtype, jnp.inexact)
+        return x.shape if fits and is_divided(x.shape) else None
+
+    arguments = advance, parameters, values, optimizer_values, n
+    try:
+        return _settled(*arguments, tuple(map(of_elements, optimizer_values)))
+    except OptimizerError:
+        # An array that has a parameter's shape by chance, such as one rate for each row.
+        return _settled(*arguments, (None,) * len(optimizer_values))
+
+
+def _settled(
+    advance: Callable[..., tuple[list, list]],
+    parameters: Sequence[int],
+    values: list,
+    optimizer_values: list,
+    n: int,
+    divided: tuple[Shape | None, ...],
+) -> tuple[Shape | None, ...]:
+    """Return the shapes of `divided`, and of all values that become Slices where these are Slices."""
+
+    def results(values: list, optimizer: list) -> list:
+        values = list(values)
+        for i in parameters:
+            values[i] = sliced(values[i]) if is_divided(values[i].shape) else values[i]
+        pairs = zip(optimizer, divided, strict=True)
+        optimizer = [x if shape is None else sliced(x) for x, shape in pairs]
+        return divided_advance(advance, None)(values, optimizer, [values[i] for i in parameters], {})[1]
+
+    while True:
+        axis = [(REPLICA, n)]
+        _, after = jax.make_jaxpr(results, axis_env=axis, return_shape=True)(values, optimizer_values)
+        pairs = zip(after, divided, strict=True)
+        previous, divided = divided, tuple(x.shape if isinstance(x, Slice) else s for x, s in pairs)
+        if divided == previous:
+            return divided
