@@ -1,6 +1,7 @@
 """port: torch modules become Flax files that are the same. The reference is torch, through parity.compare."""
 
 import ast
+import contextlib
 import cProfile
 import functools
 import importlib
@@ -529,13 +530,32 @@ def test_both_modes_are_proven_and_two_shapes_where_torch_takes_them(monkeypatch
     assert seen == [(True, rows), (False, evaluated)]
 
 
-def test_a_step_of_the_proof_does_not_move_the_weights_far():
+def test_a_step_of_the_proof_does_not_move_the_weights_far(monkeypatch):
     inputs = example(modules.MLP)
-    assert proof.rate_of(modules.MLP(), inputs, {}) == proof.RATE
-    net = Steep()
-    rate = proof.rate_of(net, inputs, {})
-    moved = rate * sum(float(each.grad.norm()) ** 2 for each in net.parameters()) ** 0.5
+    assert {rate for _, rate in proof.accepted(modules.MLP(), inputs, {})} == {proof.RATE}
+    copies = []
+    monkeypatch.setattr(Steep, "train", lambda self: copies.append(self) or self)
+    _, rate = proof.accepted(Steep(), inputs, {})[0]
+    moved = rate * sum(float(each.grad.norm()) ** 2 for each in copies[0].parameters()) ** 0.5
     assert moved == pytest.approx(proof.FAR)
+
+
+def test_torch_computes_with_one_thread_from_the_first_call_on():
+    threads = []
+
+    class Counting(modules.MLP):
+        def forward(self, x):
+            threads.append(torch.get_num_threads())
+            return super().forward(x)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with contextlib.suppress(errors.PortError):
+            parity.port(Counting, *example(modules.MLP))
+        assert (set(threads), torch.get_num_threads()) == ({1}, 2)
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(

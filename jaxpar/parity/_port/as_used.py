@@ -15,7 +15,7 @@ from flax import nnx
 
 from .._sides.outputs import named
 from .._sides.step_data import Layout
-from .._sides.torch_side import named_leaves, one_thread
+from .._sides.torch_side import named_leaves
 from .._weights.load_torch import load_torch
 from .proof import perturbed
 from .variants import Arguments, mapped, variants
@@ -28,7 +28,6 @@ MOST = 3
 Call = Callable[[Arguments], Any]
 
 
-@one_thread()
 def differences(
     make: Callable[[], torch.nn.Module],
     build: Callable[[], nnx.Module],

@@ -22,6 +22,7 @@ from ...errors import PortError
 from .._comparison import Comparison
 from .._sides.step_data import Layout
 from .._sides.torch_dropout import taking_fresh
+from .._sides.torch_side import one_thread
 from .as_used import differences
 from .changes import require_no_other_state
 from .images.flow import Flow
@@ -152,8 +153,7 @@ def port(
     """Write a torch module as Flax source code, and prove that both compute the same.
 
     The module is made and called several times, each time with the same random numbers. While it is watched,
-    probes are in the user's functions, for all threads; during the proof, torch computes with one thread in
-    the whole process.
+    probes are in the user's functions, for all threads; torch computes with one thread in the whole process.
 
     No torch counterpart: `torch.export` records the computation, not the code.
 
@@ -225,6 +225,7 @@ class Proof:
     failure: str = ""
 
 
+@one_thread()
 def _proven(
     make: Make, flax: nnx.Module, build: Callable[[], nnx.Module], inputs: Any, kwargs: Any, layout: Layout
 ) -> Proof:
@@ -247,6 +248,7 @@ def _unproven(proof: Proof) -> str:
     return f"NOT THE SAME as torch. {' '.join(different)}" if different else ""
 
 
+@one_thread()
 def _read(
     module: nn.Module | Make,
     inputs: Sequence[Any],

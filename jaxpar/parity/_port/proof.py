@@ -22,7 +22,7 @@ from .._compare import compare
 from .._comparison import Comparison
 from .._reach import shake
 from .._sides.step_data import Layout, factors, real_parts
-from .._sides.torch_side import named_leaves, one_thread
+from .._sides.torch_side import named_leaves
 from ..measuring import Outcome
 from .variants import variants
 
@@ -47,7 +47,6 @@ def imported(path: Path) -> ModuleType:
     return module
 
 
-@one_thread()
 def prove(
     make: Callable[[], torch.nn.Module],
     flax: nnx.Module,
@@ -60,14 +59,13 @@ def prove(
     net = perturbed(make)
     trained = any(parameter.requires_grad for parameter in net.parameters())
     # Zeros and ties, where derivatives differ, take turns with the example: they share its compiled step.
-    examples = accepted(make, inputs, kwargs) or [tuple(inputs)]
-    # On a module of its own: a call in training mode changes running statistics, and backward sets gradients.
-    rates = [rate_of(perturbed(make).train(), example, kwargs) for example in examples] if trained else [RATE]
-    rate = min(rates)
+    rates = accepted(net, inputs, kwargs)
+    examples = [example for example, _ in rates] or [tuple(inputs)]
+    rate = min((rate for _, rate in rates), default=RATE)
     sgd = (lambda parameters: torch.optim.SGD(parameters, rate), optax.sgd(rate))
     steps: dict[str, Any] = {"steps": STEPS, "optimizer": sgd} if trained else {}
     # A module that accepts no second shape is evaluated with this one.
-    shapes = larger_inputs(make, inputs, kwargs) or [tuple(inputs)]
+    shapes = larger_inputs(net, inputs, kwargs) or [tuple(inputs)]
     taking_turns = [tuple(map(array, example)) for example in examples]
 
     def of_step(step: int) -> tuple[Any, ...]:
@@ -84,34 +82,29 @@ def prove(
     return comparisons
 
 
-def rate_of(net: torch.nn.Module, inputs: Sequence[Any], kwargs: dict[str, Any]) -> float:
-    """Return RATE, or the rate that moves the weights by FAR in the first step, if that is less."""
-    outputs = real_parts(named_leaves(net(*inputs, **kwargs)))
-    # The factors of `compare`'s own loss: the rate depends on the gradients that the proof will have.
-    drawn = factors({name: tuple(x.shape) for name, x in outputs.items()}, 0)
-    terms = [(x * torch.as_tensor(drawn[name]).to(x.dtype)).sum() for name, x in outputs.items()]
-    if any(term.requires_grad for term in terms):
-        sum(terms, torch.zeros(())).backward()
-    norms = [float(parameter.grad.norm()) for parameter in net.parameters() if parameter.grad is not None]
-    return min(RATE, FAR / max(float(np.linalg.norm(norms)), FAR))
-
-
 def accepted(
-    make: Callable[[], torch.nn.Module], inputs: Sequence[Any], kwargs: dict[str, Any]
-) -> list[tuple[Any, ...]]:
-    """Return the example and its variants, as far as torch's outputs and gradients are finite."""
+    net: nn.Module, inputs: Sequence[Any], kwargs: dict[str, Any]
+) -> list[tuple[tuple[Any, ...], float]]:
+    """Return the example and its variants, as far as torch's outputs and gradients are finite, with rates.
+
+    A rate is RATE, or what moves the weights by FAR in the first step, if that is less.
+    """
     examples = []
     for example, _ in variants(inputs, {}).values():
-        net = perturbed(make).train()
+        # A copy, because a call in training mode changes running statistics.
+        module = copy.deepcopy(net).train()
         try:
-            leaves = real_parts(named_leaves(net(*copy.deepcopy(example), **copy.deepcopy(kwargs)))).values()
-            terms = [x.sum() for x in leaves if x.requires_grad]
+            outputs = real_parts(named_leaves(module(*copy.deepcopy(example), **copy.deepcopy(kwargs))))
+            # The factors of `compare`'s own loss: the rate depends on the gradients that the proof will have.
+            drawn = factors({name: tuple(x.shape) for name, x in outputs.items()}, 0)
+            terms = [(x * torch.as_tensor(drawn[name]).to(x.dtype)).sum() for name, x in outputs.items()]
             sum(terms, torch.zeros((), requires_grad=True)).backward()
         except Exception:  # torch itself does not take these numbers
             continue
-        gradients = (parameter.grad for parameter in net.parameters() if parameter.grad is not None)
-        if all(bool(x.isfinite().all()) for x in (*leaves, *gradients)):
-            examples.append(example)
+        gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+        if all(bool(x.isfinite().all()) for x in (*outputs.values(), *gradients)):
+            norm = float(np.linalg.norm([float(x.norm()) for x in gradients]))
+            examples.append((example, min(RATE, FAR / max(norm, FAR))))
     return examples
 
 
@@ -152,11 +145,9 @@ def array(x: Any) -> Any:
     return x.detach().double().numpy() if x.is_floating_point() else x.numpy()
 
 
-def larger_inputs(
-    make: Callable[[], torch.nn.Module], inputs: Sequence[Any], kwargs: dict[str, Any]
-) -> list[tuple[Any, ...]]:
+def larger_inputs(net: nn.Module, inputs: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[Any, ...]]:
     """Return the inputs with one more row and larger images: at once, or each change that torch accepts."""
-    module = perturbed(make).eval()
+    module = copy.deepcopy(net).eval()
     rows, images = tuple(longer(x, 0) for x in inputs), tuple(map(_larger, inputs))
 
     def takes(arguments: tuple[Any, ...]) -> bool:
