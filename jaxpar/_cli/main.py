@@ -22,6 +22,7 @@ from .bisect import bisect
 from .contract import contract, skill
 from .demo.settings import DemoSettings, has_torch
 from .ending import leave, plain_ending
+from .invariance.command import invariance
 from .port import port
 from .program import program
 from .spec import MICROSECOND, RATES, Finite, OutputPath, SearchTime, check_outputs, check_source
@@ -51,7 +52,7 @@ def cli() -> None:
     """PyTorch's data parallelism for JAX and Flax, and the proof that it is the same."""
 
 
-for _command in (port, contract, skill, program, bisect):
+for _command in (port, contract, skill, program, bisect, invariance):
     cli.add_command(_command)
 
 

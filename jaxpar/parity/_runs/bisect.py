@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ...errors import FileError
@@ -16,6 +17,8 @@ from .matching import MatchedNames, matched
 from .passes import Scene, gradient_causes, loss_causes
 from .run import TappedRun, read_run
 from .updates import rate_causes, update_causes
+from .world_causes import guesses, world_causes
+from .worlds import WorldSize, compare_ends, compare_ranks, compare_starts, narrow, parsed
 
 FORMAT, VERSION = "jaxpar.parity.Bisection", 1
 
@@ -102,6 +105,18 @@ class Bisection:
             file.write(dumps(self))
 
 
+def _labelled(result: Bisection, worlds: tuple[str, str]) -> Bisection:
+    """Return the result with the worlds' names for run A and run B."""
+
+    def text_of(text: str) -> str:
+        return re.sub(r"\b[Rr]un ([AB])\b", lambda m: worlds["AB".index(m.group(1))], text)
+
+    causes, notes, unreached = (
+        tuple(map(text_of, texts)) for texts in (result.causes, result.notes, result.unreached)
+    )
+    return replace(result, causes=causes, notes=notes, unreached=unreached)
+
+
 def _plain(x: Any) -> Any:
     if isinstance(x, Mapping):
         return {str(key): _plain(value) for key, value in x.items()}
@@ -116,6 +131,7 @@ def bisect(
     *,
     nudged: str | os.PathLike[str] | None = None,
     names: Mapping[str, str] | None = None,
+    worlds: tuple[str, str] | None = None,
 ) -> Bisection:
     """Find where two tapped training runs part, and name the cause.
 
@@ -128,6 +144,9 @@ def bisect(
       nudged: the folder of run A repeated from parameters that differ by one rounding. Its distance from
         run A then is the measure of rounding.
       names: names of parameters in run B, by those in run A, where matching by name and content fails.
+      worlds: the runs are one script in two worlds: numbers of processes, of devices of each, and of batches
+        that an update accumulates, as in ("1x1", "2x4/2"). Every difference then counts, and causes are
+        about worlds; one that nothing proves begins with "perhaps".
 
     Returns:
       A Bisection.
@@ -135,7 +154,7 @@ def bisect(
     Raises:
       FileError: a folder without taps, or with a damaged file; runs without common steps, or with samples
         that other seeds drew.
-      ValueError: `names` has a name that was not tapped.
+      ValueError: `names` has a name that was not tapped; `worlds` is not like ("1x1", "2x4/2").
 
     >>> import tempfile, numpy as np
     >>> from jaxpar import parity
@@ -148,14 +167,21 @@ def bisect(
     >>> bisection.step, bisection.part, bisection.causes
     (0, 'rate', ("run A's rate is not run B's (run B's is 2 times as large)",))
     """
+    pair = None if worlds is None else (parsed(worlds[0]), parsed(worlds[1]))
     runs = read_run(a), read_run(b)
     third = None if nudged is None else read_run(nudged)
     _check(runs[0], runs[1])
     if third is not None:
         _check(runs[0], third)
     paired = matched(*runs, names)
-    walk = walked(*runs, paired, third, None if third is None else matched(runs[0], third, None))
-    return _judged(*runs, paired, walk)
+    nudged_names = None if third is None else matched(runs[0], third, None)
+    walk = walked(*runs, paired, third, nudged_names, one_program=pair is not None)
+    if pair is not None:
+        compare_ends(*runs, walk)
+        compare_ranks(*runs, walk)
+        compare_starts(*runs, paired, walk)
+    result = _judged(*runs, paired, walk, pair)
+    return result if worlds is None else _labelled(result, worlds)
 
 
 def _check(a: TappedRun, b: TappedRun) -> None:
@@ -172,15 +198,24 @@ def _check(a: TappedRun, b: TappedRun) -> None:
         )
 
 
-def _judged(a: TappedRun, b: TappedRun, names: MatchedNames, walk: Walk) -> Bisection:
+def _judged(
+    a: TappedRun, b: TappedRun, names: MatchedNames, walk: Walk, worlds: tuple[WorldSize, WorldSize] | None
+) -> Bisection:
     first = walk.partings[0] if walk.partings else None
     causes: list[str] = []
     if first is not None:
         scene = Scene(a, b, names, walk, first.step)
-        if first.part == "batch":
+        if worlds is not None:
+            causes = world_causes(scene, first, worlds)
+        if causes or first.step not in a.steps.keys() & b.steps.keys():
+            pass
+        elif first.part == "batch":
             causes = batch_causes(a, b, walk.steps, first.step)
         else:
             causes = CAUSES[first.part](scene)
+        passes = first.part in ("loss", "gradients")
+        if worlds is not None and passes and (not causes or "dropout" in causes[0]):
+            causes = guesses(scene, worlds)
     return Bisection(
         a.path,
         b.path,
@@ -191,12 +226,12 @@ def _judged(a: TappedRun, b: TappedRun, names: MatchedNames, walk: Walk) -> Bise
         tuple(walk.partings),
         walk.curves,
         len(walk.steps),
-        tuple(_notes(a, b, walk)),
+        tuple(_notes(a, b, walk, worlds)),
         tuple(_unreached(a, b, names, walk)),
     )
 
 
-def _notes(a: TappedRun, b: TappedRun, walk: Walk) -> list[str]:
+def _notes(a: TappedRun, b: TappedRun, walk: Walk, worlds: tuple[WorldSize, WorldSize] | None) -> list[str]:
     notes = [*a.notes, *b.notes]
     for one, other, label in ((a, b, "A"), (b, a, "B")):
         alone = sorted(one.steps.keys() - other.steps.keys())
@@ -207,6 +242,8 @@ def _notes(a: TappedRun, b: TappedRun, walk: Walk) -> list[str]:
             f"the gradients of {len(walk.scaled)} steps (from {walk.scaled[0]} on) differ by a factor, and "
             "the parameters do not: one run taps them before clipping"
         )
+    if worlds is not None:
+        return [*notes, *narrow(a)]
     if a.world != b.world:
         notes.append(f"run A has {a.world} processes and run B {b.world}; rows are compared over all")
     return notes

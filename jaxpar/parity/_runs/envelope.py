@@ -84,8 +84,9 @@ def walked(
     names: MatchedNames,
     nudged: TappedRun | None,
     nudged_names: MatchedNames | None,
+    one_program: bool = False,
 ) -> Walk:
-    """Compare the steps that both runs have."""
+    """Compare the steps that both runs have; of `one_program` no difference of libraries is allowed."""
     steps = sorted(a.steps.keys() & b.steps.keys())
     unit = unit_of(a, b)
     walk = Walk(steps, {}, [], [], 1.0, unit)
@@ -103,14 +104,15 @@ def walked(
             allowed = losing * walk.level * max(LEAP, GROWTH * growth)
             if nudged is not None:
                 allowed = max(NUDGES * spread[part], FEWEST * unit)
-            allowed = {"batch": 0.0, "rate": 2e-6}.get(part, max(allowed, base))
+            base = 8 * unit if one_program else {"rate": 2e-6}.get(part, base)
+            allowed = 0.0 if part == "batch" else max(allowed, base)
             curve = walk.curves.setdefault(part, PartCurve())
             curve.steps.append(k)
             curve.distances.append(distance)
             curve.allowed.append(allowed)
             if not distance <= allowed:
                 excess.append(Parting(part, k, leaf, *values, distance, allowed))
-        if _is_scaled(excess, (a.before(k), b.before(k), x, y), names):
+        if not one_program and _is_scaled(excess, (a.before(k), b.before(k), x, y), names):
             walk.scaled.append(k)
             excess = excess[1:]
         for parting in excess:

@@ -53,7 +53,7 @@ def matched(a: TappedRun, b: TappedRun, names: Mapping[str, str] | None) -> Matc
       ValueError: `names` has a name that no run has.
     """
     tables = {
-        part: (_first(a, part), _first(b, part)) for part in ("parameters", "gradients", "optimizer", "extra")
+        part: (_union(a, part), _union(b, part)) for part in ("parameters", "gradients", "optimizer", "extra")
     }
     tapped = [
         {name for pair in tables.values() for table in pair[side : side + 1] if table for name in table.names}
@@ -91,9 +91,18 @@ def _counts(name: str) -> bool:
     return bool(COUNTERS & set(name.split(".")))
 
 
-def _first(run: TappedRun, part: str) -> Table | None:
-    steps = [run.start, *run.steps.values()]
-    return next((step.parts[part] for step in steps if part in step.parts), None)
+def _union(run: TappedRun, part: str) -> Table | None:
+    """Return the first row of every array: of several networks, each may be tapped in a step of its own."""
+    tables: dict[tuple[str, ...], Table] = {}
+    for step in (run.start, *run.steps.values()):
+        if part in step.parts:
+            tables.setdefault(step.parts[part].names, step.parts[part])
+    names = dict.fromkeys(name for table in tables.values() for name in table.names)
+    firsts = [next(t for t in tables.values() if name in t.names).rows([name]) for name in names]
+    if len(tables) < 2:
+        return next(iter(tables.values()), None)
+    shapes, dtypes = ([getattr(t, field)[0] for t in firsts] for field in ("shapes", "dtypes"))
+    return Table(tuple(names), tuple(shapes), tuple(dtypes), np.concatenate([t.values for t in firsts]))
 
 
 def _pairs(part: str, x: Table, y: Table, pairs: Mapping[str, str]) -> Iterator[tuple[str, str]]:

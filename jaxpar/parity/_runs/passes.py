@@ -247,7 +247,7 @@ def _clip_cause(scene: Scene, aligned: Aligned) -> str:
         [run.steps[k].parts["gradients"] for k in steps if "gradients" in run.steps[k].parts]
         for run in (scene.a, scene.b)
     ]
-    limits = [_limit(rows) for rows in tables]
+    limits = [limits_of(rows) for rows in tables]
     forms = ("the global norm", "the values", "the norm of each array")
     for i, form in enumerate(forms):
         one, other = limits[0][i], limits[1][i]
@@ -270,7 +270,7 @@ def _clip_cause(scene: Scene, aligned: Aligned) -> str:
     return f"run {'AB'[side]} {texts[side]}; run {'BA'[side]} does not"
 
 
-def _limit(tables: list[Table]) -> tuple[float, float, float]:
+def limits_of(tables: list[Table]) -> tuple[float, float, float]:
     """Return the limits of the global norm, the values, and the norm of an array; 0 means no limit."""
     norms = np.array([np.linalg.norm(t.values[:, NORM]) for t in tables])
     extremes = np.array([np.abs(t.values[:, [LEAST, LARGEST]]).max() for t in tables])

@@ -63,13 +63,14 @@ class BatchLeaf:
 
 @dataclass
 class TappedStep:
-    """What the ranks wrote of one step. `ranks` has each rank's table of gradients and parameters."""
+    """What the ranks wrote of one step: `ranks` has each rank's tables, `losses` each rank's of each call."""
 
     batch: dict[str, BatchLeaf] = field(default_factory=dict)
     numbers: dict[str, dict[str, float]] = field(default_factory=dict)  # loss and rate
     parts: dict[str, Table] = field(default_factory=dict)
     ranks: dict[str, list[Table]] = field(default_factory=dict)
     full: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
+    losses: list[float] = field(default_factory=list)
 
     @property
     def loss(self) -> float | None:
@@ -140,6 +141,7 @@ def _merged(ranks: Sequence[TappedStep]) -> TappedStep:
     losses = [rank.loss for rank in ranks if rank.loss is not None]
     if losses:
         step.numbers["loss"] = {"": float(np.mean(losses))}
+        step.losses = [x for rank in ranks for x in rank.numbers.get("loss", {}).values()]
     return step
 
 

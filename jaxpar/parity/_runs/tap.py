@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,7 @@ class Tap:
         self._file: int | None = None
         self._tables: dict[Any, int] = {}
         self._settings: Any = None
+        self._lock = threading.Lock()
         if start is not None:
             self._write(None, {"parameters": start, "extra": _buffers(start) if extra is None else extra})
 
@@ -89,6 +91,9 @@ class Tap:
     ) -> None:
         """Write one step. Calls with the same step add to it: the rows of accumulated batches, other parts.
 
+        In a traced function (`jax.jit`, `lax.scan`) a record is written whenever the call runs, and `step`
+        may be traced, too. In `jax.shard_map` every device writes its rows.
+
         Args:
           step: counts updates.
           batch: arrays with a row for each example, nested as the loop has them: `(x, y)`.
@@ -102,10 +107,18 @@ class Tap:
         Raises:
           TypeError: a leaf that is not an array of numbers, or that other processes hold.
         """
+        parts = {"gradients": gradients, "parameters": parameters, "optimizer": optimizer, "extra": extra}
+        trees = {"batch": batch, "loss": loss, "rate": rate, **parts}
+        if _has_tracers(step, trees):
+            import jax
+
+            arrays = {part: leaves(tree, part) for part, tree in trees.items() if tree is not None}
+            jax.debug.callback(lambda step, arrays: self(int(step), **arrays), step, arrays)
+            return
         if isinstance(step, bool) or not isinstance(step, int | np.integer):
             raise TypeError(f"parity.Tap: step is {step!r}; it must be an integer that counts updates.")
-        parts = {"gradients": gradients, "parameters": parameters, "optimizer": optimizer, "extra": extra}
-        self._write(int(step), parts, batch, {"loss": loss, "rate": rate})
+        with self._lock:  # of traced calls, the devices' threads write
+            self._write(int(step), parts, batch, {"loss": loss, "rate": rate})
 
     def _write(
         self, step: int | None, parts: Mapping[str, Any], batch: Any = None, numbers: Mapping[str, Any] = {}
@@ -184,6 +197,14 @@ class Tap:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _has_tracers(step: Any, trees: Mapping[str, Any]) -> bool:
+    jax = sys.modules.get("jax")
+    if jax is None:
+        return False
+    arrays = [x for part, tree in trees.items() for x in leaves(tree, part).values()]
+    return any(isinstance(x, jax.core.Tracer) for x in (step, *arrays))
 
 
 def _buffers(start: Any) -> Any:
