@@ -13,7 +13,8 @@ import numpy as np
 import optax
 import pytest
 from comparing import assert_equal_numbers
-from flax import nnx
+from flax import linen, nnx
+from flax.training import train_state
 
 import jaxpar
 from jaxpar import comm_hooks, optim
@@ -376,3 +377,142 @@ def test_a_gradient_that_is_not_finite_is_named_and_nothing_moves(at):
     with pytest.raises(NonFiniteError, match=r"first\.kernel was not finite at update 1"):
         step.check()
     assert_same(before, state_of(step))
+
+
+# ------------------------------------------------------------------------------------------- checkpoints
+
+WORLDS = {"plain": (False, 4), "divided_8": (True, 8), "divided_3": (True, 3), "divided_1": (True, 1)}
+
+
+def fresh(world, seed=5):
+    shard, devices = WORLDS[world]
+    step = make(CLIPPED, shard, devices, net=Net(seed, norm=False))
+    return step, {"net": step.net, "optimizer": step.optimizer, "step": step}
+
+
+def batches(first, last):
+    return list(zip(X[first:last], Y[first:last], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("divided_8", "divided_3"),
+        ("divided_8", "plain"),
+        ("plain", "divided_8"),
+        ("divided_3", "divided_1"),
+        ("divided_8", "divided_8"),
+    ],
+)
+@pytest.mark.parametrize("used", [False, True], ids=["new", "used"])
+def test_a_checkpoint_goes_on_in_another_world(tmp_path, one, other, used):
+    step, items = fresh(one, seed=0)
+    trained(step, batches(0, 2))
+    with jaxpar.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(0, **items)
+        checkpointer.wait()
+        reference = state_of(step)
+        losses = trained(step, batches(2, 4))
+        then, items = fresh(other)
+        if used:
+            trained(then, batches(0, 1))
+        checkpointer.restore(**items)
+    assert_same(reference, state_of(then))
+    np.testing.assert_allclose(trained(then, batches(2, 4)), losses, rtol=1e-10)
+    assert_same(state_of(step), state_of(then))
+    if WORLDS[other][0]:
+        n = WORLDS[other][1]
+        assert (n, -(-65 // n)) in {x.shape for x in jax.tree.leaves(nnx.state(then.optimizer))}
+
+
+def test_the_arrays_are_divided_as_soon_as_they_are_restored(tmp_path):
+    step, items = fresh("divided_8")
+    step(X[0], Y[0])
+    with jaxpar.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(0, **items)
+        checkpointer.restore(**items)
+    held = on_one_device(step.optimizer)
+    assert max(held) == min(held) + sum(
+        x.nbytes for x in jax.tree.leaves(nnx.state(step.optimizer)) if x.size == 1 and len(x.devices()) == 1
+    )
+
+
+def test_the_whole_state_goes_into_other_programs_and_back():
+    step, _ = fresh("divided_8")
+    trained(step, batches(0, 2))
+    whole = jaxpar.unwrapped_state({"net": step.net, "optimizer": step.optimizer})
+    bare = Net(9, norm=False)
+    optimizer = optim.Optimizer(bare, CLIPPED, wrt=nnx.Param)
+    nnx.update(bare, whole["net"]), nnx.update(optimizer, whole["optimizer"])
+    optimizer.update(
+        bare, jax.tree.map(jnp.ones_like, nnx.state(bare, nnx.Param))
+    )  # it is an optimizer as any
+    other, _ = fresh("divided_3")
+    jaxpar.load_unwrapped_state(whole, {"net": other.net, "optimizer": other.optimizer})
+    assert_same(state_of(step), state_of(other))
+    np.testing.assert_allclose(trained(other, batches(2, 4)), trained(step, batches(2, 4)), rtol=1e-10)
+
+
+@pytest.mark.parametrize("other", [False, True], ids=["plain", "divided"])
+def test_a_step_for_another_wrapper_takes_the_optimizer_over(other):
+    step, _ = fresh("divided_8")
+    plain, _ = fresh("plain")
+    trained(step, batches(0, 2)), trained(plain, batches(0, 2))
+    net = jaxpar.DistributedDataParallel(step.net.module, range(3), shard_optimizer=other)
+    then = jaxpar.train_step(net, step.optimizer, squared)
+    np.testing.assert_allclose(trained(then, batches(2, 4)), trained(plain, batches(2, 4)), rtol=1e-10)
+
+
+def test_replicas_are_compared():
+    step, _ = fresh("divided_8")
+    step(X[0], Y[0])
+    jaxpar.check_replicas(step.optimizer)
+    jaxpar.check_replicas(step.net)
+
+
+# ------------------------------------------------------------------------------------ Linen and functions
+
+
+class LinenNet(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(3, param_dtype=float)(linen.tanh(linen.Dense(13, param_dtype=float)(x)))
+
+
+def linen_state():
+    net = LinenNet()
+    params = net.init(jax.random.key(0), X[0])["params"]
+    return net, train_state.TrainState.create(apply_fn=net.apply, params=params, tx=CLIPPED)
+
+
+def function_state():
+    def net(params, x):
+        return jnp.tanh(x @ params["first"]) @ params["last"] * params["factor"]
+
+    draw = np.random.RandomState(1).randn
+    params = {"first": jnp.array(draw(5, 13)), "last": jnp.array(draw(13, 3)), "factor": jnp.array(1.5)}
+    return net, jaxpar.FunctionState.create(params, CLIPPED)
+
+
+@pytest.mark.parametrize("make_state", [linen_state, function_state])
+def test_states_of_linen_modules_and_functions(make_state):
+    def start(shard, state=None):
+        net, first = make_state()
+        ddp = jaxpar.DistributedDataParallel(net, range(4), shard_optimizer=shard)
+        return jaxpar.train_step(ddp, first if state is None else state, squared)
+
+    plain, divided = start(False), start(True)
+    np.testing.assert_allclose(trained(divided, batches(0, 2)), trained(plain, batches(0, 2)), rtol=1e-10)
+    one, other = (
+        {jax.tree_util.keystr(p): np.asarray(x) for p, x in jax.tree.leaves_with_path(s.state)}
+        for s in (plain, divided)
+    )
+    assert_same(one, other)
+    # A state goes on in a step with the option and in one without.
+    for shard in (False, True):
+        then = start(shard, jax.tree.map(jnp.copy, divided.state))
+        np.testing.assert_allclose(
+            trained(then, batches(2, 4)),
+            trained(start(False, jax.tree.map(jnp.copy, plain.state)), batches(2, 4)),
+            rtol=1e-10,
+        )

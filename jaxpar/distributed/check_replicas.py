@@ -74,8 +74,12 @@ def _leaves(tree: PyTree) -> list[tuple[str, PyTree, int]]:
             )
             for path, leaf in nnx.to_flat_state(nnx.state(tree, graph=True))
         ]
-    paths_and_leaves = jax.tree.leaves_with_path(tree)
-    return [("tree" + jax.tree_util.keystr(path), leaf, 0) for path, leaf in paths_and_leaves]
+    nodes = jax.tree.leaves_with_path(tree, is_leaf=lambda node: isinstance(node, nnx.Variable))
+    return [
+        (f"tree{jax.tree_util.keystr(path + subpath)}", leaf, _first_piece(node))
+        for path, node in nodes
+        for subpath, leaf in jax.tree.leaves_with_path(node)
+    ]
 
 
 def _first_piece(leaf: PyTree) -> int:
