@@ -379,6 +379,37 @@ def test_a_gradient_that_is_not_finite_is_named_and_nothing_moves(at):
     assert_same(before, state_of(step))
 
 
+def test_a_nan_is_not_lost_in_a_largest_norm():
+    def loss(net, x, y):
+        return squared(net, x, y) + jnp.nan * net.first.kernel[4, 12]
+
+    tx = optax.chain(optim.clip_grad_norm(0.05, float("inf")), optax.sgd(0.1))
+    plain, divided = (make(tx, shard, loss_fn=loss, on_nonfinite="ignore") for shard in (False, True))
+    plain(X[0], Y[0]), divided(X[0], Y[0])
+    assert np.isnan(state_of(plain)["['net']['first']['bias'].value"]).all()
+    assert_same(state_of(plain), state_of(divided))
+
+
+def test_a_rate_that_is_set_between_steps():
+    plain, divided = (make(ADAM, shard) for shard in (False, True))
+    for step in (plain, divided):
+        trained(step, batches(0, 2))
+        step.optimizer.lr = 0.3
+        trained(step, batches(2, 4))
+    assert divided.optimizer.lr == 0.3
+    assert_same(state_of(plain), state_of(divided))
+
+
+def test_whole_arrays_are_put_into_a_divided_optimizer():
+    """As a program without jaxpar's checkpoints does."""
+    plain, divided = (make(ADAM, shard) for shard in (False, True))
+    for step in (plain, divided):
+        trained(step, batches(0, 2))
+    nnx.update(divided.optimizer, jax.tree.map(jnp.copy, nnx.state(plain.optimizer)))
+    np.testing.assert_allclose(trained(divided, batches(2, 4)), trained(plain, batches(2, 4)), rtol=1e-10)
+    assert_same(state_of(plain), state_of(divided))
+
+
 # ------------------------------------------------------------------------------------------- checkpoints
 
 WORLDS = {"plain": (False, 4), "divided_8": (True, 8), "divided_3": (True, 3), "divided_1": (True, 1)}

@@ -158,6 +158,17 @@ def _reduction(
     return rule
 
 
+def _extreme(combine: Callable[[Any, str], jax.Array]) -> Callable[[Any, str], jax.Array]:
+    def of_all(x: jax.Array, axis: str) -> jax.Array:
+        extreme = combine(x, axis)
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            return extreme
+        # XLA's maximum over devices may lose a nan, and a sum does not.
+        return extreme + jax.lax.psum(jnp.where(jnp.isnan(x), x, 0), axis)
+
+    return of_all
+
+
 _LOCAL = {
     "reduce_sum": "sum",
     "reduce_max": "max",
@@ -223,8 +234,8 @@ RULES: dict[str, Callable[[Any, list[Operand]], Sequence[Operand]]] = {
     "dot_general": _product,
     "expand_dims": _reshape,
     "reduce_and": _reduction(jax.lax.pmin, lambda dtype: True),
-    "reduce_max": _reduction(jax.lax.pmax, lowest),
-    "reduce_min": _reduction(jax.lax.pmin, highest),
+    "reduce_max": _reduction(_extreme(jax.lax.pmax), lowest),
+    "reduce_min": _reduction(_extreme(jax.lax.pmin), highest),
     "reduce_or": _reduction(jax.lax.pmax, lambda dtype: False),
     "reduce_sum": _reduction(jax.lax.psum, lambda dtype: 0),
     "reshape": _reshape,

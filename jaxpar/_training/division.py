@@ -56,7 +56,7 @@ class Division:
         if isinstance(x, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct((local.N, k), x.dtype, sharding=local.stacked)
         pieces = rows(np.asarray(x), n, np)[self.first : self.first + local.N]
-        return pieces if local.of_topology else jax.device_put(pieces, local.stacked)
+        return jnp.asarray(pieces) if local.of_topology else jax.device_put(pieces, local.stacked)
 
     def whole(self, x: Any) -> Any:
         """Return the whole array of all processes' pieces, on the host. All ranks must call it."""

@@ -87,13 +87,16 @@ def trained(net: str):
     return likelihood if net == "gpt" else squared, optax.adam(1e-3)
 
 
-def step_of(kind, net="batch_norm", hosts=1, devices=8, hook=None, card="h100", **options):
+def step_of(
+    kind, net="batch_norm", hosts=1, devices=8, hook=None, card="h100", tx=None, shard=False, **options
+):
     """A training step of a wrapped net on H100s."""
     options = dict(options)
-    extra = {} if hook is None else {"comm_hook": hook}
+    extra = ({} if hook is None else {"comm_hook": hook}) | ({"shard_optimizer": True} if shard else {})
     gpus = jaxpar.topology(card, hosts=hosts, devices=devices)
     wrapped = WRAPPERS[kind](nnx.eval_shape(MAKE[net]), gpus, **extra)
-    loss_fn, tx = trained(net)
+    loss_fn, adam = trained(net)
+    tx = tx or adam
     optimizer = nnx.eval_shape(lambda net: nnx.Optimizer(net, tx, wrt=nnx.Param), wrapped)
     return jaxpar.train_step(wrapped, optimizer, loss_fn, **options)
 
