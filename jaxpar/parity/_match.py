@@ -226,20 +226,22 @@ def tried_mapping(
     ignoring: dict[str, Any] = {"ignore_torch": tuple(ignore_torch), "ignore_flax": tuple(ignore_flax)}
     torch_source = source_of(trial.torch_module)
     plain = Guesses(trial.tree, torch_source, mapping, **ignoring)
-    guesses = Guesses(trial.tree, torch_source, mapping, **ignoring, calls=trial.orders(plain.bare))
-    first = guesses.mapping()
-    if first.unmatched:
-        return guesses.mapping(notes=("the guesses were not tried, because some names are unmatched",))
-
-    def error(attempt: Attempt) -> float:
-        return trial.error(guesses.mapping(attempt[0], choices=attempt[1]), **ignoring)
-
+    orders = trial.orders(plain.bare)
     errors: list[float] = []
-    for attempt in itertools.islice(_attempts(plain.groups, guesses), MOST_ORDERS):
-        errors.append(error(attempt))
-        if errors[-1] <= FITS:
-            notes = tuple(_notes(guesses, attempt, errors, error))
-            return guesses.mapping(attempt[0], notes, attempt[1])
+    for heads in plain.heads():
+        guesses = Guesses(trial.tree, torch_source, mapping, **ignoring, calls=orders, interleaved=heads)
+        if guesses.mapping().unmatched:
+            return guesses.mapping(notes=("the guesses were not tried, because some names are unmatched",))
+
+        def error(attempt: Attempt, guesses: Guesses = guesses) -> float:
+            return trial.error(guesses.mapping(attempt[0], choices=attempt[1]), **ignoring)
+
+        for attempt in itertools.islice(_attempts(plain.groups, guesses), MOST_ORDERS):
+            errors.append(error(attempt))
+            if errors[-1] <= FITS:
+                notes = tuple(_notes(guesses, attempt, errors, error))
+                return guesses.mapping(attempt[0], notes, attempt[1])
+    guesses = Guesses(trial.tree, torch_source, mapping, **ignoring, calls=orders)
     text = f"tried in {len(errors)} ways, and none fits: the outputs are {min(errors):.2g} apart or more"
     return guesses.mapping(notes=(f"{text}. The models differ, or a guess is wrong",))
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
 
+from .fused_guesses import fused, reason, stacks
 from .fusion import PairingView
-from .mapping import Entries, Mapping, Plain, Target
+from .mapping import Entries, Mapping, Plain, Split, Target
 from .pairing import Pairing, pair
 from .source import WeightSource
 from .suggest import Calls, LayerGroup, Turn, entries, groups, turns
-from .tree import Tree
+from .tree import Tree, owner
 from .unmatched import ignored
-from .unstacked import expanded, shortened
+from .unstacked import Key, alike, expanded, shortened
 
 
 class Guesses:
@@ -25,16 +29,40 @@ class Guesses:
         ignore_torch: Iterable[str] = (),
         ignore_flax: Iterable[str] = (),
         calls: Calls | None = None,
+        interleaved: int = 1,
     ):
-        self.fixed = dict(fixed or {})
+        self.fixed, self._fused = dict(fixed or {}), dict[Key, Target]()
         no_torch, unknown_t = ignored(source.tensors, ignore_torch, "ignore_torch")
         no_flax, unknown_f = ignored(tree.leaves, ignore_flax, "ignore_flax")
-        self._view = PairingView(tree, source.without(no_torch), self.fixed)
+        known = source.without(no_torch)
+        self._view = PairingView(tree, known, self.fixed)
+        for guess in (stacks, partial(fused, calls=calls, groups=interleaved)):
+            self._begin(no_flax)
+            if entries := guess(self._pairing, *self._leftovers()):
+                self._fused |= shortened(entries, [*self._pairing.names.bare.values()])
+                self._view = PairingView(tree, known, {**self._fused, **self.fixed})
+        self._begin(no_flax)
         self._faults = (*unknown_t, *unknown_f, *self._view.faults)
+        self.groups = groups(self._pairing, *self._leftovers(), calls)
+
+    def _begin(self, no_flax: Iterable[str]) -> None:
         self._no_flax = self._view.paired_leaves(no_flax)
         self._pairing = pair(self._view.tree, self._view.source, self._view.entries, self._no_flax)
-        leftovers = self._pairing.left_in_torch(), self._pairing.left_in_flax()
-        self.groups = groups(self._pairing, *leftovers, calls)
+
+    def _leftovers(self) -> tuple[list[str], list[str]]:
+        return self._pairing.left_in_torch(), self._pairing.left_in_flax()
+
+    def heads(self) -> list[int]:
+        """Return 1 and the numbers of heads whose q, k and v may stand side by side in fused layers."""
+        split = {
+            path for target in self._fused.values() if isinstance(target, Split) for path in target.targets
+        }
+        kernels = [
+            leaf.shape
+            for path, leaf in self._view.tree.leaves.items()
+            if len(leaf.shape) == 3 and any(alike(owner(path), str(pattern)) for pattern in split)
+        ]
+        return list(dict.fromkeys([1, *(shape[1] for shape in kernels)]))
 
     def turns(self, chosen: Iterable[LayerGroup] | None = None) -> list[Turn]:
         return turns(self._paired(entries(self.groups if chosen is None else chosen, self._pairing)[0]))
@@ -59,7 +87,15 @@ class Guesses:
         unmatched_lines = [f"torch {name} {view.source.shapes[name]}" for name in final.left_in_torch()]
         unmatched_lines += [f"flax  {leaf} {view.tree.leaves[leaf].shape}" for leaf in final.left_in_flax()]
         unmatched = (*self._faults, *final.faults, *unmatched_lines)
-        return Mapping({**self.fixed, **guessed, **turned}, reasons, unmatched, notes)
+        short = shortened(guessed, [*view.source.tensors, *self._pairing.names.bare.values()])
+        for key, target in short.items():
+            if key not in guessed:
+                first = next(reasons[k] for k, path in guessed.items() if alike(path, str(target)))
+                reasons[key] = re.sub(r"number \d+ of (\d+)", r"all \1 in order", first)
+        entries_of_all = {**self.fixed, **self._fused, **short, **turned}
+        why: dict[Any, str] = {**{key: reason(target) for key, target in self._fused.items()}, **reasons}
+        why = {key: text for key, text in why.items() if key in entries_of_all}
+        return Mapping(entries_of_all, why, unmatched, notes)
 
     def _paired(self, guessed: Plain) -> Pairing:
         view = self._view

@@ -225,7 +225,7 @@ class Mapping(collections.abc.Mapping):
     def __init__(
         self,
         entries: Entries,
-        reasons: collections.abc.Mapping[str, str] | None = None,
+        reasons: collections.abc.Mapping[Any, str] | None = None,
         unmatched: tuple[str, ...] = (),
         notes: tuple[str, ...] = (),
     ):

@@ -29,27 +29,18 @@ class LayerGroup:
     reasons: tuple[str, ...]
 
 
-def suggest(
-    pairing: Pairing, torch: Sequence[str], flax: Sequence[str]
-) -> tuple[dict[str, Target], dict[str, str]]:
-    guessed, reasons = entries(groups(pairing, torch, flax), pairing)
-    turned = turns(pairing)
-    targets = {**guessed, **{name: target for turn in turned for name, target in turn.entries().items()}}
-    return targets, reasons | {name: turn.reason() for turn in turned for name, _ in turn.pairs}
-
-
 def groups(
     pairing: Pairing, torch: Sequence[str], flax: Sequence[str], calls: Calls | None = None
 ) -> list[LayerGroup]:
     """Pair unpaired layers of a kind and shape of which both models have equally many."""
     # Single arrays of paired layers are excluded; `turns` guesses these.
     alone = {name for turn in turns(pairing) for both in turn.pairs for name in both}
-    flax_layers = _flax_layers(pairing, [leaf for leaf in flax if leaf not in alone])
-    torch_layers = _torch_layers(pairing, [name for name in torch if name not in alone])
+    flax_shapes = flax_layers(pairing, [leaf for leaf in flax if leaf not in alone])
+    torch_shapes = torch_layers(pairing, [name for name in torch if name not in alone])
     layer_groups = []
-    for signature in dict.fromkeys(torch_layers.values()):
-        flax_paths = [path for path, s in flax_layers.items() if s == signature]
-        torch_paths = [path for path, s in torch_layers.items() if s == signature]
+    for signature in dict.fromkeys(torch_shapes.values()):
+        flax_paths = [path for path, s in flax_shapes.items() if s == signature]
+        torch_paths = [path for path, s in torch_shapes.items() if s == signature]
         if len(flax_paths) != len(torch_paths):
             continue  # an unknown one is missing, so the order determines nothing
         if calls:
@@ -79,7 +70,7 @@ def _paired(flax_paths: list[str], torch_paths: list[str]) -> Iterator[tuple[str
         yield flax_paths[0], torch_paths[0], "the only one"
         return
     distinctive = _distinctive_parts(flax_paths, torch_paths)
-    for key in (lambda path: (distinctive[path], _role(path)), distinctive.__getitem__, _role):
+    for key in (lambda path: (distinctive[path], role(path)), distinctive.__getitem__, role):
         for name in dict.fromkeys(map(key, torch_paths)):
             flax_matches = [path for path in flax_paths if key(path) == name]
             torch_matches = [path for path in torch_paths if key(path) == name]
@@ -105,20 +96,22 @@ def _distinctive_parts(flax_paths: Iterable[str], torch_paths: Iterable[str]) ->
     return {path: (parts & shared) - everywhere for side in sides for path, parts in side.items()}
 
 
-ROLES = {  # of an attention's projections, with their common names
+ROLES = {  # of the projections of an attention and of a gated MLP, with their common names
     "query": "query q q_proj q_lin to_q wq query_proj linear_q q_linear",
     "key": "key k k_proj k_lin to_k wk key_proj linear_k k_linear",
     "value": "value v v_proj v_lin to_v wv value_proj linear_v v_linear",
     "out": "out o o_proj out_proj out_lin to_out wo output_proj linear_out out_linear",
+    "gate": "gate gate_proj w1 wi_0",  # LLaMA's w1 and w3, T5's wi_0 and wi_1
+    "up": "up up_proj w3 wi_1",
 }
 ROLE = {name: role for role, names in ROLES.items() for name in names.split()}
 
 
-def _role(path: str) -> str:
+def role(path: str) -> str:
     return ROLE.get(last(path), last(path))
 
 
-def _torch_layers(pairing: Pairing, names: Sequence[str]) -> dict[str, Signature]:
+def torch_layers(pairing: Pairing, names: Sequence[str]) -> dict[str, Signature]:
     shapes_by_layer: dict[str, set[tuple[str, Shape]]] = {}
     # Flax has no counters, which would give every BatchNorm a different signature.
     surplus = set(pairing.surplus) | {n for n in names if n.endswith("num_batches_tracked")}
@@ -141,7 +134,7 @@ def _layer_of(pairing: Pairing, name: str) -> str:
     return path
 
 
-def _flax_layers(pairing: Pairing, leaves: Iterable[str]) -> dict[str, Signature]:
+def flax_layers(pairing: Pairing, leaves: Iterable[str]) -> dict[str, Signature]:
     """Return torch's names and shapes of each Flax layer's unpaired leaves, by layer path."""
     tree = pairing.tree
     unpaired = set(leaves)

@@ -14,7 +14,6 @@ from .fusion import PairingView
 from .mapping import Entries, Plain, path_of
 from .pairing import Links, Pairing, pair
 from .source import WeightSource
-from .suggest import suggest
 from .tree import Tree, inside, prefixes
 
 SHOWN = 12  # Maximum number of lines of each list in an error
@@ -37,7 +36,11 @@ def complete_links(
     # Faults in the arguments are listed first, because a typo there leaves names unmatched on both sides.
     faults = [*view.faults, *_unknown_entries(pairing, view.entries), *unknown_t, *unknown_f, *pairing.faults]
     if torch or flax or faults:
-        raise MatchError(_complaint(pairing, function, torch, flax, faults))
+        from .guesses import Guesses  # which needs `ignored`
+
+        guessed = Guesses(tree, source, entries, no_torch, no_flax).mapping()
+        new = {key: target for key, target in guessed.items() if key not in entries}
+        raise MatchError(_complaint(pairing, function, torch, flax, faults, new))
     return dataclasses.replace(
         view.links(pairing.links()), ignored=frozenset(no_flax), ignored_torch=tuple(sorted(no_torch))
     )
@@ -85,7 +88,12 @@ def _with_nearest(names: MappingABC[str, Shape], candidates: MappingABC[str, Sha
 
 
 def _complaint(
-    pairing: Pairing, function: str, torch: Sequence[str], flax: Sequence[str], faults: Sequence[str]
+    pairing: Pairing,
+    function: str,
+    torch: Sequence[str],
+    flax: Sequence[str],
+    faults: Sequence[str],
+    entries: Entries,
 ) -> str:
     source, tree = pairing.source, pairing.tree
     lines = [f"{function}: {source.label} and the Flax model do not match.", *_listed("  ", faults)]
@@ -103,7 +111,6 @@ def _complaint(
             "  torch computes a weight from its parametrizations. torch.nn.utils.parametrize."
             "remove_parametrizations makes it one tensor; linen.WeightNorm and jaxpar.nn.WeightNorm have two."
         )
-    entries, _ = suggest(pairing, torch, flax)
     if entries:
         shown = ", ".join(f"{key!r}: {target!r}" for key, target in list(entries.items())[:4])
         more = ", ..." if len(entries) > 4 else ""

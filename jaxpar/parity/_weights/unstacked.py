@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..._typing import Shape
@@ -126,6 +126,11 @@ def _matches(pattern: str, names: Iterable[str]) -> Iterator[tuple[str, ...]]:
             yield match.groups()
 
 
+def alike(name: str, pattern: str) -> bool:
+    """Return whether a name is one of a pattern's."""
+    return any(True for _ in _matches(pattern, [name]))
+
+
 def _filled(value: Any, fillings: tuple[str, ...]) -> Any:
     if isinstance(value, str):
         remaining = iter(fillings)
@@ -139,24 +144,48 @@ def _filled(value: Any, fillings: tuple[str, ...]) -> Any:
     return dataclasses.replace(value, path=_filled(value.path, fillings))
 
 
-def shortened(entries: Mapping[str, Target], torch: Iterable[str]) -> dict[str, Target]:
-    """Merge entries that differ only in numbers to one pattern, if it matches exactly these entries."""
-    groups: dict[tuple[str, str], dict[str, Target]] = {}
-    for key, target in entries.items():
-        numbers = re.findall(r"\d+", key)
-        same = numbers and re.findall(r"\d+", _first(target)) == numbers
-        group = (re.sub(r"\d+", "*", key), repr(_starred(target))) if same else (key, repr(target))
-        groups.setdefault(group, {})[key] = target
-    names = list(torch)
-    short: dict[str, Target] = {}
-    for (pattern, _), alike in groups.items():
-        target = _starred(next(iter(alike.values())))
-        meant = len(alike) > 1 and dict(expanded({pattern: target}, names, ())) == alike
-        short |= {pattern: target} if meant else alike
-    return short
+def shortened(entries: Mapping[Any, Target], torch: Iterable[str]) -> dict[Any, Target]:
+    """Merge entries that differ only in numbers to patterns, if each matches exactly its entries."""
+    names, short, remaining = list(torch), dict[Any, Target](), dict(entries)
+    first = {key: key for key in entries}
+    most = max((len(re.findall(r"\d+", str(key))) for key in entries), default=0)
+    # First over one number, which is mostly a block's: "blocks.*.fc1": "layer_*.Dense_1".
+    for position in (*range(most), None):
+        groups: dict[tuple[Any, str], dict[Any, Target]] = {}
+        for key, target in remaining.items():
+            groups.setdefault((_starred(key, position), repr(_starred(target))), {})[key] = target
+        for alike in groups.values():
+            pattern, target = _merged(list(alike)), _merged(list(alike.values()))
+            if len(alike) > 1 and dict(expanded({pattern: target}, names, ())) == alike:
+                short[pattern] = target
+                first[pattern] = next(iter(alike))
+                remaining = {key: x for key, x in remaining.items() if key not in alike}
+    order = {key: i for i, key in enumerate(entries)}
+    return dict(sorted((short | remaining).items(), key=lambda item: order[first[item[0]]]))
 
 
-def _starred(target: Any) -> Any:
-    if isinstance(target, str):
-        return re.sub(r"\d+", "*", target)
-    return dataclasses.replace(target, path=re.sub(r"\d+", "*", target.path))
+def _starred(value: Any, position: int | None = None) -> Any:
+    """Return names with a * for every number, or for the one at a position."""
+    if isinstance(value, str):
+        parts = re.split(r"(\d+)", value)
+        numbers = range(1, len(parts), 2) if position is None else [2 * position + 1]
+        return "".join("*" if i in numbers else part for i, part in enumerate(parts))
+    if isinstance(value, tuple):
+        return tuple(_starred(part, position) for part in value)
+    field = _field(value)
+    return dataclasses.replace(value, **{field: _starred(getattr(value, field))})
+
+
+def _merged(values: Sequence[Any]) -> Any:
+    """Return the first of values that are alike but for numbers, with a * for each number that varies."""
+    first = values[0]
+    if isinstance(first, str):
+        columns = zip(*(re.split(r"(\d+)", value) for value in values), strict=True)
+        return "".join(parts[0] if len(set(parts)) == 1 else "*" for parts in columns)
+    if isinstance(first, tuple):
+        return tuple(_merged(parts) for parts in zip(*values, strict=True))
+    return dataclasses.replace(first, **{_field(first): _merged([getattr(x, _field(x)) for x in values])})
+
+
+def _field(target: Any) -> str:
+    return {Split: "targets", Concatenated: "target"}.get(type(target), "path")

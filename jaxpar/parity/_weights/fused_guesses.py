@@ -1,0 +1,140 @@
+"""Guess layers that are one in torch and several in Flax, or the reverse, and lists that Flax has stacked.
+
+torch attn.qkv (24, 8)  and  Flax att.query, att.key, att.value (8, 2, 4)   split
+torch attn.q, .k, .v    and  Flax att.qkv (8, 24)                           concatenated
+torch blocks.0 ... 5    and  Flax blocks of arrays (6, ...)                 stacked
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
+
+from ..._typing import Shape
+from .mapping import Concatenated, Split, Stacked, Target
+from .pairing import Pairing
+from .suggest import Calls, Signature, flax_layers, role, torch_layers
+from .tree import inside, last, owner
+from .unstacked import Key
+
+TOGETHER = (("query", "key", "value"), ("key", "value"), ("gate", "up"))
+"""Roles of layers that one layer computes, in the usual order of its outputs."""
+FUSED = re.compile(r"qkv|kv|query_key_value|c_attn|in_proj|gate_up|gate_and_up", re.IGNORECASE)
+
+Paths = tuple[str, ...]
+
+
+def fused(
+    pairing: Pairing,
+    torch: Sequence[str],
+    flax: Sequence[str],
+    calls: Calls | None = None,
+    groups: int = 1,
+) -> dict[Key, Target]:
+    """Return entries for unpaired layers with the roles of a fused layer that the other side has.
+
+    With `groups`, each head's q, k and v stand side by side in torch.
+    """
+    sides = torch_layers(pairing, torch), flax_layers(pairing, flax)
+    orders = calls or ({}, {})
+    entries: dict[Key, Target] = {}
+    for whole, parts in _pairs(sides[0], sides[1], orders):
+        entries[whole] = Split(0, parts, groups=groups)
+    for whole, parts in _pairs(sides[1], sides[0], orders[::-1]):
+        entries[parts] = Concatenated(0, whole)
+    return entries
+
+
+def _pairs(
+    wholes: Mapping[str, Signature], parts: Mapping[str, Signature], orders: Calls
+) -> Iterator[tuple[str, Paths]]:
+    """Yield fused layers of one side with the other side's layers, in order, where both have as many."""
+    groups: dict[Signature, list[Paths]] = {}
+    for paths, signature in _siblings(parts):
+        groups.setdefault(signature, []).append(paths)
+    for signature, siblings in groups.items():
+        layers = [path for path, other in wholes.items() if other == signature]
+        if any(other == signature for other in parts.values()):
+            # Layers of this shape on both sides may as well belong together, unless a name says otherwise.
+            layers = [path for path in layers if FUSED.search(last(path))]
+        if len(layers) == len(siblings):
+            layers.sort(key=lambda path: orders[0].get(path, len(orders[0])))
+            siblings.sort(key=lambda paths: orders[1].get(paths[0], len(orders[1])))
+            yield from zip(layers, siblings, strict=True)
+
+
+def _siblings(layers: Mapping[str, Signature]) -> Iterator[tuple[Paths, Signature]]:
+    """Yield layers of one owner with the roles of a fused layer, and the shapes that it would have."""
+    owners: dict[str, dict[str, str]] = {}
+    for path in layers:
+        owners.setdefault(owner(path), {}).setdefault(role(path), path)
+    for roles in owners.values():
+        for names in TOGETHER:
+            if all(name in roles for name in names):
+                paths = tuple(roles[name] for name in names)
+                if signature := _joined([dict(layers[path]) for path in paths]):
+                    yield paths, signature
+                break
+
+
+def _joined(shapes: Sequence[Mapping[str, Shape]]) -> Signature:
+    """Return the shapes of layers concatenated along torch's first axis; nothing if they do not fit."""
+    first = shapes[0]
+    for other in shapes[1:]:
+        if other.keys() != first.keys() or any(other[name][1:] != first[name][1:] for name in first):
+            return frozenset()
+    return frozenset((name, (sum(s[name][0] for s in shapes), *shape[1:])) for name, shape in first.items())
+
+
+def stacks(pairing: Pairing, torch: Iterable[str], flax: Iterable[str]) -> dict[Key, Target]:
+    """Return entries for torch's lists of equal layers with the sizes of Flax arrays of their length."""
+    leaves = {leaf: pairing.tree.leaves[leaf].shape for leaf in flax}
+    groups: dict[tuple[int, int], tuple[list[str], list[str]]] = {}
+    for path, count, size in _lists(pairing, torch):
+        groups.setdefault((count, size), ([], _containers(leaves, count, size)))[0].append(path)
+    return {
+        path: Stacked(container)
+        for paths, containers in groups.values()
+        if len(paths) == len(containers)
+        for path, container in zip(paths, containers, strict=True)
+    }
+
+
+def _lists(pairing: Pairing, torch: Iterable[str]) -> Iterator[tuple[str, int, int]]:
+    """Yield torch's outermost lists of two or more equal layers: path, length and numbers in each."""
+    lists: dict[str, dict[int, dict[str, Shape]]] = {}
+    for raw in torch:
+        name = pairing.names.bare[raw]
+        if parts := re.match(r"(.*?)\.?\b(\d+)\.(.*)", name):
+            path, index, rest = parts.groups()
+            lists.setdefault(path, {}).setdefault(int(index), {})[rest] = pairing.source.shapes[raw]
+    for path, items in lists.items():
+        equal = all(item == items.get(0) for item in items.values())
+        if path and equal and len(items) > 1 and sorted(items) == list(range(len(items))):
+            yield path, len(items), sum(prod(shape) for shape in items[0].values())
+
+
+def _containers(leaves: Mapping[str, Shape], count: int, size: int) -> list[str]:
+    """Return the innermost paths of which all leaves are `count` long, with `size` numbers in each entry."""
+    paths = dict.fromkeys(path for leaf in leaves for path in _owners(leaf))
+    containers: dict[frozenset[str], str] = {}
+    for path in sorted(paths, key=lambda path: path.count(".")):
+        inner = {leaf: shape for leaf, shape in leaves.items() if inside(leaf, path) is not None}
+        long = all(shape[:1] == (count,) for shape in inner.values())
+        if long and sum(prod(shape[1:]) for shape in inner.values()) == size:
+            containers[frozenset(inner)] = path
+    return list(containers.values())
+
+
+def _owners(leaf: str) -> Iterator[str]:
+    path = owner(leaf)
+    while path:
+        yield path
+        path = owner(path)
+
+
+def reason(target: Target) -> str:
+    if isinstance(target, Stacked):
+        return "guessed: a list of equal layers, and arrays of its length"
+    return "guessed: the shapes fit in this order"
