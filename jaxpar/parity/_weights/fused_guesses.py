@@ -34,15 +34,15 @@ def fused(
 ) -> dict[Key, Target]:
     """Return entries for unpaired layers with the roles of a fused layer that the other side has.
 
-    With `groups`, each head's q, k and v stand side by side in torch.
+    `groups` is the number of heads if torch stores q, k and v of each head contiguously.
     """
     sides = torch_layers(pairing, torch), flax_layers(pairing, flax)
     orders = calls or ({}, {})
     entries: dict[Key, Target] = {}
-    for whole, parts in _pairs(sides[0], sides[1], orders):
-        entries[whole] = Split(0, parts, groups=groups)
-    for whole, parts in _pairs(sides[1], sides[0], orders[::-1]):
-        entries[parts] = Concatenated(0, whole)
+    for fused_layer, parts in _pairs(sides[0], sides[1], orders):
+        entries[fused_layer] = Split(0, parts, groups=groups)
+    for fused_layer, parts in _pairs(sides[1], sides[0], orders[::-1]):
+        entries[parts] = Concatenated(0, fused_layer)
     return entries
 
 
@@ -56,7 +56,7 @@ def _pairs(
     for signature, siblings in groups.items():
         layers = [path for path, other in wholes.items() if other == signature]
         if any(other == signature for other in parts.values()):
-            # Layers of this shape on both sides may as well belong together, unless a name says otherwise.
+            # Layers of this shape on both sides may be partners themselves, unless their names are of fused ones.
             layers = [path for path in layers if FUSED.search(last(path))]
         if len(layers) == len(siblings):
             layers.sort(key=lambda path: orders[0].get(path, len(orders[0])))
@@ -107,8 +107,8 @@ def _lists(pairing: Pairing, torch: Iterable[str]) -> Iterator[tuple[str, int, i
     for raw in torch:
         name = pairing.names.bare[raw]
         if parts := re.match(r"(.*?)\.?\b(\d+)\.(.*)", name):
-            path, index, rest = parts.groups()
-            lists.setdefault(path, {}).setdefault(int(index), {})[rest] = pairing.source.shapes[raw]
+            path, index, name_in_layer = parts.groups()
+            lists.setdefault(path, {}).setdefault(int(index), {})[name_in_layer] = pairing.source.shapes[raw]
     for path, items in lists.items():
         equal = all(item == items.get(0) for item in items.values())
         if path and equal and len(items) > 1 and sorted(items) == list(range(len(items))):

@@ -34,13 +34,13 @@ class Guesses:
         self.fixed, self._fused = dict(fixed or {}), dict[Key, Target]()
         no_torch, unknown_t = ignored(source.tensors, ignore_torch, "ignore_torch")
         no_flax, unknown_f = ignored(tree.leaves, ignore_flax, "ignore_flax")
-        known = source.without(no_torch)
-        self._view = PairingView(tree, known, self.fixed)
+        torch_source = source.without(no_torch)
+        self._view = PairingView(tree, torch_source, self.fixed)
         for guess in (stacks, partial(fused, calls=calls, groups=interleaved)):
             self._begin(no_flax)
             if entries := guess(self._pairing, *self._leftovers()):
                 self._fused |= shortened(entries, [*self._pairing.names.bare.values()])
-                self._view = PairingView(tree, known, {**self._fused, **self.fixed})
+                self._view = PairingView(tree, torch_source, {**self._fused, **self.fixed})
         self._begin(no_flax)
         self._faults = (*unknown_t, *unknown_f, *self._view.faults)
         self.groups = groups(self._pairing, *self._leftovers(), calls)
@@ -53,7 +53,7 @@ class Guesses:
         return self._pairing.left_in_torch(), self._pairing.left_in_flax()
 
     def heads(self) -> list[int]:
-        """Return 1 and the numbers of heads whose q, k and v may stand side by side in fused layers."""
+        """Return the values of `groups` to try: 1, and the numbers of heads of fused layers."""
         split = {
             path for target in self._fused.values() if isinstance(target, Split) for path in target.targets
         }
