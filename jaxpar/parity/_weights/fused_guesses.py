@@ -56,7 +56,7 @@ def _pairs(
     for signature, siblings in groups.items():
         layers = [path for path, other in wholes.items() if other == signature]
         if any(other == signature for other in parts.values()):
-            # Layers of this shape on both sides may be partners themselves, unless their names are of fused ones.
+            # Layers of this shape on both sides may be partners themselves; a name tells fused ones.
             layers = [path for path in layers if FUSED.search(last(path))]
         if len(layers) == len(siblings):
             layers.sort(key=lambda path: orders[0].get(path, len(orders[0])))
