@@ -9,12 +9,12 @@ from typing import Any
 
 from .fused_guesses import fused, reason, stacks
 from .fusion import PairingView
+from .ignoring import ignored
 from .mapping import Entries, Mapping, Plain, Split, Target
 from .pairing import Pairing, pair
 from .source import WeightSource
 from .suggest import Calls, LayerGroup, Turn, entries, groups, turns
 from .tree import Tree, owner
-from .unmatched import ignored
 from .unstacked import Key, alike, expanded, shortened
 
 

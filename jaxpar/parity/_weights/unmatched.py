@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Mapping as MappingABC
 from functools import partial
@@ -11,10 +10,12 @@ from functools import partial
 from ..._typing import Shape
 from ...errors import MatchError
 from .fusion import PairingView
+from .guesses import Guesses
+from .ignoring import ignored, like
 from .mapping import Entries, Plain, path_of
 from .pairing import Links, Pairing, pair
 from .source import WeightSource
-from .tree import Tree, inside, prefixes
+from .tree import Tree, inside
 
 SHOWN = 12  # Maximum number of lines of each list in an error
 
@@ -36,8 +37,6 @@ def complete_links(
     # Faults in the arguments are listed first, because a typo there leaves names unmatched on both sides.
     faults = [*view.faults, *_unknown_entries(pairing, view.entries), *unknown_t, *unknown_f, *pairing.faults]
     if torch or flax or faults:
-        from .guesses import Guesses  # which needs `ignored`
-
         guessed = Guesses(tree, source, entries, no_torch, no_flax).mapping()
         new = {key: target for key, target in guessed.items() if key not in entries}
         raise MatchError(_complaint(pairing, function, torch, flax, faults, new))
@@ -52,38 +51,18 @@ def _unknown_entries(pairing: Pairing, entries: Plain) -> Iterable[str]:
         # The user's key may have prefixes of wrappers; the error shows it unchanged.
         bare = next((b for b in names.entries if b == key or key.endswith("." + b)), key)
         if bare and bare not in names.descendants:
-            yield f"mapping: torch has no {key!r}{_like(key, names.descendants)}"
+            yield f"mapping: torch has no {key!r}{like(key, names.descendants)}"
         for single in target if isinstance(target, (tuple, list)) else (target,):
             path = path_of(single)
             if path is None:
                 yield f"mapping: {key!r}: {single!r} is no Flax path"
             elif not any(inside(flax_path, tree.real_path(path)) is not None for flax_path in tree.names):
-                yield f"mapping: the Flax model has no {path!r}{_like(path, tree.names)}"
-
-
-def ignored(names: Iterable[str], patterns: Iterable[str], option: str) -> tuple[set[str], list[str]]:
-    """Return the names that equal the patterns or are nested under them, and faults of the patterns."""
-    if isinstance(patterns, str):
-        return set(), [f"{option} is a list of names; write [{patterns!r}]"]
-    matched: set[str] = set()
-    faults = []
-    for pattern in patterns:
-        hit = {name for name in names if inside(name, pattern) is not None and pattern}
-        if not hit:
-            near = _like(pattern, {path for name in names for path in prefixes(name)})
-            faults.append(f"{option}: there is no {pattern!r}{near}")
-        matched |= hit
-    return matched, faults
-
-
-def _like(name: str, candidates: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, [n for n in candidates if n], 2, 0.6)
-    return f"; near are {', '.join(near)}" if near else ""
+                yield f"mapping: the Flax model has no {path!r}{like(path, tree.names)}"
 
 
 def _with_nearest(names: MappingABC[str, Shape], candidates: MappingABC[str, Shape], name: str) -> str:
     sized = [other for other, its in candidates.items() if sorted(its) == sorted(names[name])]
-    near = _like(name, candidates) or (f"; of its sizes are {', '.join(sized[:2])}" if sized else "")
+    near = like(name, candidates) or (f"; of its sizes are {', '.join(sized[:2])}" if sized else "")
     return f"{name} {names[name]}{near}"
 
 
