@@ -540,6 +540,27 @@ def test_a_step_of_the_proof_does_not_move_the_weights_far(monkeypatch):
     assert moved == pytest.approx(proof.FAR)
 
 
+def test_tables_of_constructors_are_compared_in_float64():
+    port = parity.port(modules.Waves, *example(modules.Waves))
+    assert (port.status, port.comparison.constants) == (0, ())
+    assert port.largest < 1e-10
+
+
+def test_tables_that_differ_in_float64_stay_a_difference(monkeypatch):
+    """A formula that is right to seven digits only is no rounding of float32."""
+    same = proof.of_torch
+
+    def off(*args):
+        net = same(*args)
+        net.table += 1e-8
+        return net
+
+    monkeypatch.setattr(proof, "of_torch", off)
+    port = parity.port(modules.Waves, *example(modules.Waves))
+    assert port.comparison.constants
+    assert port.largest > 1e-10
+
+
 def test_torch_computes_with_one_thread_from_the_first_call_on():
     threads = []
 

@@ -455,6 +455,22 @@ class Constants(nn.Module):
         return torch.nn.functional.softmax(x, dim=-1, dtype=torch.float32) * sum(self.halves)
 
 
+class Waves(nn.Module):
+    """Tables whose last digit in float32 is that of a library's sine."""
+
+    inputs = ((3, 64),)
+
+    def __init__(self, width=64):
+        super().__init__()
+        rates = 1 / 10000 ** (torch.arange(width) / (width - 1))
+        self.table = torch.sin(7 * rates).type(torch.float32)
+        self.register_buffer("rates", rates, persistent=False)
+        self.layer = nn.Linear(width, width)
+
+    def forward(self, x):
+        return self.layer(x + self.table) * self.rates.cos()
+
+
 class Chance(nn.Module):
     """A layer that is left out by chance, which is never here."""
 

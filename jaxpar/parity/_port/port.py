@@ -232,7 +232,7 @@ def _proven(
     # Before the comparisons, which would succeed although the port lacks such an effect.
     require_no_other_state(lambda: _seeded(make), inputs, kwargs)
     with taking_fresh():
-        comparisons = tuple(prove(make, flax, inputs, kwargs, layout))
+        comparisons = tuple(prove(make, flax, build, inputs, kwargs, layout))
     if not comparisons:
         return Proof()
     if not all(comparison.same for comparison in comparisons):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import importlib.util
 import itertools
@@ -24,6 +25,7 @@ from .._reach import shake
 from .._sides.step_data import Layout, factors, real_parts
 from .._sides.torch_side import named_leaves
 from ..measuring import Outcome
+from .tables import of_flax, of_torch
 from .variants import variants
 
 STEPS, RATE = 5, 1e-4
@@ -50,6 +52,7 @@ def imported(path: Path) -> ModuleType:
 def prove(
     make: Callable[[], torch.nn.Module],
     flax: nnx.Module,
+    build: Callable[[], nnx.Module],
     inputs: Sequence[Any],
     kwargs: dict[str, Any],
     layout: Layout,
@@ -75,11 +78,31 @@ def prove(
     for training, arrays, more in ((True, of_step if trained else of_step(1), steps), *evaluations):
         if not comparisons or comparisons[-1].same:
             kw: dict[str, Any] = {"torch_kwargs": kwargs, "flax_kwargs": kwargs} if kwargs else {}
-            comparisons.append(
-                compare(net, flax, arrays, training=training, shake=False, layout=layout, **more, **kw)
-            )
+            options = {"training": training, "shake": False, "layout": layout, **more, **kw}
+            compared = compare(net, flax, arrays, **options)
+            if compared.constants:
+                compared = _with_tables_in_float64(compared, make, net, flax, build, arrays, options)
+            comparisons.append(compared)
             gc.collect()  # compiled steps and their sides refer to each other, and are as large as the model
     return comparisons
+
+
+def _with_tables_in_float64(
+    compared: Comparison,
+    make: Callable[[], nn.Module],
+    net: nn.Module,
+    flax: nnx.Module,
+    build: Callable[[], nnx.Module],
+    arrays: Any,
+    options: dict[str, Any],
+) -> Comparison:
+    """Compare again, with tables of the constructors that both sides compute in float64, if they can."""
+    try:
+        exact = of_torch(functools.partial(perturbed, make), net), of_flax(build, flax)
+    except Exception:  # a constructor that reads numbers of its arrays
+        return compared
+    again = compare(*exact, arrays, **options)
+    return again if again.same and not again.constants else compared
 
 
 def accepted(
