@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +39,7 @@ def of_torch(make: Callable[[], nn.Module], net: nn.Module) -> nn.Module:
 def of_flax(build: Callable[[], nnx.Module], module: nnx.Module) -> nnx.Module:
     """Return a copy of `module` with the tables of what `build` makes in float64."""
 
-    def tables(module: nnx.Module) -> dict[str, jax.Array]:
+    def tables(module: nnx.Module) -> dict[str, Any]:
         # Not `nnx.state`, in which arrays that are traced are no leaves.
         return {
             f"{path}{name}": x
