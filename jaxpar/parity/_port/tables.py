@@ -1,4 +1,4 @@
-"""Tables that constructors compute and no weight replaces, like sines of positions, in float64.
+"""Computes the tables of constructors, such as sines of positions, in float64 on both sides.
 
 In float32 the last digit of a table is that of a library's sine, so a proof at 1e-10 needs more digits.
 """
@@ -40,7 +40,7 @@ def of_flax(build: Callable[[], nnx.Module], module: nnx.Module) -> nnx.Module:
     """Return a copy of `module` with the tables of what `build` makes in float64."""
 
     def tables(module: nnx.Module) -> dict[str, Any]:
-        # Not `nnx.state`, in which arrays that are traced are no leaves.
+        # Not from `nnx.state`: traced arrays are missing from it.
         return {
             f"{path}{name}": x
             for path, layer in nnx.iter_modules(module, graph=True)
