@@ -1,6 +1,6 @@
 """Computes the tables of constructors, such as sines of positions, in float64 on both sides.
 
-In float32 the last digit of a table is that of a library's sine, so a proof at 1e-10 needs more digits.
+In float32 the last digit of a table depends on the library's sine, so a proof at 1e-10 needs more digits.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def of_torch(make: Callable[[], nn.Module], net: nn.Module) -> nn.Module:
     """Return a copy of `net` with the tables of what `make` makes in float64."""
     exact, state = copy.deepcopy(net), net.state_dict()
     with torch_float64.in_float64():
-        made = dict(make().named_modules())
+        modules = dict(make().named_modules())
     for path, layer in exact.named_modules():
-        for name, x in {**vars(made[path]), **made[path]._buffers}.items():
+        for name, x in {**vars(modules[path]), **modules[path]._buffers}.items():
             narrow = getattr(layer, name, None)
             if not isinstance(x, torch.Tensor) or not isinstance(narrow, torch.Tensor):
                 continue
@@ -40,7 +40,7 @@ def of_flax(build: Callable[[], nnx.Module], module: nnx.Module) -> nnx.Module:
     """Return a copy of `module` with the tables of what `build` makes in float64."""
 
     def tables(module: nnx.Module) -> dict[str, Any]:
-        # Not from `nnx.state`: traced arrays are missing from it.
+        # `nnx.state` leaves out traced arrays.
         return {
             f"{path}{name}": x
             for path, layer in nnx.iter_modules(module, graph=True)
