@@ -1,4 +1,4 @@
-"""The pytest plugin: `@pytest.mark.devices(8)` and the fixture `parity`; imports neither JAX nor torch."""
+"""The pytest plugin: `@pytest.mark.devices(8)`, the fixtures `parity` and `program`; imports no JAX."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from ._tools.program import ProgramReport
     from .parity import Comparison
 
 FOLDER = "parity_records"
@@ -113,6 +114,26 @@ class Parity:
         )
         parity.require_same(comparison)
         return comparison
+
+
+@pytest.fixture
+def program() -> Callable[..., ProgramReport]:
+    """Judge a compiled training step; a test fails unless the step is proven right.
+
+    ```python
+    def test_step(program):
+        program(step, *shapes)   # the arguments of jaxpar.program
+    ```
+    """
+
+    def proven(step: Any, *args: Any, **kwargs: Any) -> ProgramReport:
+        from ._tools.program import program
+
+        report = program(step, *args, **kwargs)
+        report.check()
+        return report
+
+    return proven
 
 
 @pytest.fixture

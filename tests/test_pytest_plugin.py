@@ -81,3 +81,34 @@ def test_records_are_made_checked_and_made_again(tmp_path):
     assert "epsilon=1e-05 (it acts as 1e-06)" in ended.stdout
     assert run(tmp_path, healthy, "--parity-update", "-k", "recorded").returncode == 0
     assert record.read_bytes() == first
+
+
+PROVEN = """
+import jax, jax.numpy as jnp, pytest
+from jax.sharding import PartitionSpec as P
+
+def step_of(mean):
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    def step(w, x):
+        gradient = jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+        return w - 0.1 * (jax.lax.pmean(gradient, "d") if mean else gradient)
+    sharded = jax.shard_map(step, mesh=mesh, in_specs=(P(), P("d")), out_specs=P(), check_vma=False)
+    shapes = [((3, 1), P()), ((8, 3), P("d"))]
+    arrays = [jax.ShapeDtypeStruct(s, "float32", sharding=jax.NamedSharding(mesh, p)) for s, p in shapes]
+    return jax.jit(sharded, donate_argnums=0), arrays
+
+@pytest.mark.devices(4)
+@pytest.mark.parametrize("mean", [True, False])
+def test_step(program, mean):
+    step, arrays = step_of(mean)
+    assert program(step, *arrays).verdict == "right"
+"""
+
+
+@pytest.mark.slow
+def test_a_step_is_proven_or_fails_with_the_report(tmp_path):
+    ended = run(tmp_path, PROVEN)
+    assert ended.returncode == 1
+    assert "1 failed, 1 passed" in ended.stdout
+    assert "jaxpar.errors.ProgramError: wrong: step on 4 x cpu" in ended.stdout
+    assert "missing: " in ended.stdout

@@ -4,6 +4,9 @@
 from ..plant import plants
 
 PLANTS = [
+    *plants("jaxpar/_pytest_plugin.py",
+        ('        report.check()\n', '', "tests/test_pytest_plugin.py -k proven"),
+    ),
     *plants("jaxpar/_tools/program/collectives.py",
         ('if union & share:', 'if False:', "tests/test_program_judge.py -k test_a_rule"),
         ('if len(set(kinds)) > 1:', 'if False:', "tests/test_program_judge.py -k test_a_rule"),
