@@ -127,6 +127,7 @@ SUM_OF_COSINES = optax.stateless(
     lambda g, p: jax.tree.map(lambda x, p: -0.1 * x - 0.01 * jnp.cos(x * 0 + p).sum() / x.size, g, p)
 )
 ADAM = optim.adam(lr=0.01)
+CLIPPED = optax.chain(optim.clip_grad_norm(0.1), optim.adamw(lr=0.01))
 SAME = {
     "one_device": (ADAM, {"devices": 1}),
     "pmap": (ADAM, {"wrapper": {"backend": "pmap"}}),
@@ -170,6 +171,20 @@ def test_uneven_batches(rows):
     batches = [(x[:rows], y[:rows]) for x, y in zip(X, Y, strict=True)]
     plain, divided = (make(ADAM, shard, net=Net(norm=False)) for shard in (False, True))
     np.testing.assert_allclose(trained(divided, batches), trained(plain, batches), rtol=1e-10)
+    assert_same(state_of(plain), state_of(divided))
+
+
+def test_small_arrays_are_sent_together(monkeypatch):
+    """As on CPU devices of several processes."""
+    plain = make(CLIPPED, False)
+    for module in ("compiled_step", "update"):
+        monkeypatch.setattr(f"jaxpar._training.{module}.is_flat", lambda placement: True)
+    divided = make(CLIPPED, True)
+    report = jaxpar.program(divided, X[0], Y[0])
+    operations = [e.operation for e in report.exchanges]
+    assert operations.count("reduce-scatter") == operations.count("all-gather") == 1
+    report.check()
+    np.testing.assert_allclose(trained(divided), trained(plain), rtol=1e-10)
     assert_same(state_of(plain), state_of(divided))
 
 
@@ -228,7 +243,7 @@ def on_one_device(optimizer):
     ]
 
 
-@pytest.mark.parametrize("devices", [8, 4])
+@pytest.mark.parametrize("devices", [8, 3])
 def test_a_device_holds_its_part(devices):
     batch = jnp.ones((8, 63))
     plain, divided = (make(ADAM, shard, devices, net=Wide()) for shard in (False, True))
@@ -236,14 +251,14 @@ def test_a_device_holds_its_part(devices):
         step(batch, batch)
     held, all_of_it = on_one_device(divided.optimizer), on_one_device(plain.optimizer)
     assert 0 < max(held) <= 1.02 / devices * max(all_of_it)
+    sizes = [x.size for x in jax.tree.leaves(nnx.state(plain.net, nnx.Param))]
+    saved = sum(size - math.ceil(size / devices) for size in sizes)
+    assert max(all_of_it) - max(held) == 2 * 8 * saved
     assert set(held[:devices]) == {max(held)}
 
 
 def sent(report):
     return sum(e.sent for e in report.exchanges)
-
-
-CLIPPED = optax.chain(optim.clip_grad_norm(0.1), optim.adamw(lr=0.01))
 
 
 def first_parameters(row_rates):
@@ -267,6 +282,24 @@ def first_parameters(row_rates):
 def test_an_array_that_never_changes_is_divided():
     plain, divided = (make(first_parameters(False), shard) for shard in (False, True))
     assert trained(divided) == pytest.approx(trained(plain), rel=1e-10)
+    assert max(on_one_device(divided.optimizer)) < max(on_one_device(plain.optimizer)) / 3
+
+
+def test_arrays_of_other_shapes_are_divided_where_they_come_from_gradients():
+    def init(params):
+        zeros = jax.tree.map(lambda p: jnp.zeros(p.size), params)
+        return {"last": zeros, "before": zeros}
+
+    def update(gradients, state, params=None):
+        updates = jax.tree.map(
+            lambda g, before: -0.1 * (g + before.reshape(g.shape)), gradients, state["before"]
+        )
+        return updates, {"last": jax.tree.map(jnp.ravel, gradients), "before": state["last"]}
+
+    tx = optax.GradientTransformation(init, update)
+    plain, divided = (make(tx, shard) for shard in (False, True))
+    assert trained(divided) == pytest.approx(trained(plain), rel=1e-10)
+    assert_same(state_of(plain), state_of(divided))
     assert max(on_one_device(divided.optimizer)) < max(on_one_device(plain.optimizer)) / 3
 
 
@@ -472,12 +505,13 @@ def test_the_whole_state_goes_into_other_programs_and_back():
     step, _ = fresh("divided_8")
     trained(step, batches(0, 2))
     whole = jaxpar.unwrapped_state({"net": step.net, "optimizer": step.optimizer})
+    plain, _ = fresh("plain")
+    undivided = jaxpar.unwrapped_state({"net": plain.net, "optimizer": plain.optimizer})
+    assert jax.tree.structure(whole) == jax.tree.structure(undivided)
     bare = Net(9, norm=False)
     optimizer = optim.Optimizer(bare, CLIPPED, wrt=nnx.Param)
     nnx.update(bare, whole["net"]), nnx.update(optimizer, whole["optimizer"])
-    optimizer.update(
-        bare, jax.tree.map(jnp.ones_like, nnx.state(bare, nnx.Param))
-    )  # it is an optimizer as any
+    optimizer.update(bare, jax.tree.map(jnp.ones_like, nnx.state(bare, nnx.Param)))
     other, _ = fresh("divided_3")
     jaxpar.load_unwrapped_state(whole, {"net": other.net, "optimizer": other.optimizer})
     assert_same(state_of(step), state_of(other))

@@ -75,6 +75,9 @@ for i in range(first, len(X)):
     step(*(np.split(a[i], size)[rank] for a in (X, Y)))
     if i == 3 and not RESUME:
         checkpointer.save(i, **items)
+with net.join(enable=JOIN):
+    for i in range(2 + rank if JOIN else 0):
+        step(*(np.split(a[i], size)[rank] for a in (X, Y)))
 checkpointer.close()
 jaxpar.check_replicas(net)
 jaxpar.check_replicas(optimizer)
@@ -98,6 +101,7 @@ def run(source, n, folder, name, **settings):
     kind, options, clip = CASES[name]
     settings |= {"KIND": kind, "OPTIONS": options, "CLIP": clip, "FOLDER": str(folder)}
     devices = settings.pop("devices", 1)
+    settings.setdefault("JOIN", False)
     head = "\n".join(f"{key} = {value!r}" for key, value in settings.items())
     return outputs(ranks(n, f"{DATA}\n{head}\n{source}", devices=devices, timeout=280))
 
@@ -107,6 +111,16 @@ def compare(folder, n, tensors):
         ours = np.load(folder / f"ours.{r}.npz")
         for name, want in tensors.items():
             assert_equal_numbers(f"rank {r}: {name}", ours[name], want)
+
+
+def test_ranks_with_different_numbers_of_batches(tmp_path):
+    weights = []
+    for shard in (False, True):
+        folder = tmp_path / str(shard)
+        folder.mkdir()
+        run(OURS, 2, folder, "adamw", SHARD=shard, RESUME=False, JOIN=True)
+        weights.append(dict(np.load(folder / "ours.0.npz")))
+    compare(folder, 2, weights[0])
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -25,6 +25,7 @@ from .divided_update import reduced
 from .loss import Loss
 from .optimizer_calls import Evaluation, mean_with_gradients
 from .update import Update
+from .world import is_flat
 
 Program = Callable[..., "StepResult"]
 """`program(values, extra, replica_state, batch) -> StepResult`, for the arrays of all processes."""
@@ -204,7 +205,7 @@ def _finish(
         # Nothing is sent, so buffers are each replica's own.
         state = ReplicaState(gradients, replica_state.hook, accumulated)
         # But metrics, which the user may read between two updates.
-        counted = Message(REPLICA, _is_flat(plan.placement)).sum(jax.tree.leaves(local.terms["sums"]))
+        counted = Message(REPLICA, is_flat(plan.placement)).sum(jax.tree.leaves(local.terms["sums"]))
         sums = _added(values, local.terms["sums"], counted)
         return ((), (), {}, {}, sums), _LocalResult(loss, local.terms["changes"], state, slices)
     changes: PyTree = {}
@@ -216,7 +217,7 @@ def _finish(
     counted = jax.tree.leaves(local.terms["sums"])
     # The loss is a mean over the replicas with rows, also where join divides gradients by all replicas.
     means = [x / len(plan.active) for x in losses]
-    message = Message(REPLICA, _is_flat(plan.placement), [*means, *counted, *terms])
+    message = Message(REPLICA, is_flat(plan.placement), [*means, *counted, *terms])
     bucket = Bucket(gradients, plan.divisor, REPLICA, index, message)
     divides = plan.update is not None and plan.update.divided
     reduce = functools.partial(reduced, plan.hook) if divides else plan.hook.reduce
@@ -271,8 +272,3 @@ def _mean_loss(loss: PyTree, losses: PyTree, accumulate: int) -> PyTree:
 
 def _sum(earlier: PyTree, gradients: list) -> list:
     return jax.tree.map(jnp.add, earlier, gradients) if earlier else gradients
-
-
-def _is_flat(placement: Placement) -> bool:
-    processes = {d.process_index for d in placement.devices}
-    return placement.devices[0].platform == "cpu" and len(processes) > 1

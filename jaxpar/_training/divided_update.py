@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._typing import REPLICA, PyTree, Shape
 from ..comm_hooks import CommHook, allreduce, mean
 from ..comm_hooks.hook import Bucket
+from ..comm_hooks.message import SMALL
 from ..errors import OptimizerError
-from .divided_program import Filled, Operand, Slice, is_divided, rows, run, sliced, whole
+from .divided_program import Filled, Operand, Slice, is_divided, length, rows, run, sliced, whole
 from .optimizer_calls import Evaluation
 
 
@@ -25,13 +28,43 @@ def reduced(hook: CommHook, state: PyTree, bucket: Bucket) -> tuple[PyTree, list
         state, gradients = hook.reduce(state, bucket)
         return state, [sliced(g) if is_divided(g.shape) else g for g in gradients]
     scaled = [g * jnp.asarray(1 / bucket.replicas, g.dtype) for g in gradients]
-    single = iter(bucket.sum([g for g in scaled if not is_divided(g.shape)]))
+    summed: list[Operand] = list(scaled)
+    single = [i for i, g in enumerate(scaled) if not is_divided(g.shape)]
+    for i, x in zip(single, bucket.sum([scaled[i] for i in single]), strict=True):
+        summed[i] = x
     n = jax.lax.psum(1, REPLICA)
+    for group in _groups(scaled, set(single), bucket.message.flat):
+        stack = jnp.concatenate([rows(scaled[i], n) for i in group], axis=1)
+        elements = jax.lax.psum_scatter(stack, REPLICA)
+        for i, x in zip(group, _split(elements, [length(scaled[i].shape, n) for i in group]), strict=True):
+            summed[i] = Slice(x, scaled[i].shape)
+    return state, summed
 
-    def scattered(g: jax.Array) -> Slice:
-        return Slice(jax.lax.psum_scatter(rows(g, n), REPLICA), g.shape)
 
-    return state, [scattered(g) if is_divided(g.shape) else next(single) for g in scaled]
+def collected(values: list, flat: bool) -> list:
+    """Return values with whole arrays for Slices; `flat`: small ones of one type are sent together."""
+    after = list(values)
+    others = {i for i, x in enumerate(values) if not isinstance(x, Slice)}
+    arrays = [x.elements if isinstance(x, Slice) else x for x in values]
+    for group in _groups(arrays, others, flat):
+        stack = jax.lax.all_gather(jnp.concatenate([arrays[i] for i in group]), REPLICA)
+        for i, x in zip(group, _split(stack, [arrays[i].size for i in group]), strict=True):
+            after[i] = x.reshape(-1)[: math.prod(values[i].shape)].reshape(values[i].shape)
+    return after
+
+
+def _groups(arrays: Sequence[Any], others: set[int], flat: bool) -> list[list[int]]:
+    """Return the numbers of arrays that are sent together, without `others`."""
+    groups: dict[Any, list[int]] = {}
+    for i, x in enumerate(arrays):
+        if i not in others:
+            groups.setdefault(x.dtype if flat and x.nbytes < SMALL else i, []).append(i)
+    return list(groups.values())
+
+
+def _split(x: jax.Array, lengths: Sequence[int]) -> list[jax.Array]:
+    """Cut an array's last axis."""
+    return jnp.split(x, np.cumsum(lengths)[:-1], axis=-1)
 
 
 def smallest(number: jax.Array, none: int) -> jax.Array:
@@ -99,7 +132,7 @@ def _settled(
 ) -> tuple[Shape | None, ...]:
     """Return the shapes of `divided`, and of all values that become Slices where these are Slices."""
 
-    def results(values: list, optimizer: list) -> list:
+    def results(divided: tuple[Shape | None, ...], values: list, optimizer: list) -> list:
         values = list(values)
         for i in parameters:
             values[i] = sliced(values[i]) if is_divided(values[i].shape) else values[i]
@@ -109,7 +142,9 @@ def _settled(
 
     while True:
         axis = [(REPLICA, n)]
-        _, after = jax.make_jaxpr(results, axis_env=axis, return_shape=True)(values, optimizer_values)
+        # A new function in every turn, because JAX remembers what a function was traced to.
+        turn = functools.partial(results, divided)
+        _, after = jax.make_jaxpr(turn, axis_env=axis, return_shape=True)(values, optimizer_values)
         pairs = zip(after, divided, strict=True)
         previous, divided = divided, tuple(x.shape if isinstance(x, Slice) else s for x, s in pairs)
         if divided == previous:

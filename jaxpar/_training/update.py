@@ -19,7 +19,7 @@ from .._tree import is_real
 from .._typing import PyTree, Shape
 from ..errors import OptimizerError
 from .divided_program import Operand, Slice, is_divided, sliced, whole
-from .divided_update import divided_advance, divided_shapes, is_operand, smallest
+from .divided_update import collected, divided_advance, divided_shapes, is_operand, smallest
 from .division import whole_shape
 from .nonfinite import NONE, first_bad, first_bad_on_cpu
 from .on_update import StepUpdate, TracedHook, check_values
@@ -27,6 +27,7 @@ from .optimizer_calls import Evaluation, OptimizerCall, optimizer_calls, unknown
 from .precision import Precision
 from .state_optimizer import StateOptimizer
 from .training_arrays import TrainingArrays
+from .world import is_flat
 
 
 class UpdateStrategy(NamedTuple):
@@ -56,6 +57,7 @@ class Update:
     hook: TracedHook | None = None  # the user's function of what it did
     module: NNXDefinition | None = None  # what the loss function is given, for the hook
     divided: tuple[Shape | None, ...] = ()  # shapes of the optimizer's values that replicas divide
+    flat: bool = False  # whether small parameters are collected together
 
     def name(self, i: int) -> str:
         """Return the i-th trained parameter's name for users."""
@@ -100,7 +102,7 @@ class Update:
             first = self.strategy.first_bad(jax.tree.leaves(gradients))
             good, extra = self._judge(smallest(first, NONE) if self.divided else first, extra)
             after, extra["optimizer"] = self._advance_if(good, advance, *old)
-        after = jax.tree.map(whole, after, is_leaf=is_operand)
+        after = collected(after, self.flat)
         if self.hook is not None:
             after, extra = self._call_hook(self.hook, good, after, extra, (values, gradients, evaluation))
         return after, extra
@@ -115,7 +117,7 @@ class Update:
     ) -> tuple[list, dict[str, Any]]:
         """Return the net's values and the extra state after the user's function of the update."""
         values, gradients, evaluation = step
-        gradients = list(map(whole, gradients))  # a compiler leaves out what the function does not read
+        gradients = collected(gradients, self.flat)  # a compiler leaves out what the function does not read
         assert self.module is not None
         module, optimizer = self.module.merge(after), self.optimizer.merge(extra["optimizer"])
         nets = nets_of(module)
@@ -348,4 +350,4 @@ def update_of(
     if not arrays.divides:
         return update
     divided = divided_shapes(update.advance, parameters, values, optimizer_values, arrays.world.N)
-    return dataclasses.replace(update, divided=divided)
+    return dataclasses.replace(update, divided=divided, flat=is_flat(arrays.world.everywhere))

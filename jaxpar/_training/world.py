@@ -93,6 +93,12 @@ ALONE = World(Placement(()), Placement(()), 0, 1)
 once."""
 
 
+def is_flat(placement: Placement) -> bool:
+    """Whether small arrays are sent as one, see `Message`."""
+    processes = {d.process_index for d in placement.devices}
+    return placement.devices[0].platform == "cpu" and len(processes) > 1
+
+
 def make_world(
     device_ids: Iterable[DeviceLike] | Placement | None,
     dim: int,
