@@ -63,7 +63,6 @@ ELSEWHERE = {
     "mutants/nursery.py": "reads lines from mutants/run.py",
     "mutants/run.py": "hours; tests/test_mutants.py",
     "loops/run.py": "minutes; tests/test_compare_loops.py prints the page",
-    "invariance/script.py": "a training that invariance/run.py runs",
     "invariance/run.py": "half an hour of processes; tests/test_invariance.py",
     "runs/run.py": "minutes; tests/test_bisect.py prints the page",
     "runs/cost.py": "a minute, and times that mean something only on a quiet machine",

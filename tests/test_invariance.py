@@ -125,6 +125,7 @@ CAUSES: list[tuple[str, str, int, str, str]] = [
     ("sum", "1x1/2", 0, "loss", "a sum over the 2 accumulated batches"),
     ("sum", "2x1", 0, "loss", "a sum over the 2 processes"),
     ("divided", "1x2", 0, "gradients", "divided by the number of devices .2. once more"),
+    ("unequal", "1x3", 0, "loss", "perhaps: 16 rows are divided into 3 parts whose means count alike"),
     ("unequal", "1x4", LAST, "loss", "10 rows of step 2 are divided into 4 parts that are not equal"),
     ("ratio parts", "1x1/2", 0, "loss", "elements other than 0 of batch.1, and the parts of 1x1/2 have"),
     ("ratio parts", "2x1", 0, "loss", "a mean of ratios is not the ratio of sums"),
@@ -377,7 +378,7 @@ def test_a_train_step_needs_no_line(script):
     [
         (["--accumulate", "1,2", "--worlds", "1x2"], ["pure"], ""),
         (["--worlds", "1x1,1x2"], ["norm"], "BatchNorm normalises by the rows of each device"),
-        (["--worlds", "1x1,1x2"], ["norm", "drop"], "random draws in the step"),
+        (["--worlds", "1x1,1x2"], ["norm", "drop"], "random draws in the step .* .there is a key for each"),
         (["--worlds", "1x1", "--accumulate", "1,2"], ["drop"], "draws .* depend on the accumulated batch"),
     ],
     ids=["a_scan_is_tapped", "statistics", "statistics_and_draws", "draws"],
@@ -398,6 +399,50 @@ def test_a_loop_with_a_tap_reads_the_number_of_batches(script):
     ended = invariance("--worlds", "1x1", "--accumulate", "1,4", "--steps", "5", path, "1")
     assert ended.returncode == 2
     assert "takes no number of batches to accumulate. Read int(os.environ" in ended.stdout
+
+
+PROCESSES = (
+    HEAD
+    + """
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+if world > 1:
+    jax.distributed.initialize(os.environ["MASTER_ADDR"] + ":" + os.environ["MASTER_PORT"], world, rank)
+mesh = jax.make_mesh((jax.device_count(),), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+everywhere, divided = NamedSharding(mesh, P()), NamedSharding(mesh, P("d"))
+
+@jax.jit
+@jax.shard_map(mesh=mesh, in_specs=(P(), P("d")), out_specs=P(), check_vma=False)
+def gradient_of(w, x):
+    key = jax.random.key(0)
+    if "rank" in sys.argv:
+        key = jax.random.fold_in(key, jax.lax.axis_index("d"))
+    keep = jax.random.bernoulli(key, 0.5, x.shape) if len(sys.argv) > 1 else 1.0
+    return jax.lax.pmean(jax.value_and_grad(lambda w: ((x * keep @ w) ** 2).mean())(w), "d")
+
+w = jax.device_put(jnp.full(3, 0.5), everywhere)
+tap = parity.Tap("taps", start={"w": w})
+for step in range(5):
+    rows = np.random.default_rng(step).normal(size=(8, 3))
+    x = jax.make_array_from_callback(rows.shape, divided, lambda index: rows[index])
+    loss, gradient = gradient_of(w, x)
+    w = w - 0.1 * gradient
+    tap(step, batch=x, loss=loss, gradients={"w": gradient}, parameters={"w": w})
+"""
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [([], ""), (["mask"], "there is the same key on several"), (["rank"], "there is a key for each")],
+    ids=["healthy", "one_key", "a_key_for_each"],
+)
+def test_rows_of_several_processes_count_once(words, named, script):
+    ended = invariance("--worlds", "1x1,2x1", script(PROCESSES), *words)
+    assert ended.returncode == (1 if named else 0), ended.stdout + ended.stderr
+    assert re.search(named or "2x1 is as 1x1: 5 steps, to", ended.stdout), ended.stdout
 
 
 FAILURES = [

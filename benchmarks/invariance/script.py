@@ -1,6 +1,6 @@
 """A training in plain JAX and Linen, as its examples have it, whose mistakes show in other worlds alone.
 
-    jaxpar invariance benchmarks/invariance/script.py -- --seed 1 --plant "sum of devices"
+    jaxpar invariance benchmarks/invariance/script.py
 
 One `parity.Tap` is all that is about jaxpar. Rows are divided by hand, gradients reduced in `jax.shard_map`,
 and losses divided by the rows (or the letters) of all devices and accumulated batches.
@@ -39,8 +39,8 @@ draw = Random(options.seed)
 MODEL = draw.choice(["mlp", "letters"])
 if PLANT in ("batch statistics", "letters of each part"):
     MODEL = {"b": "norm", "l": "letters"}[PLANT[0]]
-elif PLANT == "healthy statistics":
-    MODEL = "norm"
+elif PLANT in ("healthy statistics", "unequal batches"):
+    MODEL = {"h": "norm", "u": "mlp"}[PLANT[0]]
 WIDTH, RATE, BATCH = draw.choice([8, 12, 16]), draw.choice([0.01, 0.03, 0.05]), draw.choice([8, 16, 24])
 OPTIMIZER = draw.choice(["sgd", "momentum", "adam", "adamw"])
 EPOCH = draw.choice([2, 3, 4]) * BATCH + draw.choice([0, BATCH // 2])
@@ -181,8 +181,6 @@ def main() -> None:
                 part, own, number = part / number, jax.tree.map(lambda g: g / number, own), 1.0  # noqa: B023
             total, count = total + part, count + number
             gradients = own if gradients is None else jax.tree.map(jnp.add, gradients, own)
-            if PLANT == "averages batches":
-                average = blend(average, params)
             mine = taken if PLANT in ("no sampler", "not averaged") else np.array_split(taken, WORLD)[RANK]
             mine = piece if PLANT == "no sampler" else mine
             tap(step, batch=(inputs[mine], targets[mine]))
@@ -193,7 +191,7 @@ def main() -> None:
             gradients = clipped(gradients)
         updates, state = tx.update(gradients, state, params)
         params = optax.apply_updates(params, updates)
-        if PLANT != "averages batches":
+        for _ in range(K if PLANT == "averages batches" else 1):
             average = blend(average, params)
         extra = {"average": average, **stats}
         tap(step, loss=loss, gradients=gradients, parameters=params, optimizer=state, extra=extra)

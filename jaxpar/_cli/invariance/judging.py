@@ -34,7 +34,7 @@ SUSPECTS = {
     "draws": (
         "random draws in the step (dropout, noise) depend on the {} ({}): " + SAME.format("draws"),
         {
-            "device": "draw for the whole batch, outside of what each device runs",
+            "device": "there is {}; draw for the whole batch, outside of what each device runs",
             "accumulated batch": "an update draws once for each",
         },
     ),
@@ -62,18 +62,8 @@ class Pair:
             bits = " (to the last bit)" if self.distance == 0 else ""
             return "{} is as {}: {} steps, to {:.1e}{}".format(*worlds, result.steps, self.distance, bits)
         since = "before the first step" if result.step == -1 else f"from step {result.step} on"
-        return "{} differs from {} {}: {}".format(*worlds, since, NAMES[str(result.part)])
-
-
-NAMES = {
-    "batch": "the rows of the batch",
-    "loss": "the loss",
-    "gradients": "the gradients",
-    "rate": "the learning rate",
-    "parameters": "the parameters",
-    "optimizer": "the optimizer's state",
-    "extra": "statistics and other arrays",
-}
+        quantity = result.headline().rpartition(": ")[2].rstrip(".")
+        return "{} differs from {} {}: {}".format(*worlds, since, quantity)
 
 
 @dataclass(frozen=True)
@@ -207,12 +197,15 @@ def _compared(script: Script, a: WorldRun, b: WorldRun, say: Callable[[str], Non
     for without in [*((suspect,) for suspect in suspects), *([tuple(suspects)] if len(suspects) > 1 else [])]:
         removed = ", ".join(without)
         say(f"{b.world}: differs from step {result.step} on; {a.world} and {b.world} run without {removed}")
-        rerun = _bisected(*(run_world(again, run.world, without) for run in (a, b)))
-        if rerun is not None and rerun.same:
+        pair = [run_world(again, run.world, without) for run in (a, b)]
+        rerun = _bisected(*pair)
+        # The running variance has n / (n - 1) of a device's rows even if the batch's variance is removed.
+        allowed = {"extra"} if "statistics" in without else set()
+        if rerun is not None and {parting.part for parting in rerun.partings} <= allowed:
+            keys = "a key for each" if pair[1].keys > pair[0].keys else "the same key on several"
             texts = [SUSPECTS[name] for name in without]
-            return dataclasses.replace(
-                result, causes=tuple(text.format(kind, cure[kind]) for text, cure in texts)
-            )
+            causes = tuple(text.format(kind, cure[kind].format(keys)) for text, cure in texts)
+            return dataclasses.replace(result, causes=causes)
     proven = [cause for cause in (() if rerun is None else rerun.causes) if not cause.startswith(PERHAPS)]
     note = f"{b.world} also differs from {a.world} without {' and '.join(suspects)}"
     return dataclasses.replace(result, causes=tuple(proven) or result.causes, notes=(*result.notes, note))

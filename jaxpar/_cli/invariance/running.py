@@ -56,6 +56,8 @@ class WorldRun:
     seconds: float
     error: str = ""
     uses: tuple[str, ...] = ()
+    keys: int = 0
+    """The number of keys of random draws, if those were removed."""
 
 
 def run_world(script: Script, world: ScriptWorld, without: Sequence[str] = ()) -> WorldRun:
@@ -97,7 +99,10 @@ def run_world(script: Script, world: ScriptWorld, without: Sequence[str] = ()) -
     # A script that taps itself decides what is compared.
     tapped = [path for path in tapped if path.name != ALONE] or tapped
     uses = tuple(path.name.removeprefix("uses-") for path in sorted(folder.glob("uses-*")))
-    return WorldRun(world, tapped[0] if tapped else None, seconds, "" if tapped else "no taps", uses)
+    keys = {key for path in folder.glob("keys-*.txt") for key in path.read_text().split()}
+    return WorldRun(
+        world, tapped[0] if tapped else None, seconds, "" if tapped else "no taps", uses, len(keys)
+    )
 
 
 def _filled(text: str, numbers: dict[str, str]) -> str:

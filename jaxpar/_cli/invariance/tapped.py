@@ -143,7 +143,8 @@ def _states(part: str) -> dict[str, Any]:
         objects = objects if isinstance(objects, tuple | list) else (objects,)
         states = [nnx.to_pure_dict(nnx.state(x, FILTERS[part])) for x in objects]
         trees |= _named(step, states[0] if len(states) == 1 else states)
-    return trees
+    # Of an optimizer that several processes divide, none has all.
+    return jax.tree.map(lambda x: x if x.is_fully_addressable or x.is_fully_replicated else None, trees)
 
 
 def _named(step: SelfTappingStep, tree: Any) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import inspect
+import os
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ def remove(suspects: Collection[str], folder: Path) -> None:
 
     for name in FUNCTIONS:
         _replace(jax.random, name, DRAWS, _drawn, suspects, folder)
+    atexit.register(_write_keys, folder)
     for module, name in (
         (of_linen, "_compute_stats"),
         (of_nnx, "_compute_stats"),
@@ -62,14 +65,26 @@ def _over_rows(bound: inspect.BoundArguments) -> bool:
     return any(axis % ndim == 0 for axis in ([axes] if isinstance(axes, int) else axes))
 
 
+KEYS: set[bytes] = set()
+"""The keys from which the devices of this process drew."""
+
+
 def _drawn(original: Function, bound: inspect.BoundArguments) -> Any:
     """Draw from one key, and one row that all rows repeat where the other arguments are numbers."""
+    data = jax.random.key_data(bound.arguments["key"])
+    jax.debug.callback(lambda key: KEYS.add(np.asarray(key).tobytes()), data)
     options = dict(bound.arguments) | {"key": jax.random.key(0)}
     shape = options.get("shape")
     others = [np.ndim(x) for name, x in options.items() if name not in ("key", "shape", "dtype", "mode")]
     if not isinstance(shape, tuple | list) or not shape or any(others):
         return original(**options)
     return jnp.broadcast_to(original(**(options | {"shape": (1, *shape[1:])})), tuple(shape))
+
+
+def _write_keys(folder: Path) -> None:
+    jax.effects_barrier()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"keys-{os.environ['RANK']}.txt").write_text(" ".join(key.hex() for key in KEYS))
 
 
 def _computed(original: Function, bound: inspect.BoundArguments) -> Any:

@@ -36,7 +36,7 @@ def world_causes(scene: Scene, first: Parting, worlds: tuple[WorldSize, WorldSiz
         "optimizer": _update_causes,
         "extra": _extra_causes,
     }
-    return list(causes[first.part](scene, worlds))
+    return list(causes[first.part](scene, worlds))[:1]
 
 
 # ------------------------------------------------------------------------------------------------- factors
@@ -132,9 +132,10 @@ def _factor(scene: Scene) -> tuple[float, bool]:
 
 def _unequal_parts(scene: Scene, worlds: tuple[WorldSize, WorldSize]) -> Iterator[str]:
     """Name parts of different sizes whose means count alike: all earlier batches divide evenly."""
+    steps = [k for k in scene.walk.steps if k <= scene.step]
     for name, run, world in (("B", scene.b, worlds[1]), ("A", scene.a, worlds[0])):
-        uneven = [k for k in scene.walk.steps if k <= scene.step and row_count(run.steps[k]) % world.parts()]
-        if uneven == [scene.step]:
+        uneven = [k for k in steps if row_count(run.steps[k]) % world.parts()]
+        if uneven == steps[-1:] and len(steps) > 1:
             rows = row_count(run.steps[scene.step])
             yield (
                 f"the {rows} rows of step {scene.step} are divided into {world.parts()} parts that are not "
@@ -181,6 +182,8 @@ def guesses(scene: Scene, worlds: tuple[WorldSize, WorldSize]) -> list[str]:
     if step is None:
         return []
     parts = b.parts()
+    if row_count(step) % parts:
+        return [f"perhaps: {row_count(step)} rows are divided into {parts} parts whose means count alike"]
     unequal = [f"{text} of {leaf}" for leaf, text, _ in _weights(step, parts)] if parts > 1 else []
     if unequal:
         return [
