@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from .._parallel.compiling import Compiling, place_of
+from .._parallel.compiling import Compiling, begun, place_of
 from .._tree import is_staged
 from .._typing import PyTree
 from ..distributed import broadcast
@@ -95,6 +95,17 @@ class Engine:
         replica_state = self.work.replica_state_like(trained, adds)
         with Compiling(self._describe, rank()):
             return program.trace(values, extra, replica_state, batch)  # type: ignore[attr-defined]
+
+    def compile(self, args: tuple, kwargs: dict[str, Any], accumulate: int) -> jax.stages.Compiled:
+        """Compile the programs of `accumulate` calls; return the last, which updates."""
+        first, between = [True, False], [True, True]  # keep, adds
+        calls = [first] * (accumulate > 1) + [between] * (accumulate > 2) + [[False, accumulate > 1]]
+        for call in calls:
+            lowered = self.trace(args, kwargs, *call).lower()
+            with Compiling(self._describe, rank()):
+                begun()
+                compiled = lowered.compile()
+        return compiled
 
     def turn(self, batch: Any, keep: bool = False) -> StepOutcome | None:
         """Go around the loop once. Return None, with nothing done, when no rank has rows left."""

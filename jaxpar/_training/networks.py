@@ -124,7 +124,7 @@ def state_of(nets: Sequence[Any]) -> EngineState:
     return copy.deepcopy(states[0])
 
 
-def refuse_context(nets: Sequence[Any]) -> None:
+def refuse_context(nets: Sequence[Any], joint: EngineState, accumulate: int) -> None:
     for net in nets if len(nets) > 1 else ():
         state = net.engine_state if isinstance(net, DistributedDataParallel) else None
         if state is not None and (state.joining or not state.synchronises):
@@ -132,3 +132,13 @@ def refuse_context(nets: Sequence[Any]) -> None:
                 "train_step: several networks are trained together, and one of them is inside of no_sync() "
                 "or join(), which hold for steps of that one alone."
             )
+    if not joint.synchronises:
+        raise RuntimeError(
+            "train_step: it updates, so it cannot be called inside of no_sync(); write "
+            "train_step(..., accumulate=k), which communicates once in k calls."
+        )
+    if joint.joining and accumulate > 1:
+        raise RuntimeError(
+            "train_step: accumulate cannot be used inside of join(): ranks with other numbers of calls "
+            "would leave it in the middle of other accumulations. Use value_and_grad and no_sync() there."
+        )

@@ -182,7 +182,7 @@ class TrainStep:
         batch, kwargs = without_torch(*self._bring(batch, kwargs))
         signature = self._batches.check(batch, kwargs)
         self._raise_if_reported(wait=False)
-        self._check_context()
+        networks.refuse_context(self._nets, self._engine.state, self._accumulate)
         last = (self.calls + 1) % self._accumulate == 0
         with function_net.parameters_noted(self._nets, batch):
             done = self._engine.step(batch, kwargs, keep=not last)
@@ -212,23 +212,42 @@ class TrainStep:
         Args:
           batch: as for a call, but only shapes are read, so arrays may be `jax.ShapeDtypeStruct`s.
 
-        Returns:
-          JAX's `Lowered`; its `compile()` gives `as_text`, `memory_analysis` and `cost_analysis`. With
+        Returns: JAX's `Lowered`; its `compile()` gives `as_text`, `memory_analysis` and `cost_analysis`. With
           `accumulate=k` it is the last of k calls. Net, optimizer and step stay as they are.
+        Raises: LossError, BatchError, and as `scatter`.
 
         Net and optimizer may be shapes too, and the devices a `jaxpar.topology`'s. Ranks do not compare
         programs.
 
-        Raises: LossError, BatchError, and as `scatter`.
-
         torch counterpart: none. JAX's is `jax.jit(f).lower`.
         """
+        with outside_for(self._placement):
+            return self._engine.trace(*self._shapes(batch, kwargs), adds=self._accumulate > 1).lower()
+
+    def compile(self, *batch: PyTree, **kwargs: PyTree) -> jax.stages.Compiled:
+        """Compile for batches of these shapes, so that the first call does not have to.
+
+        >>> import jax, jax.numpy as jnp, jaxpar, optax
+        >>> from flax import nnx
+        >>> net = jaxpar.DataParallel(nnx.Linear(3, 1, rngs=nnx.Rngs(0)))
+        >>> optimizer = nnx.Optimizer(net, optax.sgd(0.1), wrt=nnx.Param)
+        >>> step = jaxpar.train_step(net, optimizer, lambda net, x: (net(x) ** 2).mean())
+        >>> compiled = step.compile(jax.ShapeDtypeStruct((64, 3), "float32"))
+        >>> loss = step(jnp.ones((64, 3)))  # compiles nothing
+
+        Args, Raises: as `lower`.
+        Returns: JAX's `Compiled` of a call that updates. `accumulate` has more programs, compiled as well.
+        """
+        batch, kwargs = self._shapes(batch, kwargs)
+        with outside_for(self._placement):
+            return self._engine.compile(batch, kwargs, self._accumulate)
+
+    def _shapes(self, batch: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         with self._lock:
             batch, kwargs = self._bring(batch, kwargs)
         check_batch(batch, kwargs, jax.tree.leaves((batch, kwargs)), "train_step")
         check_rows(batch, kwargs, "train_step")
-        with outside_for(self._placement):
-            return self._engine.trace(batch, kwargs, adds=self._accumulate > 1).lower()
+        return batch, kwargs
 
     def pure(self) -> tuple[Callable[..., tuple[StepCarry, Any]], StepCarry]:
         """Return the step as a pure function, for `jax.jit`, `lax.scan` and `jax.vmap`, and its carry.
@@ -244,13 +263,11 @@ class TrainStep:
         >>> step.calls, losses.shape
         (5, (5,))
 
-        Returns:
-          `function(carry, *batch) -> (carry, loss)`, or `(carry, (loss, aux))`; with `on_update` what it
+        Returns: `function(carry, *batch) -> (carry, loss)`, or `(carry, (loss, aux))`; with `on_update` what it
           returned comes last, zeros in calls that do not update. And the carry as it is now, a copy of all
           that a step changes. `step.load(carry)` puts one back.
 
-        Raises:
-          RuntimeError: there are several processes, or no_sync() or join() are active.
+        Raises: RuntimeError: there are several processes, or no_sync() or join() are active.
           When called: LossError, BatchError, as `scatter`; TypeError: an NNX object is an argument.
         A gradient that is not finite raises in the first call after `load`, or in `check`.
 
@@ -264,7 +281,7 @@ class TrainStep:
                 "no function of one program's arrays. Call the step itself, or wrap the net for one process, "
                 "in DataParallel or DistributedDataParallel(process_group=new_group([rank]))."
             )
-        self._check_context()
+        networks.refuse_context(self._nets, self._engine.state, self._accumulate)
         with self._lock, outside_for(self._placement):
             self._state.write_back()
             self._arrays.bring(())
@@ -351,9 +368,8 @@ class TrainStep:
         >>> step = jaxpar.train_step(net, optimizer, lambda net, x: (net(x) ** 2).mean())
         >>> step.load_state_dict(step.state_dict())
 
-        Raises:
-          CheckpointError: it belongs to a different step (accumulation, precision, hook, module or number of
-            replicas). Nothing has changed then.
+        Raises: CheckpointError: it belongs to a different step (accumulation, precision, hook, module or number
+          of replicas). Nothing has changed then.
         """
         calls, updates = counts(state_dict, self._accumulate)
         with self._lock, outside_for(self._placement):
@@ -368,20 +384,6 @@ class TrainStep:
         self._state.write_back()
         self._arrays.bring(tuple(map(networks.unwrapped, objects)))
         return args, kwargs
-
-    def _check_context(self) -> None:
-        networks.refuse_context(self._nets)
-        state = self._engine.state
-        if not state.synchronises:
-            raise RuntimeError(
-                "train_step: it updates, so it cannot be called inside of no_sync(); write "
-                "train_step(..., accumulate=k), which communicates once in k calls."
-            )
-        if state.joining and self._accumulate > 1:
-            raise RuntimeError(
-                "train_step: accumulate cannot be used inside of join(): ranks with other numbers of calls "
-                "would leave it in the middle of other accumulations. Use value_and_grad and no_sync() there."
-            )
 
     def _raise_if_reported(self, wait: bool) -> None:
         leaf, number = self._reports.read(wait) or (NONE, 0)
