@@ -263,8 +263,8 @@ class TrainStep:
         >>> step.calls, losses.shape
         (5, (5,))
 
-        Returns: `function(carry, *batch) -> (carry, loss)`, or `(carry, (loss, aux))`; with `on_update` what it
-          returned comes last, zeros in calls that do not update. And the carry as it is now, a copy of all
+        Returns: `function(carry, *batch) -> (carry, loss)`, or `(carry, (loss, aux))`; with `on_update` what
+          it returned comes last, zeros in calls that do not update. And the carry as it is now, a copy of all
           that a step changes. `step.load(carry)` puts one back.
 
         Raises: RuntimeError: there are several processes, or no_sync() or join() are active.
@@ -368,8 +368,8 @@ class TrainStep:
         >>> step = jaxpar.train_step(net, optimizer, lambda net, x: (net(x) ** 2).mean())
         >>> step.load_state_dict(step.state_dict())
 
-        Raises: CheckpointError: it belongs to a different step (accumulation, precision, hook, module or number
-          of replicas). Nothing has changed then.
+        Raises: CheckpointError: it belongs to a different step (accumulation, precision, hook, module or
+          number of replicas). Nothing has changed then.
         """
         calls, updates = counts(state_dict, self._accumulate)
         with self._lock, outside_for(self._placement):
