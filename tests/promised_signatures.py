@@ -1,4 +1,4 @@
-"""The public signatures that are promised: `python tests/promised_signatures.py` writes them, at a release."""
+"""The promised public signatures: `python tests/promised_signatures.py` writes them, at a release."""
 
 from __future__ import annotations
 
