@@ -48,10 +48,10 @@ IN_HALVES = """\
 The frames are all of a library: of each file of `timm.models` its smallest model; 40 pairs of an encoder
 and a decoder of segmentation-models-pytorch, less 5 that torch refuses; of vit-pytorch the model of each file
 that takes images, video or signals alone. A seed shuffles a frame's names. The failures of the first half are
-read, and the rules mended; of the second half, the numbers are only reported. A sample is the first names of
-a half. *beyond* is the same but for constants that torch has in float32, or for digits that cancel; *out of
-time* needed more than 600 seconds beside other work. *lines* is the median ratio to torch's, and *seconds*
-the median of the processor's."""
+read, and the rules mended; of the second half, the numbers are only reported. A sample of the
+reported half is its first names. *beyond* is the same but for constants that torch has in
+float32, or for digits that cancel; *out of time* needed more than its run allowed (300 or 600 seconds) beside
+other work. *lines* is the median ratio to torch's, and *seconds* the median of the processor's."""
 
 HEAD = """\
 # Ported models: torchvision, transformers, pytorch/examples
