@@ -125,3 +125,4 @@ def test_the_import_is_light(environment):
 
 def test_the_change_log_speaks_of_this_version():
     assert re.search(rf"^## {re.escape(jaxpar.__version__)}$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert f"\nversion: {jaxpar.__version__}\n" in (ROOT / "CITATION.cff").read_text()
