@@ -200,6 +200,16 @@ def test_adam_hides_no_sum(tmp_path):
     assert "a sum over the 2 devices" in result.causes[0]
 
 
+def test_an_average_of_rounding_is_rounding(tmp_path):
+    for name, sign in (("a", 1.0), ("b", -1.0)):
+        tap = parity.Tap(tmp_path / name, start={"w": np.ones(3), "bias": np.zeros(3)})
+        for step in range(3):
+            bias = {"bias": np.full(3, sign * 1e-3 * (step + 1))}  # Adam makes whole steps of nothing
+            gradients = {"w": np.ones(3), "bias": np.full(3, sign * 1e-17)}
+            tap(step, gradients=gradients, parameters={"w": np.ones(3), **bias}, extra={"average": bias})
+    assert parity.bisect(tmp_path / "a", tmp_path / "b", worlds=("1x1", "1x2")).same
+
+
 def test_types_smaller_than_float64_are_noted(tmp_path):
     for name in "ab":
         parity.Tap(tmp_path / name)(0, parameters={"w": np.ones(3, np.float32)}, loss=1.0)

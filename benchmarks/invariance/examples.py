@@ -37,7 +37,7 @@ EXAMPLES = [
     own("08_accumulation.py", ACCUMULATED),
     own("10_inner_block.py", ACCUMULATED),
     own("11_language_model.py", ACCUMULATED),
-    own("12_gpt.py", ACCUMULATED, "", "--steps", "8"),
+    own("12_gpt.py", ACCUMULATED, "", "--steps", "8", "--float64"),
     own("13_dcgan.py", DEVICES, STATISTICS),
     own("14_dqn.py", DEVICES),
     from_jax("equinox_digits"),

@@ -68,7 +68,7 @@ PLANTS = [
         ('return 2 if self.errors else', 'return', "tests/test_invariance.py::test_a_world_that_cannot_run_is_reported[raises]"),
     ),
     *plants("jaxpar/_cli/invariance/tapped.py",
-        ('return 0 if self._placement is None else self._placement.dim', 'return 1', "tests/test_invariance.py::test_a_suspect_is_removed[a_scan_is_tapped]"),
+        ('return int(getattr(self._nets[0], "dim", 0))', 'return 1', "tests/test_invariance.py::test_a_suspect_is_removed[a_scan_is_tapped]"),
     ),
     *plants("jaxpar/_cli/bisect.py",
         ('0 if bisection.same else 1', '0', "tests/test_bisect.py -k command"),

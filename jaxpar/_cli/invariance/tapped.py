@@ -111,7 +111,8 @@ class SelfTappingStep(TrainStep):
 
     @property
     def _dim(self) -> int:
-        return 0 if self._placement is None else self._placement.dim
+        # Of the wrapper: on one device there is no placement.
+        return int(getattr(self._nets[0], "dim", 0))
 
 
 def _with_gradients(hook: UpdateHook | None) -> UpdateHook:

@@ -183,8 +183,8 @@ def _distances(
 
 
 def _is_noise(name: str, part: str, noise: set[str]) -> bool:
-    if part == "extra":  # the mean of what such a bias is added to
-        return bool(noise) and name.endswith("mean")
+    if part == "extra" and name.endswith("mean"):  # the mean of what such a bias is added to
+        return bool(noise)
     return any(name == leaf or name.endswith(f".{leaf}") for leaf in noise)
 
 
