@@ -111,7 +111,7 @@ class SelfTappingStep(TrainStep):
 
     @property
     def _dim(self) -> int:
-        # Of the wrapper: on one device there is no placement.
+        # The wrapper's: its placement is None on one device.
         return int(getattr(self._nets[0], "dim", 0))
 
 
