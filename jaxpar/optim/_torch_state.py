@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from .._typing import PyTree
+from .._typing import REPLICA, PyTree
 from ._adafactor import AdafactorState
 from ._adagrad import AdagradState
 from ._adam import AdamaxState, AdamState, NAdamState, RAdamState
@@ -142,7 +142,8 @@ def state_to_torch(
       layout, names: as in `state_from_torch`.
       tensor: makes a tensor of a numpy array, which it may keep: `torch.from_numpy`.
 
-    Raises: ValueError: a leaf has no counterpart in `like`, or a parameter of `like` got no state.
+    Raises: ValueError: a leaf has no counterpart in `like`, a parameter of `like` got no state, or replicas
+      divide the state between them.
     """
     ids = {name: i for i, name in _ids_and_names(like, names)}
     stages = _stages(state, "state_to_torch")
@@ -158,6 +159,7 @@ def state_to_torch(
                 continue
             if param.to_flax is not None and param.to_torch is None:
                 raise ValueError(f"state_to_torch: the layout of {path} has a to_flax and no to_torch.")
+            _check_whole(path, value)
             array = _own_array(param.to_torch(value) if param.to_torch else value)
             # Several leaves may be parts of one parameter, each zero outside of its own.
             entry = entries[param.name]
@@ -174,6 +176,15 @@ def state_to_torch(
         },
         "param_groups": [dict(group) for group in like["param_groups"]],
     }
+
+
+def _check_whole(path: str, value: Any) -> None:
+    axes = jax.tree.leaves(tuple(getattr(getattr(value, "sharding", None), "spec", ())))
+    if REPLICA in axes:
+        raise ValueError(
+            f"state_to_torch: {path} is divided between the replicas (shard_optimizer=True), as pieces of "
+            f"shape {list(value.shape)}. Pass whole arrays: jaxpar.unwrapped_state(optimizer, net)."
+        )
 
 
 def _complete(entries: dict[str, dict[str, np.ndarray]], steps: set[int], unknown: list[str]) -> None:
