@@ -105,6 +105,16 @@ def test_what_is_written_is_read_saved_and_traced():
     assert step.state.opt_state.hyperparams["learning_rate"] == 0.0625
 
 
+@pytest.mark.filterwarnings("error")  # JAX warns of types that are cast by a write, and will refuse them
+def test_moments_keep_their_type():
+    narrow = jax.tree.map(lambda x: x.astype(jnp.float32), params())
+    step = jaxpar.train_step(predict, (narrow, TX), mse)
+    step.state.opt_state.hyperparams["learning_rate"] = 0.5
+    step(X[0].astype(np.float32), Y[0].astype(np.float32))
+    moments = step.state.opt_state.inner_state
+    assert {x.dtype for x in jax.tree.leaves(moments) if x.ndim} == {np.dtype("float32")}
+
+
 def test_a_carry_replaces_what_was_written():
     step = of_function(alone)
     _, carry = step.pure()

@@ -109,8 +109,9 @@ class TreeFields:
                     f"TrainStep.state: {name} has shape {list(shape)} and the step's has "
                     f"{list(variable.get_value().shape)}. {REMAKE}"
                 )
-            fits = has_shape(leaf) and leaf.dtype == dtype  # asarray does not take the type of a key
-            yield variable, leaf if fits else jnp.asarray(leaf, dtype)
+            # A Python number is weakly typed, as in a loop by hand, and does not widen what it multiplies.
+            array = leaf if has_shape(leaf) else jnp.asarray(leaf)
+            yield variable, array if array.dtype == dtype else jnp.asarray(leaf, dtype)
 
 
 REMAKE = "Make a step of the other state: train_step(net, state, loss_fn)."
@@ -212,9 +213,12 @@ def _by_name(state: nnx.State) -> dict[str, Any]:
 
 
 def _moment(new: Any, old: Any) -> Any:
-    """Return a moment of a leaf; one of an integer, which is not trained, stays an integer."""
+    """Return a moment in its old type; one of an integer, which is not trained, stays as it was."""
     floats = jnp.issubdtype(jnp.result_type(new), jnp.floating)
-    return old if floats and jnp.issubdtype(jnp.result_type(old), jnp.integer) else new
+    if floats and jnp.issubdtype(jnp.result_type(old), jnp.integer):
+        return old
+    # With x64 the hyperparameters of optax.inject_hyperparams are float64, and would widen moments.
+    return new.astype(old.dtype) if floats and new.dtype != old.dtype else new
 
 
 def held_by(net: Any) -> Any:
