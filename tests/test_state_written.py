@@ -105,14 +105,21 @@ def test_what_is_written_is_read_saved_and_traced():
     assert step.state.opt_state.hyperparams["learning_rate"] == 0.0625
 
 
+def test_a_number_is_weakly_typed():
+    """As in a loop by hand, where a rate of float64 does not widen parameters of float32, nor their updates."""
+    step = of_function(alone)
+    step.state.opt_state.hyperparams["learning_rate"] = 0.5
+    assert step.state.opt_state.hyperparams["learning_rate"].weak_type
+
+
 @pytest.mark.filterwarnings("error")  # JAX warns of types that are cast by a write, and will refuse them
 def test_moments_keep_their_type():
-    narrow = jax.tree.map(lambda x: x.astype(jnp.float32), params())
-    step = jaxpar.train_step(predict, (narrow, TX), mse)
-    step.state.opt_state.hyperparams["learning_rate"] = 0.5
-    step(X[0].astype(np.float32), Y[0].astype(np.float32))
-    moments = step.state.opt_state.inner_state
-    assert {x.dtype for x in jax.tree.leaves(moments) if x.ndim} == {np.dtype("float32")}
+    # optax's hyperparameters have the first parameter's type, float64, and would widen the other's moments.
+    mixed = params() | {"w": params()["w"].astype(jnp.float32)}
+    step = jaxpar.train_step(predict, (mixed, TX), mse)
+    step(X[0], Y[0])
+    types = jax.tree.map(lambda x: str(x.dtype), step.state.opt_state.inner_state[0])
+    assert types.mu == types.nu == {"b": "float64", "w": "float32"}
 
 
 def test_a_carry_replaces_what_was_written():

@@ -217,7 +217,7 @@ def _moment(new: Any, old: Any) -> Any:
     floats = jnp.issubdtype(jnp.result_type(new), jnp.floating)
     if floats and jnp.issubdtype(jnp.result_type(old), jnp.integer):
         return old
-    # With x64 the hyperparameters of optax.inject_hyperparams are float64, and would widen moments.
+    # Hyperparameters of optax.inject_hyperparams have one parameter's type, and would widen others' moments.
     return new.astype(old.dtype) if floats and new.dtype != old.dtype else new
 
 
