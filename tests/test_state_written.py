@@ -106,10 +106,12 @@ def test_what_is_written_is_read_saved_and_traced():
 
 
 def test_a_number_is_weakly_typed():
-    """As in a loop by hand, where a rate of float64 does not widen parameters of float32, nor their updates."""
+    """As in a loop by hand, where a rate of float64 does not widen updates of float32."""
     step = of_function(alone)
     step.state.opt_state.hyperparams["learning_rate"] = 0.5
     assert step.state.opt_state.hyperparams["learning_rate"].weak_type
+    step.state.opt_state.hyperparams["learning_rate"] = np.float32(0.5)
+    assert step.state.opt_state.hyperparams["learning_rate"].dtype == "float64"
 
 
 @pytest.mark.filterwarnings("error")  # JAX warns of types that are cast by a write, and will refuse them
