@@ -135,6 +135,7 @@ KINDS = {
     "Variables": "dict",
     "TorchWeights": "dict str",
     "Progress": "function",
+    "JaxModel": "function",
 }
 OPEN = {
     "FlaxModule",  # or anything that can be called
