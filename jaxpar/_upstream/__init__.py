@@ -48,6 +48,11 @@ ELSEWHERE = {
         "_checkpointer/writing.py overrides it, to try every leaf before a full disk is an error; "
         "a public handler that reports every failed leaf would do"
     ),
+    "flax.nnx.nn.normalization._compute_stats": (
+        "jaxpar invariance replaces it in its own processes, to try a training without batch statistics; "
+        "an option of Flax's norms to take given statistics would do"
+    ),
+    "flax.linen.normalization._compute_stats": "replaced for the same reason",
     "torch._C._scatter": "torch_ref replaces it: a CPU build of torch lacks copies to several devices",
     "torch._C._gather": "torch_ref replaces it: a CPU build of torch lacks copies from several devices",
     "torch._C._broadcast_coalesced": "torch_ref replaces it: a CPU build of torch lacks broadcasts",
