@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import importlib
 import inspect
 import json
@@ -37,7 +38,8 @@ def signatures() -> dict[str, Parameters]:
 
 
 def add(by_name: dict[str, Parameters], name: str, value: Any) -> None:
-    if inspect.ismodule(value) or not callable(value):
+    # What the constructor of an enumeration takes is Python's, and differs between its versions.
+    if inspect.ismodule(value) or not callable(value) or isinstance(value, enum.EnumType):
         return
     by_name[name] = parameters(value)
     if inspect.isclass(value) and value.__module__.startswith("jaxpar"):
