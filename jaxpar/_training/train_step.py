@@ -209,11 +209,11 @@ class TrainStep:
         >>> compiled.memory_analysis().temp_size_in_bytes >= 0  # on each device
         True
 
-        Args:
-          batch: as for a call, but only shapes are read, so arrays may be `jax.ShapeDtypeStruct`s.
+        Args: batch: as for a call, but only shapes are read, so arrays may be `jax.ShapeDtypeStruct`s.
 
         Returns: JAX's `Lowered`; its `compile()` gives `as_text`, `memory_analysis` and `cost_analysis`. With
           `accumulate=k` it is the last of k calls. Net, optimizer and step stay as they are.
+
         Raises: LossError, BatchError, and as `scatter`.
 
         Net and optimizer may be shapes too, and the devices a `jaxpar.topology`'s. Ranks do not compare
@@ -269,7 +269,7 @@ class TrainStep:
 
         Raises: RuntimeError: there are several processes, or no_sync() or join() are active.
           When called: LossError, BatchError, as `scatter`; TypeError: an NNX object is an argument.
-        A gradient that is not finite raises in the first call after `load`, or in `check`.
+          A gradient that is not finite raises in the first call after `load`, or in `check`.
 
         torch counterpart: none; `torch.func` has no training step.
         """

@@ -50,7 +50,7 @@ PLANTS = [
         ('if counts != tuple(', 'if counts == tuple(', "tests/test_invariance.py::test_a_mistake_is_named[size-1x2]"),
         ('and len(steps) > 1', '', "tests/test_invariance.py::test_a_mistake_is_named[unequal-1x3]"),
         ('if rank == 3 else 1 - solution[2]', '', "tests/test_invariance.py::test_a_mistake_is_named[averages-1x1/2]"),
-        ('(pieces != value)', '(pieces == value)', "tests/test_invariance.py::test_a_mistake_is_named[ratio_parts-2x1]"),
+        ('(pieces != value)', '(pieces == value)', "tests/test_invariance.py -k ratio"),
         ('largest[1][i] < limit', 'largest[1][i] > limit', "tests/test_invariance.py::test_a_mistake_is_named[clip-1x2]"),
         ('np.mean([t.samples', 'np.sum([t.samples', "tests/test_invariance.py::test_a_mistake_is_named[accuracy-2x1]"),
         ('(2.0, "the root', '(3.0, "the root', "tests/test_invariance.py::test_a_mistake_is_named[root-1x4]"),
