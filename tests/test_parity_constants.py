@@ -89,6 +89,27 @@ def test_a_table_of_flax_that_torch_computes():
     assert name.startswith("Flax's float32[6] in test_parity_constants.py:")
 
 
+@pytest.mark.parametrize("folder", ["jaxpar", "flax", "torch"])
+def test_a_users_folder_may_be_called_like_a_library(folder, tmp_path):
+    file = tmp_path / folder / "tables.py"
+    file.parent.mkdir()
+    file.write_text("def with_table(x, table):\n    return x + table()\n")
+    namespace: dict = {}
+    exec(compile(file.read_text(), file, "exec"), namespace)
+
+    class InFolder(Flax):
+        def __call__(self, x):
+            return self.d(namespace["with_table"](x, self.table))
+
+    class Computing(Torch):
+        def forward(self, x):
+            return self.d(x + torch.sin(torch.arange(3, 9) / 10000 ** (torch.arange(6) / 6)))
+
+    found = parity.compare(Computing(None), InFolder(lambda: SINES), X)
+    (name,) = found.constants
+    assert name == "Flax's float32[6] in tables.py:2"
+
+
 def test_a_table_that_was_computed_in_float32():
     """It is off by more than half a unit; with Flax's in torch everything agrees."""
     angles = torch.arange(3, 9).float() * 37 * single(FREQUENCIES)

@@ -60,7 +60,13 @@ def distributed(net):
 
 
 MAKERS = [of_function, of_linen]
-WRAPPERS = [alone, distributed]
+
+
+def divided(net):
+    return jaxpar.DistributedDataParallel(net, [0, 1], shard_optimizer=True)
+
+
+WRAPPERS = [alone, distributed, divided]
 
 
 class ByHand:
@@ -167,6 +173,14 @@ def test_another_state_is_refused_and_nothing_has_moved(case):
     np.testing.assert_allclose(step(X[1], Y[1]), by_hand.step(X[1], Y[1]), rtol=1e-12)
 
 
+def test_another_structure_in_a_dict_is_refused_once():
+    step, by_hand = of_function(alone), ByHand()
+    step.state.params["more"] = jnp.ones(1)
+    with pytest.raises(ValueError, match=r"its structure is .*more"):
+        step(X[0], Y[0])
+    np.testing.assert_allclose(step(X[0], Y[0]), by_hand.step(X[0], Y[0]), rtol=1e-12)
+
+
 def test_a_part_of_the_program_cannot_be_set():
     net = jaxpar.DistributedDataParallel(lambda params, x: params["f"](x @ params["w"]), [0, 1])
     step = jaxpar.train_step(net, ({"w": jnp.ones((3, 1)), "f": jnp.tanh}, optax.sgd(0.1)), mse)
@@ -184,6 +198,10 @@ def test_several_networks_have_several_states():
     np.testing.assert_array_equal(step.state[1].params["w"], params()["w"])
     with pytest.raises(TypeError, match="2 networks have a tuple of as many states"):
         step.state = step.state[0]
+    trained, other = step(X[0], Y[0]), step.state
+    with pytest.raises(ValueError, match="its structure is"):
+        step.state = other[0].replace(params=params()), other[1].replace(params={})
+    assert step(X[0], Y[0]) < trained  # the first network has not begun anew
 
 
 def test_an_nnx_module_has_none():

@@ -21,7 +21,8 @@ class ReadableState:
     def __init__(self, nets: Sequence[Any], optimizers: Sequence[Any]):
         self._pairs = tuple(zip(nets, optimizers, strict=True))
         self._read: tuple[Any, ...] = ()
-        self._before: tuple[Any, ...] = ()  # as they were read
+        self._before: tuple[Any, ...] = ()  # copies, as they were read
+        self._leaves: list[Any] = []  # of the copies
 
     def read(self) -> tuple[Any, ...]:
         """Return the states. AttributeError: one of the networks is an NNX module."""
@@ -31,29 +32,40 @@ class ReadableState:
             )
         self.write_back()
         self._read = tuple(optimizer.state(net) for net, optimizer in self._pairs)
-        self._before = _copied(self._read)
+        self._remember()
         return self._read
 
     def write(self, states: Any) -> None:
-        """Write states. TypeError, ValueError: their structure or shapes differ from what `read` returns."""
+        """Write states. TypeError, ValueError: another structure or shape; nothing has changed then."""
         self.read()
         if not isinstance(states, (tuple, list)) or len(states) != len(self._pairs):
             raise TypeError(f"TrainStep.state: {len(self._pairs)} networks have a tuple of as many states.")
-        for (net, optimizer), state in zip(self._pairs, states, strict=True):
-            optimizer.load(net, state)
+        self._put(states, [None] * len(self._pairs))
 
     def write_back(self) -> None:
         """Write what has been put into the states since they were read, or since the last call."""
-        leaves = jax.tree.leaves(self._read), jax.tree.leaves(self._before)
-        if len(leaves[0]) == len(leaves[1]) and all(map(operator.is_, *leaves)):
-            return
-        for (net, optimizer), state, before in zip(self._pairs, self._read, self._before, strict=True):
-            optimizer.load(net, state, before)
-        self._before = _copied(self._read)
+        leaves = jax.tree.leaves(self._read)
+        if len(leaves) != len(self._leaves) or not all(map(operator.is_, leaves, self._leaves)):
+            try:
+                self._put(self._read, self._before)
+            except ValueError:
+                self.forget()  # so that one mistake is one error
+                raise
+            self._remember()
+
+    def _put(self, states: Sequence[Any], before: Sequence[Any]) -> None:
+        replacements = [
+            pair
+            for (net, optimizer), *both in zip(self._pairs, states, before, strict=True)
+            for pair in optimizer.replacements(net, *both)
+        ]
+        for variable, array in replacements:
+            variable.set_value(array)
+
+    def _remember(self) -> None:
+        self._leaves = jax.tree.leaves(self._read)
+        self._before = jax.tree.map(lambda leaf: leaf, self._read)
 
     def forget(self) -> None:
-        self._read = self._before = ()
-
-
-def _copied(tree: Any) -> Any:
-    return jax.tree.map(lambda leaf: leaf, tree)
+        self._read = ()
+        self._remember()

@@ -13,7 +13,7 @@ from flax import nnx
 
 from .._tree import has_shape
 from .._typing import PyTree, Static
-from .division import whole_value
+from .division import whole_shape, whole_value
 
 KindOf = Callable[[str, Any], Any]
 
@@ -55,7 +55,7 @@ class TreeFields:
         )
 
     def read(self, owner: Any) -> PyTree:
-        return self.tree_of(lambda name: jnp.asarray(whole_value(getattr(owner, name))))
+        return self.tree_of(lambda name: whole_value(getattr(owner, name)))
 
     def tree_of(
         self, value_of: Callable[[str], Any], static_of: Callable[[Any], Any] = lambda leaf: leaf
@@ -103,15 +103,15 @@ class TreeFields:
             if static is not None or leaf is unchanged:
                 continue
             variable = getattr(owner, name)
-            shape, dtype = jnp.shape(leaf), variable.get_value().dtype
-            if shape != variable.get_value().shape:
+            current = whole_shape(variable)
+            if jnp.shape(leaf) != current.shape:
                 raise ValueError(
-                    f"TrainStep.state: {name} has shape {list(shape)} and the step's has "
-                    f"{list(variable.get_value().shape)}. {REMAKE}"
+                    f"TrainStep.state: {name} has shape {list(jnp.shape(leaf))} and the step's has "
+                    f"{list(current.shape)}. {REMAKE}"
                 )
             # A Python number is weakly typed, as in a loop by hand, and does not widen what it multiplies.
             array = leaf if has_shape(leaf) else jnp.asarray(leaf)
-            yield variable, array if array.dtype == dtype else jnp.asarray(leaf, dtype)
+            yield variable, array if array.dtype == current.dtype else jnp.asarray(leaf, current.dtype)
 
 
 REMAKE = "Make a step of the other state: train_step(net, state, loss_fn)."
@@ -178,22 +178,17 @@ class StateOptimizer(nnx.Optimizer):
         name_at = {variable.get_raw_value(): path[-1] for path, variable in numbered}
         return [of_name[name_at[i]] for i in range(form.num_leaves)]
 
-    def load(self, net: Any, state: Any, before: Any = None) -> None:
-        """Write a state's arrays to net and optimizer, but for those that the state `before` has as well.
+    def replacements(self, net: Any, state: Any, before: Any = None) -> Iterable[tuple[nnx.Variable, Any]]:
+        """Yield Variables of net and optimizer with a state's arrays, except for those that `before` has.
 
-        Raises TypeError, ValueError: it is a different model's or optimizer's. Nothing has changed then.
+        Raises TypeError, ValueError: it is a different model's or optimizer's.
         """
         if not is_train_state(state):
             raise TypeError(f"TrainStep.state: it must be like step.state, not {type(state).__name__}.")
         old = (None, None) if before is None else self._parts(before)
         owners, parts = (self, held_by(net)), self._parts(state)
-        pairs = [
-            pair
-            for owner, part, other in zip(owners, parts, old, strict=True)
-            for pair in owner.fields.replacements(owner, part, other)
-        ]
-        for variable, array in pairs:
-            variable.set_value(array)
+        for owner, part, other in zip(owners, parts, old, strict=True):
+            yield from owner.fields.replacements(owner, part, other)
 
     def _parts(self, state: Any) -> tuple[Any, dict[str, PyTree]]:
         """Return what the optimizer holds of a state, and what the net holds."""

@@ -4,6 +4,9 @@
 from ..plant import plants
 
 PLANTS = [
+    *plants("jaxpar/parity/_sides/flax_float64.py",
+        ('not frame.file_name.startswith(libraries())', 'not any(f"/{name}/" in frame.file_name for name in ("jaxpar", "flax", "torch"))', "tests/test_parity_constants.py -k called_like"),
+    ),
     *plants("jaxpar/parity/_stochastic_arithmetic.py",
         ('if plain is None or plain.outcome is Outcome.DIFFERENT', 'if plain is None', "tests/test_parity_conditioned.py -k not_optimised"),
         ('if small:\n', 'if False:\n', "tests/test_parity_conditioned.py::test_what_the_compiler_rounds_is_no_difference"),

@@ -7,6 +7,9 @@ measured by perturbing each by up to half a unit in the last place of its type.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib.util
+import os
 import sys
 import zlib
 from collections.abc import Mapping
@@ -64,6 +67,13 @@ def _is_exact(values: np.ndarray) -> bool:
     """Whether all values are exact in float16, hence unrounded: positions, masks, powers of two."""
     with np.errstate(over="ignore"):
         return bool(np.array_equal(values.astype(np.float16).astype(values.dtype), values))
+
+
+@functools.cache
+def libraries() -> tuple[str, ...]:
+    """Return the folders of `OURS`. A user's folder may have the same name: flax/examples/mnist."""
+    specs = map(importlib.util.find_spec, OURS)
+    return tuple(os.path.dirname(spec.origin) + os.sep for spec in specs if spec and spec.origin)
 
 
 def _line() -> str:

@@ -33,7 +33,7 @@ from ..._upstream import (
     rule_of_jvp,
     rule_of_vjp,
 )
-from .constants import OURS, Constants
+from .constants import Constants, libraries
 
 R = TypeVar("R")
 Atom = Var | Literal
@@ -245,7 +245,7 @@ def _line(equation: JaxprEqn | None) -> str:
     traceback = equation.source_info.traceback if equation else None
     frames: Sequence[Any] = traceback.frames if traceback else ()
     for frame in frames:
-        if not any(f"/{package}/" in frame.file_name for package in OURS):
+        if not frame.file_name.startswith(libraries()):
             return f"{frame.file_name.rpartition('/')[2]}:{frame.line_num}"
     return "the Flax module"
 

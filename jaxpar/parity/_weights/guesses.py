@@ -36,12 +36,12 @@ class Guesses:
         no_flax, unknown_f = ignored(tree.leaves, ignore_flax, "ignore_flax")
         torch_source = source.without(no_torch)
         self._view = PairingView(tree, torch_source, self.fixed)
+        self._begin(no_flax)
         for guess in (stacks, partial(fused, calls=calls, groups=interleaved)):
-            self._begin(no_flax)
             if entries := guess(self._pairing, *self._leftovers()):
                 self._fused |= shortened(entries, [*self._pairing.names.bare.values()])
                 self._view = PairingView(tree, torch_source, {**self._fused, **self.fixed})
-        self._begin(no_flax)
+                self._begin(no_flax)
         self._faults = (*unknown_t, *unknown_f, *self._view.faults)
         self.groups = groups(self._pairing, *self._leftovers(), calls)
 
