@@ -217,3 +217,15 @@ def test_the_benchmark_prints_its_page(capsys):
     output = capsys.readouterr().out
     assert "| pairs with a difference that are called different | 2 of 2 |" in output
     assert "that are the same | 5 of 5 |" in output
+
+
+@pytest.mark.parametrize(("nan_in", "noted"), [("ab", True), ("", False)])
+def test_losses_that_are_lost_in_both_runs_are_noted(nan_in, noted, tmp_path):
+    """Two runs that are not finite are equal to the last bit, which is no agreement."""
+    for name in "ab":
+        tap = parity.Tap(tmp_path / name)
+        for step in range(4):
+            tap(step, loss=np.nan if name in nan_in and step > 1 else 1.0)
+    notes = parity.bisect(tmp_path / "a", tmp_path / "b").notes
+    text = "the loss of both runs is not finite in 2 steps (from 2 on)"
+    assert any(text in note for note in notes) == noted

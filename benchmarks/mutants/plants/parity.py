@@ -4,6 +4,9 @@
 from ..plant import plants
 
 PLANTS = [
+    *plants("jaxpar/parity/_runs/bisect.py",
+        ('if not any(x is None or math.isfinite(x) for x in pair)', 'if False', "tests/test_bisect.py -k lost_in_both"),
+    ),
     *plants("jaxpar/parity/_sides/flax_float64.py",
         ('not frame.file_name.startswith(libraries())', 'not any(f"/{name}/" in frame.file_name for name in ("jaxpar", "flax", "torch"))', "tests/test_parity_constants.py -k called_like"),
     ),

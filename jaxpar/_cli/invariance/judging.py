@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...parity import Bisection, bisect
-from .names import ACCUMULATE
-from .running import ALONE, Script, ScriptWorld, WorldRun, run_world
+from .names import ACCUMULATE, ALONE
+from .running import Script, ScriptWorld, WorldRun, run_world
 
 FORMAT, VERSION = "jaxpar.Invariance", 1
 PERHAPS = "perhaps"

@@ -1,4 +1,4 @@
-"""The environment variables by which `jaxpar invariance` speaks to the processes of a world."""
+"""The names by which `jaxpar invariance` speaks to the processes of a world: variables, a folder."""
 
 FOLDER = "JAXPAR_TAPS"
 """The folder of the taps."""
@@ -11,3 +11,6 @@ STEPS = "JAXPAR_TAPPED_STEPS"
 
 WITHOUT = "JAXPAR_WITHOUT"
 """What is removed from the training, to see whether the worlds still differ: names of `without`."""
+
+ALONE = "train_step"
+"""The folder of the steps that tap themselves; a script's own taps are compared instead if it has some."""

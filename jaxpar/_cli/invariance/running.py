@@ -15,10 +15,9 @@ from ..._tools.launch.settings import DONE, LaunchSettings
 from ..._tools.launch.sink import Terminal
 from ..._tools.launch.supervise import listening
 from ..._tools.launch.watch import AttemptEnd, GangWatch
-from .names import ACCUMULATE, FOLDER, STEPS, WITHOUT
+from .names import ACCUMULATE, ALONE, FOLDER, STEPS, WITHOUT
 
 CHILD = f"{__package__}.child"
-ALONE = "train_step"
 
 
 class ScriptWorld(NamedTuple):

@@ -16,10 +16,7 @@ from flax import nnx
 from ..._training.on_update import StepUpdate, UpdateHook
 from ..._training.train_step import TrainStep
 from ...parity import Tap
-from .names import ACCUMULATE, FOLDER, STEPS
-
-ALONE = "train_step"
-"""The folder of the steps that tap themselves; a script's own taps are compared instead if it has some."""
+from .names import ACCUMULATE, ALONE, FOLDER, STEPS
 
 
 class WorldTap(Tap):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -237,6 +238,13 @@ def _notes(a: TappedRun, b: TappedRun, walk: Walk, worlds: tuple[WorldSize, Worl
         alone = sorted(one.steps.keys() - other.steps.keys())
         if alone:
             notes.append(f"steps {alone[0]} to {alone[-1]} ({len(alone)}) are in run {label} alone")
+    losses = {k: (a.steps[k].loss, b.steps[k].loss) for k in sorted(a.steps.keys() & b.steps.keys())}
+    lost = [k for k, pair in losses.items() if not any(x is None or math.isfinite(x) for x in pair)]
+    if lost:
+        notes.append(
+            f"the loss of both runs is not finite in {len(lost)} steps (from {lost[0]} on), of which nothing "
+            "can be compared"
+        )
     if walk.scaled:
         notes.append(
             f"the gradients of {len(walk.scaled)} steps (from {walk.scaled[0]} on) differ by a factor, and "
