@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
@@ -198,3 +199,11 @@ def test_a_restart_under_launch_reads_its_programs_from_the_cache(tmp_path):
     assert misses[0, 0] > 0
     assert misses[1, 0] == misses[1, 1] == 0
     assert hits[1, 0] >= misses[0, 0]
+
+
+def test_a_decorated_function_is_named_by_its_own_line():
+    def loss(x):
+        return x
+
+    decorated = functools.partial(functools.wraps(loss)(lambda x: loss(x)), 1)
+    assert _compiling.place_of(decorated) == f"loss at test_compiling.py:{loss.__code__.co_firstlineno}"

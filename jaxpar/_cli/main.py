@@ -24,6 +24,7 @@ from .demo.settings import DemoSettings, has_torch
 from .ending import leave, plain_ending
 from .invariance.command import invariance
 from .port import port
+from .profile import profile
 from .program import program
 from .spec import MICROSECOND, RATES, Finite, OutputPath, SearchTime, check_outputs, check_source
 from .starting import start_devices
@@ -52,7 +53,7 @@ def cli() -> None:
     """PyTorch's data parallelism for JAX and Flax, and the proof that it is the same."""
 
 
-for _command in (port, contract, skill, program, bisect, invariance):
+for _command in (port, contract, skill, program, profile, bisect, invariance):
     cli.add_command(_command)
 
 

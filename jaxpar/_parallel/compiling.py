@@ -119,8 +119,8 @@ def _suggest_cache() -> None:
 
 def place_of(function: Any) -> str:
     """Return a function as `name at file.py:12`."""
-    while hasattr(function, "func"):  # functools.partial
-        function = function.func
+    while hasattr(function, "func") or hasattr(function, "__wrapped__"):  # functools.partial, functools.wraps
+        function = getattr(function, "func", None) or function.__wrapped__
     name = getattr(function, "__name__", type(function).__name__)
     code = getattr(function, "__code__", None)
     if code is None:

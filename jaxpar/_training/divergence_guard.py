@@ -149,8 +149,7 @@ class OptimizerNumbers:
 
 
 def _program(update: Update, values: list, optimizer: list) -> str:
-    gradients = [values[i] for i in update.parameters]
-    closed = jax.make_jaxpr(update.advance)(values, optimizer, gradients, {})
+    closed, _ = update.traced(values, optimizer)
     # The printed program shows the types of closed-over arrays, not their contents.
     constants = [np.asarray(jax.random.key_data(x) if is_key(x) else x) for x in closed.consts]
     return digest(_without_addresses(str(closed.jaxpr)), *(x.tobytes() for x in constants))

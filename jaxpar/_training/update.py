@@ -17,6 +17,7 @@ from .._parallel.modules.nnx_view import NNXDefinition, NNXView, view_nnx
 from .._parallel.placement import Placement
 from .._tree import is_real
 from .._typing import PyTree, Shape
+from .._upstream import ClosedJaxpr
 from ..errors import OptimizerError
 from .divided_program import Operand, Slice, is_divided, sliced, whole
 from .divided_update import collected, divided_advance, divided_shapes, is_operand, smallest
@@ -167,6 +168,23 @@ class Update:
             after[i] = value
         return after, self.optimizer.read(optimizer)
 
+    def traced(self, values: list, optimizer_values: list) -> tuple[ClosedJaxpr, tuple[list, list]]:
+        """Return the program of `advance` and the shapes of its results.
+
+        The check of an optimizer and the fingerprint for other ranks share one trace, which JAX keeps for one
+        function and equal types. They have different arrays, whose types contain the mesh; a shape's do not.
+        """
+        types = [[jax.typeof(x) for x in one] for one in (values, optimizer_values)]
+        shapes = [
+            [jax.ShapeDtypeStruct(t.shape, t.dtype, weak_type=t.weak_type) for t in one] for one in types
+        ]
+        gradients = [shapes[0][i] for i in self.parameters]
+        return jax.make_jaxpr(self._one_function, return_shape=True)(*shapes, gradients, {})
+
+    @functools.cached_property
+    def _one_function(self) -> Callable[..., tuple[list, list]]:
+        return self.advance  # Python makes a new object of a method each time
+
     def advance_divided(
         self,
         values: list,
@@ -227,8 +245,7 @@ def _as(tree: PyTree, types: PyTree) -> PyTree:
 
 def check(update: Update, values: list, optimizer_values: list, names: list[str]) -> str | None:
     """Return None if an optimizer fits a module, or the reason why not. Raises what the optimizer raises."""
-    gradients = [values[i] for i in update.parameters]
-    new, after = jax.eval_shape(update.advance, values, optimizer_values, gradients, {})
+    _, (new, after) = update.traced(values, optimizer_values)
     for i in update.parameters:
         if new[i].shape != values[i].shape:
             return f"{names[i]} would change its shape from {values[i].shape} to {new[i].shape}"

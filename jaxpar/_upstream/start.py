@@ -12,10 +12,12 @@ import functools
 import gc
 import sys
 import types
+from collections.abc import Callable
 from typing import Any
 
 import jax
 from jax._src import xla_bridge
+from jax._src.interpreters import partial_eval
 
 _LIBRARIES = {"chex", "contextlib", "flax", "functools", "importlib", "jax", "jaxlib", "jaxpar", "optax"}
 _line: str | None = None
@@ -44,11 +46,24 @@ class _Watched:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         global _line
-        _line = _innermost(sys._getframe(1))
+        _line = innermost(sys._getframe(1))
         return self._factory(*args, **kwargs)
 
 
-def _innermost(frame: types.FrameType | None) -> str | None:
+def around_start(decorate: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
+    """Decorate the function that starts a backend, which JAX does not report; return how to undo it."""
+    start_backend = xla_bridge._init_backend
+    xla_bridge._init_backend = decorate(start_backend)
+    return lambda: setattr(xla_bridge, "_init_backend", start_backend)
+
+
+def traces() -> int:
+    """Return how many functions JAX has traced so far. Its reports also count those that its cache held."""
+    return partial_eval.trace_to_jaxpr.cache_info().misses
+
+
+def innermost(frame: types.FrameType | None) -> str | None:
+    """Return `file.py:12`, the innermost line outside of JAX, Flax, optax and jaxpar, or None."""
     while frame is not None:
         module = frame.f_globals.get("__name__", "").partition(".")[0]
         if module not in _LIBRARIES and not frame.f_code.co_filename.startswith("<frozen"):

@@ -164,6 +164,7 @@ PLANTS = [
         ('not isinstance(x, (nnx.List, nnx.Dict))', 'not isinstance(x, nnx.Dict)', "tests/test_networks.py -k containers"),
     ),
     *plants("jaxpar/_parallel/compiling.py",
+        ('or function.__wrapped__', 'or abs', "tests/test_compiling.py -k decorated"),
         ('_this.call = self._outer or self', '_this.call = self', "tests/test_compiling.py -k \"a_log and DataParallel\""),
         ('if seconds < QUIET', 'if seconds < 0', "tests/test_compiling.py -k quick"),
         ('and (first or setting == "all")', 'and first', "tests/test_compiling.py -k who"),

@@ -4,6 +4,17 @@
 from ..plant import plants
 
 PLANTS = [
+    *plants("jaxpar/_tools/startup/clock.py",
+        ('            self.seconds[self.part, self._phases[-1]] -= seconds\n', '', "tests/test_startup.py -k every_second"),
+        ('        if threading.get_ident() == self._thread:\n            self._sum()\n            self._phases.append(phase)', '        if True:\n            self._sum()\n            self._phases.append(phase)', "tests/test_startup.py -k every_second"),
+        ('                self.begin(before)\n', '                pass\n', "tests/test_startup.py -k every_second"),
+    ),
+    *plants("jaxpar/_tools/startup/watching.py",
+        ('self._start.traces() == traces', 'False', "tests/test_startup.py -k compare_trace"),
+        ('counts.cached += hits', 'counts.cached += 0', "tests/test_startup.py -k counted_by_function"),
+        ('execute = timed(loader.exec_module)', 'execute = loader.exec_module', "tests/test_startup.py -k planted_sleeps"),
+        ('name if self.clock.part == BEFORE else self.clock.part', 'self.clock.part', "tests/test_startup.py -k planted_sleeps"),
+    ),
     *plants("jaxpar/_pytest_plugin.py",
         ('        report.check()\n', '', "tests/test_pytest_plugin.py -k proven"),
     ),
