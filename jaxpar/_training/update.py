@@ -174,10 +174,8 @@ class Update:
         The check of an optimizer and the fingerprint for other ranks share one trace, which JAX keeps for one
         function and equal types. They have different arrays, whose types contain the mesh; a shape's do not.
         """
-        types = [[jax.typeof(x) for x in one] for one in (values, optimizer_values)]
-        shapes = [
-            [jax.ShapeDtypeStruct(t.shape, t.dtype, weak_type=t.weak_type) for t in one] for one in types
-        ]
+        types = jax.tree.map(jax.typeof, (values, optimizer_values))
+        shapes = jax.tree.map(lambda t: jax.ShapeDtypeStruct(t.shape, t.dtype, weak_type=t.weak_type), types)
         gradients = [shapes[0][i] for i in self.parameters]
         return jax.make_jaxpr(self._one_function, return_shape=True)(*shapes, gradients, {})
 
