@@ -28,7 +28,7 @@ from .changes import require_no_other_state
 from .images.flow import Flow
 from .initial_values import Initialisation
 from .layout import SAME, images_last
-from .proof import imported, largest, prove, too_small
+from .proof import imported, largest, prove, remembers, too_small
 from .reading.building import (
     Constructions,
     Expressions,
@@ -304,6 +304,7 @@ def _ran(
 
         nets: list[nn.Module] = []
         watched = watch(make_nets, call, flow)
+        watched.remembers = functools.cache(lambda: remembers(make, inputs, kwargs))
         return make, net, nets, calls, watched
     except PortError:
         raise

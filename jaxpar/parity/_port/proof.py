@@ -26,7 +26,7 @@ from .._sides.step_data import Layout, factors, real_parts
 from .._sides.torch_side import named_leaves
 from ..measuring import Outcome
 from .tables import of_flax, of_torch
-from .variants import variants
+from .variants import mapped, variants
 
 STEPS, RATE = 5, 1e-4
 FAR = 1e-3
@@ -184,6 +184,37 @@ def larger_inputs(net: nn.Module, inputs: Sequence[Any], kwargs: dict[str, Any])
 
     both = tuple(map(_larger, rows))
     return [both] if takes(both) else [shape for shape in (rows, images) if takes(shape)]
+
+
+def remembers(make: Callable[[], torch.nn.Module], inputs: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Return whether outputs depend on earlier calls, with different numbers and shapes, in either mode."""
+    net = perturbed(make)
+    before = [tuple(mapped(_other_numbers, x) for x in inputs), *larger_inputs(net, inputs, kwargs)]
+
+    def outputs(module: nn.Module) -> dict[str, torch.Tensor]:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return named_leaves(module(*copy.deepcopy(tuple(inputs)), **copy.deepcopy(kwargs)))
+
+    with torch.no_grad():
+        for training in (True, False):
+            fresh = outputs(copy.deepcopy(net).train(training))
+            for arguments in before:
+                module = copy.deepcopy(net).train(training)
+                try:
+                    module(*copy.deepcopy(arguments), **copy.deepcopy(kwargs))
+                except Exception:  # torch itself does not take these inputs
+                    continue
+                again = outputs(module)
+                if not all(torch.allclose(x, again[name], equal_nan=True) for name, x in fresh.items()):
+                    return True
+    return False
+
+
+def _other_numbers(x: Any) -> Any:
+    if not isinstance(x, torch.Tensor) or x.is_complex() or x.ndim == 0:
+        return x
+    return x.flip(-1) * 0.5 + 0.25 if x.is_floating_point() else x.flip(-1)
 
 
 def longer(x: Any, axis: int, by: int = 1) -> Any:

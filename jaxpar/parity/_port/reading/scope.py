@@ -20,7 +20,7 @@ from jaxpar.nn import channels_first
 from ..rules import FUNCTIONS, IN_CALL, NAMES, SILENT
 from .runtime import library_name, of_library
 from .source import Function, Source, defined, source_of
-from .watching import is_users
+from .watching import is_users, uncached
 
 UNKNOWN = object()
 
@@ -40,11 +40,11 @@ class Scope:
         if isinstance(node, ast.Name):
             if node.id in self.local:
                 return UNKNOWN
-            return self.globals.get(node.id, getattr(builtins, node.id, UNKNOWN))
+            return uncached(self.globals.get(node.id, getattr(builtins, node.id, UNKNOWN)))
         if isinstance(node, ast.Attribute):
             owner = self.value(node.value)
             if isinstance(owner, ModuleType) or inspect.isclass(owner):
-                return getattr(owner, node.attr, UNKNOWN)
+                return uncached(getattr(owner, node.attr, UNKNOWN))
         return UNKNOWN
 
 

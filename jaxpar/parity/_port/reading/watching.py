@@ -43,6 +43,11 @@ FOREIGN = (Path(torch.__file__).resolve().parent, Path(__file__).resolve().paren
 NUMERIC = {"numpy", "torch", "torchgen", "jax", "flax"}  # Packages that have their own rules, or none
 
 
+def uncached(value: Any) -> Any:
+    """Return the function that `functools.cache` or `lru_cache` decorates, or the value itself."""
+    return value.__wrapped__ if isinstance(value, functools._lru_cache_wrapper) else value
+
+
 class Site:
     """The values of one expression: their types, and callables, None and booleans by id in `objects`.
 
@@ -64,7 +69,7 @@ class Site:
         if type(value) is dict:
             self.keys.update(value)
         if callable(value) or value is None or isinstance(value, bool):
-            function = value.__func__ if isinstance(value, MethodType) else value
+            function = uncached(value.__func__ if isinstance(value, MethodType) else value)
             self.objects[id(function)] = function
 
     def merge(self, other: Site) -> None:
@@ -81,7 +86,8 @@ class Watched:
     """What ran, and with which values.
 
     `lines` and `called` are (path, line) of all statements that ran, and of those that ran in the module's
-    call.
+    call. `remembers` returns whether a call's outputs depend on earlier calls, and `memories` what the
+    translator made of a class's memory.
     """
 
     def __init__(self) -> None:
@@ -93,6 +99,8 @@ class Watched:
         self.aliases = Aliases()
         self.initial = Initial()
         self.answers: dict[tuple[FunctionType, Callable[..., bool]], bool] = {}
+        self.remembers: Callable[[], bool] = lambda: True
+        self.memories: dict[tuple[str, int], Any] = {}
 
     def probe(self, key: Key, value: Any) -> Any:
         self.sites.setdefault(key, Site()).add(value)
@@ -150,6 +158,9 @@ def watch(make: Callable[[], Any], call: Callable[[Any], Any], watched: Watched 
         call(module)
 
     watched.functions = {function.__code__: function for function in functions_of(codes(run))}
+    for cache in gc.get_referrers(*watched.functions.values()):
+        if isinstance(cache, functools._lru_cache_wrapper):
+            cache.cache_clear()  # otherwise the function would not run again
     with probes(watched, watched.functions.values()), watched.listening():
         run()
     watched.aliases.release_frames()

@@ -9,22 +9,28 @@ from torch import nn
 from ..reading.runtime import Beyond
 from ..reading.source import end_of, start_of
 from .blocks import statement
-from .caches import cached_in, is_kept
+from .caches import is_kept
 from .context import Context, variables_of
 from .expressions import expression, is_none, list_as_tuple, spliced, text, translated
 from .fragment import Fragment, Hole
 from .gradients import value_of
 from .indexing import PART, set_part, subscript
+from .memory import KEEPS, entry_of, memory_of, stored, without_memory
 from .pairs import assigned_field
 
 VERBS = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide", ast.Pow: "power"}
-KEEPS = "it keeps an array in the module, which a compiled step would forget"
 GROWING = ("append", "extend", "insert", "pop", "add", "update")
 
 
 @statement(ast.Assign)
 def assign(ctx: Context, node: ast.Assign) -> str | None:
     target, single = node.targets[0], len(node.targets) == 1
+    if memory := stored(ctx, node):
+        return kept_in_variable(ctx, node, *memory)
+    if (remaining := without_memory(ctx, node)) is not None:
+        ctx.source.parents.update(dict.fromkeys(remaining, ctx.source.parents[node]))
+        lines = [line for part in remaining if (line := assign(ctx, part))]
+        return f"\n{' ' * node.col_offset}".join(lines) or None
     if single and isinstance(target, ast.Subscript) and ctx.is_tensor(target.value):
         return set_part(ctx, target, "set", value_of(ctx, node.value))
     if isinstance(target, ast.Subscript) and ctx.in_call(node) and is_kept(ctx, target):
@@ -38,8 +44,8 @@ def assign(ctx: Context, node: ast.Assign) -> str | None:
     if single and isinstance(target, ast.Attribute):
         if ctx.in_call(node) and text(ctx, node.value) == ctx.source.segment(target):
             return None  # self.table = self.table.to(x.device)
-        stored, value = _set_attribute(ctx, node, target)
-        return f"{stored.text} = {value}"
+        owner, value = _set_attribute(ctx, node, target)
+        return f"{owner.text} = {value}"
     if single and isinstance(target, ast.Name) and text(ctx, node.value) == target.id:
         return None  # x = x.contiguous()
     if single and isinstance(target, ast.Subscript) and (element := _set_element(ctx, node, target)):
@@ -48,6 +54,15 @@ def assign(ctx: Context, node: ast.Assign) -> str | None:
         values = _elements(ctx, target, node.value)
         return spliced(ctx, node, lambda part: values if part is node.value else translated(ctx, part)).text
     return spliced(ctx, node, lambda part: (value_of if part is node.value else translated)(ctx, part)).text
+
+
+def kept_in_variable(ctx: Context, node: ast.stmt, name: str, value: ast.expr) -> str | None:
+    """Write what a call keeps as a local variable, if it is read; what the constructor sets is left out."""
+    if ctx.only_making(node) or name not in memory_of(ctx, node).read:
+        return None
+    ctx.note(node, f"self.{name} is computed in each call, and not kept")
+    variable, written = memory_of(ctx, node).names[name], value_of(ctx, value).text
+    return None if written == variable else f"{variable} = {written}"
 
 
 def _elements(ctx: Context, target: ast.Tuple, value: ast.Tuple) -> Fragment:
@@ -79,23 +94,21 @@ def _set_element(ctx: Context, node: ast.Assign, target: ast.Subscript) -> str |
 
 @expression(ast.Subscript)
 def item(ctx: Context, node: ast.Subscript) -> Fragment:
-    """Write an entry of a cache as the value that it would have; any other as an index."""
-    if isinstance(node.ctx, ast.Load) and is_kept(ctx, node) and (function := ctx.source.around(node)):
-        for check in ast.walk(function):
-            if (cached := cached_in(ctx, check)) and ast.unparse(cached.targets[0]) == ast.unparse(node):
-                return translated(ctx, cached.value)
-    return subscript(ctx, node)
+    """Write an entry of a cache as the variable that has it; any other as an index."""
+    return Fragment(entry) if (entry := entry_of(ctx, node)) else subscript(ctx, node)
 
 
 @statement(ast.AnnAssign)
 def annotated(ctx: Context, node: ast.AnnAssign) -> str | None:
     """Leave out an annotation without a counterpart; a field of a class becomes `Any`."""
     try:
+        if memory := stored(ctx, node):
+            return kept_in_variable(ctx, node, *memory)
         if node.value is None or not isinstance(node.target, ast.Attribute):
             return spliced(ctx, node).text
-        stored, value = _set_attribute(ctx, node, node.target)
-        annotation = "" if stored.variable else f": {text(ctx, node.annotation)}"
-        return f"{stored.text}{annotation} = {value}"
+        owner, value = _set_attribute(ctx, node, node.target)
+        annotation = "" if owner.variable else f": {text(ctx, node.annotation)}"
+        return f"{owner.text}{annotation} = {value}"
     except Beyond:
         value = f" = {text(ctx, node.value)}" if node.value else ""
     if not isinstance(ctx.source.parents[node], ast.ClassDef):

@@ -1,7 +1,4 @@
-"""Caches: entries that a module keeps between calls, `if key not in self.cache: self.cache[key] = value`.
-
-A compiled program has no such memory: the value is computed in each call.
-"""
+"""Caches and modes: methods `train` that only empty caches, or do what nn.Module's does."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ from torch import nn
 
 from ..reading.source import Function
 from .context import Context
+from .memory import decided, stored
 
 
 def is_kept(ctx: Context, target: ast.expr) -> bool:
@@ -22,39 +20,17 @@ def is_kept(ctx: Context, target: ast.expr) -> bool:
     return isinstance(target, ast.Attribute) and ctx.is_module(target.value)
 
 
-def cached_in(ctx: Context, node: ast.AST) -> ast.Assign | None:
-    """Return the assignment of a missing entry, if a statement does nothing else."""
-    if not (isinstance(node, ast.If) and len(node.body) == 1 and not node.orelse):
-        return None
-    (assigned,), check = node.body, node.test
-    if not (isinstance(assigned, ast.Assign) and isinstance(check, ast.Compare)):
-        return None
-    target = assigned.targets[0]
-    if not (
-        isinstance(target, ast.Subscript) and isinstance(check.ops[0], ast.NotIn) and is_kept(ctx, target)
-    ):
-        return None
-    same = [ast.unparse(target.slice), ast.unparse(target.value)]
-    return assigned if [ast.unparse(check.left), ast.unparse(check.comparators[0])] == same else None
-
-
 def only_empties_caches(ctx: Context, node: Function) -> bool:
     """Return whether a method `train` only empties caches and calls nn.Module's, in the lines that ran."""
-    tree = ctx.source.tree
-    assignments = filter(None, (cached_in(ctx, child) for child in ast.walk(tree)))
-    caches = {
-        ast.unparse(target.value)
-        for assigned in assignments
-        for target in assigned.targets
-        if isinstance(target, ast.Subscript)
-    }
 
     def empties(statement: ast.stmt) -> bool:
         if isinstance(statement, ast.If):
+            if decided(ctx, statement) is False:
+                return True
             blocks = [block for block in (statement.body, statement.orelse) if block and ctx.ran(block[0])]
             return all(empties(child) for block in blocks for child in block)
         if isinstance(statement, ast.Assign):
-            return ast.unparse(statement.targets[0]) in caches
+            return stored(ctx, statement) is not None
         written = ast.unparse(statement)
         return written.startswith("super().train(") or written in (
             "return self",

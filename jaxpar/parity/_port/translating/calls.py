@@ -22,6 +22,7 @@ from .context import Context
 from .drawing import DRAWN, builds, draws, function_rules, needs_rngs, passes_on, stream, targets_of
 from .expressions import argument, arguments_of, by_rule, expression, extended, is_placement, resolved, text
 from .fragment import Fragment, Hole, parsed
+from .memory import taken_by
 from .methods import COLLECTIONS, method
 from .names import left_out, reference
 from .omitted import is_of_batch_norm
@@ -56,10 +57,12 @@ def call(ctx: Context, node: ast.Call) -> Fragment:
     # A function that builds layers and draws takes one argument for both; layers that only accept `rngs` do
     # not make a function take it.
     constructs = getattr(ctx.source.around(node), "name", "") == "__init__"
+    extra = [f"{variable}={variable}" for variable in taken_by(ctx, node)]
     if not passes_on(ctx, node) and any((needs_rngs if constructs else builds)(ctx, x) for x in targets):
-        return extended(ctx, node, "rngs=rngs")
-    drawing = any(draws(ctx, target) for target in targets)
-    return extended(ctx, node, f"rngs={stream(ctx)}" if drawing else "")
+        extra.append("rngs=rngs")
+    elif any(draws(ctx, target) for target in targets):
+        extra.append(f"rngs={stream(ctx)}")
+    return extended(ctx, node, ", ".join(extra))
 
 
 def _of_einops(ctx: Context, node: ast.Call, target: Any) -> Fragment:

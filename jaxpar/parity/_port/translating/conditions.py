@@ -16,6 +16,7 @@ from ..reading.watching import Site
 from .context import Context
 from .expressions import expression, hole, root_of, spliced, text, translated
 from .fragment import COMPARE, Fragment, Hole
+from .memory import decided
 
 NUMERIC = ("int", "float", "bool", "complex", "range", "max", "min", "any", "all", "sorted", "divmod")
 """Functions of Python that read a tensor's numbers; all functions of `math` and NumPy do, too."""
@@ -85,6 +86,8 @@ def _without_tensors(ctx: Context, node: ast.expr, operands: Iterable[ast.expr])
 
 @expression(ast.IfExp)
 def conditional(ctx: Context, node: ast.IfExp) -> Fragment:
+    if (chosen := decided(ctx, node)) is not None:
+        return translated(ctx, node.body if chosen else node.orelse)
     if ctx.is_tensor(node.test):
         raise Hole(DECIDES)
     return spliced(ctx, node, lambda part: _branch(ctx, part))

@@ -250,6 +250,7 @@ def _method(ctx: Context, value: type, node: Function) -> str | None:
 def function_in(value: type, name: str) -> Any:
     """Return the plain function of a method, a property, a static or a class method."""
     member = vars(value).get(name)
+    member = member.func if isinstance(member, functools.cached_property) else member
     member = getattr(member, "__func__", getattr(member, "fget", member))
     member = inspect.unwrap(member) if callable(member) else member
     return member if isinstance(member, FunctionType) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import re
 from types import FunctionType
 
@@ -14,7 +15,10 @@ from .blocks import begin_of, block, statement
 from .context import Context
 from .expressions import positioned, text
 from .gradients import stops_gradients
+from .memory import returned_by, taken_by
 from .omitted import is_docstring
+
+CACHES = (functools.cache, functools.lru_cache, functools.cached_property)
 
 
 @statement(ast.FunctionDef)
@@ -42,7 +46,8 @@ def function(ctx: Context, node: Function, rngs: str = "") -> str:
 def _head(ctx: Context, node: Function, rngs: str) -> str:
     """Write `def f(x, *, rngs):` up to the first statement."""
     written, at = "", start_of(node)
-    last = _last_parameter(node) if rngs else None
+    added = [*taken_by(ctx, node), *[f"rngs: {rngs}"] * bool(rngs)]
+    last = _last_parameter(node) if added else None
     for part in head_parts(node):
         before = ctx.source.between(at, start_of(part))
         at = end_of(part)
@@ -51,7 +56,7 @@ def _head(ctx: Context, node: Function, rngs: str) -> str:
         except Beyond:  # the annotation of what it returns
             written += before.rpartition("->")[0].rstrip()
         if part is last:
-            written += _rngs_parameter(node, rngs)
+            written += _more_parameters(node, added)
     written += ctx.source.between(at, begin_of(node.body[0]))
     # Only a function without any parameter has no part after which one could be added.
     if rngs and last is None:
@@ -74,11 +79,12 @@ def _last_parameter(node: Function) -> ast.AST | None:
     return max((part for part in parts if part is not None), key=end_of, default=None)
 
 
-def _rngs_parameter(node: Function, kind: str) -> str:
+def _more_parameters(node: Function, added: list[str]) -> str:
     a = node.args
-    is_annotated = any(argument.annotation for argument in [*a.args, *a.kwonlyargs])
+    if not any(argument.annotation for argument in [*a.args, *a.kwonlyargs]):
+        added = [parameter.partition(":")[0] for parameter in added]
     star = "" if a.vararg or a.kwonlyargs else "*, "
-    return f", {star}rngs{f': {kind}' if is_annotated else ''}"
+    return f", {star}{', '.join(added)}"
 
 
 def _body(ctx: Context, node: Function) -> str:
@@ -88,7 +94,9 @@ def _body(ctx: Context, node: Function) -> str:
     lines = [f"{name} = jnp.moveaxis({name}, -1, 1)  # from [N, H, W, C]" for name in names]
     before = [block(ctx, docstring)] if docstring else []
     statements = block(ctx, node.body[len(docstring) :], last=True)
-    return f"\n{' ' * node.body[0].col_offset}".join([*before, *lines, statements])
+    returned = returned_by(ctx, node)
+    after = [f"return {returned}"] if returned else []
+    return f"\n{' ' * node.body[0].col_offset}".join([*before, *lines, statements, *after])
 
 
 def registers(ctx: Context, node: ast.expr) -> bool:
@@ -102,6 +110,11 @@ def decorator(ctx: Context, node: ast.expr) -> str | None:
     if of_runtime(value):
         ctx.needs.note(f"left out: @{ctx.source.segment(node).partition('(')[0]}")
         return None
+    if any(value is cache for cache in CACHES) and any(
+        map(ctx.in_call, getattr(ctx.source.parents[node], "body", ()))
+    ):
+        # An array that one compiled program computes is of no use in the next.
+        return "property" if value is functools.cached_property else None
     return None if value is not UNKNOWN and is_torchs(value) else text(ctx, node)
 
 

@@ -17,6 +17,7 @@ from .context import Context
 from .drawing import DRAWN, takes_rngs_as_base
 from .expressions import arguments_of, by_rule, is_placement, name_of, text, translated
 from .fragment import Fragment, Hole
+from .memory import entry_of
 from .pairs import pair
 
 COLLECTIONS = {nn.ParameterList: "List", nn.ParameterDict: "Dict"}
@@ -28,6 +29,8 @@ CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 def method(ctx: Context, node: ast.Call, func: ast.Attribute) -> Fragment | None:
     """Write a call of a tensor's or module's method; None for any other."""
     owner, name = ctx.site(func.value), func.attr
+    if entry := entry_of(ctx, node):
+        return Fragment(entry)
     if isinstance(func.value, ast.Call) and name_of(func.value.func) == "super":
         return Fragment(_super(ctx, node, func))
     if owner and any(issubclass(kind, nn.Module) for kind in owner.kinds):

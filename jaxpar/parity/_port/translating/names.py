@@ -35,6 +35,7 @@ from ..reading.watching import is_users
 from .context import Context, variables_of
 from .expressions import expression, hole, is_none, root_of, text, translated
 from .fragment import NOT, Fragment, Hole, parsed
+from .memory import variable_of
 from .pairs import FIELDS, pair
 
 LITERALS = (bool, int, float, str, NoneType)
@@ -54,6 +55,8 @@ def name(ctx: Context, node: ast.Name) -> Fragment:
 
 @expression(ast.Attribute)
 def attribute(ctx: Context, node: ast.Attribute) -> Fragment:
+    if local := variable_of(ctx, node):
+        return Fragment(local)
     if node.attr in FIELDS.values() and (field := pair(ctx, node.value, node.attr)):
         return field
     site = ctx.site(node)

@@ -11,9 +11,9 @@ import torch
 
 from .. import rules
 from ..reading.scope import UNKNOWN, dotted
-from .assignments import KEEPS
+from .assignments import kept_in_variable
 from .blocks import begin_of, dedented, statement, with_blocks
-from .caches import cached_in, is_kept
+from .caches import is_kept
 from .conditions import test
 from .constructors import registered_buffer, registered_parameter, super_init
 from .context import Context
@@ -21,6 +21,7 @@ from .expressions import spliced, text, translated
 from .fragment import Hole
 from .gradients import is_in_place, stops_gradients, value_of
 from .indexing import PARTS, changed_in_place, rebound
+from .memory import KEEPS, decided, returned_by, stored
 from .methods import is_method
 from .omitted import is_below, is_drawn_for_chance
 
@@ -29,8 +30,6 @@ KEEPING = ("append", "appendleft", "extend", "insert", "add", "update", "setdefa
 
 @statement(ast.If)
 def branch(ctx: Context, node: ast.If) -> str | None:
-    if cached_in(ctx, node):
-        return None
     if written := _by_chance(ctx, node):
         return written
     # torch raises there on certain values; without them both compute the same.
@@ -38,7 +37,9 @@ def branch(ctx: Context, node: ast.If) -> str | None:
     if refuses and _is_unchecked(ctx, node, node.test):
         return None
     # Rules replace conditions such as `torch.jit.is_scripting()` by constants.
-    condition = test(ctx, node.test).value
+    if (condition := decided(ctx, node)) is False:
+        ctx.needs.refused.add((ctx.source.path, node.body[0].lineno))
+    condition = test(ctx, node.test).value if condition is None else condition
     if condition is UNKNOWN:
         return with_blocks(ctx, node)
     chosen = node.body if condition else node.orelse
@@ -129,6 +130,10 @@ def call_statement(ctx: Context, node: ast.Expr) -> str | None:
     call = node.value
     if not isinstance(call, ast.Call):
         return text(ctx, call)
+    if memory := stored(ctx, node):
+        return kept_in_variable(ctx, node, *memory)
+    if variables := returned_by(ctx, call):
+        return None if ctx.only_making(node) else f"{variables} = {text(ctx, call)}"
     if ctx.scope.value(call.func) is torch._assert:
         if ctx.is_tensor(call.args[0]):
             note_unchecked(ctx, node)

@@ -1,0 +1,199 @@
+"""What modules keep between calls, and could compute anew: tables of shapes. The last ones do not."""
+
+import functools
+
+import torch
+from torch import nn
+
+
+def exists(value):
+    return value is not None
+
+
+class Guarded(nn.Module):
+    """A table for one length, which a method reads that the call does not give it to."""
+
+    inputs = ((2, 3, 4),)
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.register_buffer("distances", torch.zeros(1, 1), persistent=False)
+
+    def forward(self, x):
+        length = x.shape[1]
+        if self.distances is None or self.distances.shape[1] != length:
+            self.distances = self.make_distances(length)
+        return self.mixed(self.linear(x), 0.5)
+
+    def mixed(self, x, scale=1.0):
+        weights = (scale * self.distances).softmax(-1)
+        return self.scaled(weights @ x)
+
+    def scaled(self, x):
+        return x / self.distances.sum()
+
+    def make_distances(self, length):
+        index = torch.arange(length, dtype=torch.float32)
+        return (index[:, None] - index).abs()
+
+
+class Rotary(nn.Module):
+    """Two tables that a method sets, with their length, and that grow."""
+
+    inputs = ((2, 3, 4),)
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.width = width
+        self._length = 0
+        self._sines = self._cosines = None
+
+    def _update(self, x):
+        length = x.shape[1]
+        if length > self._length or self._sines is None:
+            self._length = length
+            angles = torch.arange(length, dtype=x.dtype)[:, None] / 10 ** torch.arange(
+                self.width, dtype=x.dtype
+            )
+            self._sines, self._cosines = angles.sin(), angles.cos()
+
+    def forward(self, x):
+        x = self.linear(x)
+        self._update(x)
+        length = x.shape[1]
+        return x * self._cosines[:length] + x.flip(-1) * self._sines[:length]
+
+
+class Returned(nn.Module):
+    """A buffer that is registered in the call, or returned at once, and a choice between old and new."""
+
+    inputs = ((2, 3, 4),)
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.register_buffer("mask", None, persistent=False)
+        self.scales = None
+
+    def get_mask(self, length):
+        if exists(self.mask) and self.mask.shape[-1] >= length:
+            return self.mask[:length, :length]
+        mask = torch.ones((length, length), dtype=torch.bool).triu(1)
+        self.register_buffer("mask", mask, persistent=False)
+        return mask
+
+    def forward(self, x):
+        scores = x @ x.transpose(1, 2)
+        scores = scores.masked_fill(self.get_mask(x.shape[1]), -1e9)
+        self.scales = self.scales if self.scales is not None else torch.arange(4, dtype=x.dtype)
+        return self.linear(scores.softmax(-1) @ x) * self.scales
+
+
+class Keyed(nn.Module):
+    """Dicts by length, and Python's own caches."""
+
+    inputs = ((2, 3, 4),)
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.tables, self.ramps = {}, {}
+
+    def table(self, length):
+        if length in self.tables:
+            return self.tables[length]
+        table = torch.arange(length, dtype=torch.float32)[:, None]
+        self.tables[length] = table
+        return table
+
+    def ramp(self, length):
+        ramp = self.ramps.get(length)
+        if ramp is None:
+            ramp = torch.arange(length, dtype=torch.float32).square()[:, None]
+            self.ramps[length] = ramp
+        return ramp
+
+    @functools.cached_property
+    def offsets(self):
+        return torch.arange(4, dtype=torch.float32)
+
+    @functools.lru_cache(maxsize=8)  # noqa: B019
+    def steps(self, length):
+        return torch.arange(length, dtype=torch.float32).sqrt()[:, None]
+
+    def forward(self, x):
+        length = x.shape[1]
+        x = self.linear(x) + self.table(length) * self.ramp(length) + self.offsets
+        return x * self.steps(length) + evens(length)
+
+
+@functools.cache
+def evens(length):
+    return 2 * torch.arange(length, dtype=torch.float32)[:, None]
+
+
+class FromTheFirst(nn.Module):
+    """It starts from the first call's numbers, and keeps them."""
+
+    inputs = ((2, 3, 4),)
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.mean = None
+
+    def forward(self, x):
+        if self.mean is None:
+            self.mean = x.mean((0, 1))
+        return self.linear(x - self.mean)
+
+
+class Longest(nn.Module):
+    """Its table depends on the longest input of all calls."""
+
+    inputs = ((2, 4, 3, 3),)
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.conv = nn.Conv2d(width, width, 1)
+        self.longest, self.table = 0, None
+
+    def forward(self, x):
+        if x.shape[-1] > self.longest:
+            self.longest = x.shape[-1]
+            self.table = torch.arange(self.longest, dtype=torch.float32) / self.longest
+        return self.conv(x) * self.table[: x.shape[-1]]
+
+
+class Chosen(nn.Module):
+    """Whether it computes the table depends on more than the memory."""
+
+    inputs = ((2, 3, 4),)
+
+    def __init__(self, width=4, fixed=False):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.fixed, self.table = fixed, None
+
+    def forward(self, x):
+        if self.table is None and not self.fixed:
+            self.table = torch.arange(4, dtype=x.dtype)
+        return self.linear(x) + self.table
+
+
+class Partly(nn.Module):
+    """Some calls read what the constructor or an earlier call has set."""
+
+    inputs = ((2, 3, 4),)
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.scale = torch.ones(width)
+
+    def forward(self, x):
+        if x.ndim == 3:
+            self.scale = torch.ones(x.shape[-1])
+        return self.linear(x) * self.scale
