@@ -392,7 +392,7 @@ def test_ctrl_c_keeps_what_was_completed():
         compare(optimizer=ADAMW, steps=5, progress=stop)
     found = stopped.value.comparison
     assert found.steps == 2
-    assert found.notes[-1] == "stopped by Ctrl-C after step 2 of 5"
+    assert "stopped by Ctrl-C after step 2 of 5" in found.notes
 
 
 def test_elements_at_a_kink_are_counted():
@@ -405,5 +405,5 @@ def test_elements_at_a_kink_are_counted():
             return nnx.relu(x)
 
     x = np.array([[0.0, 1e-7, 1.0, -1.0]])
-    (note,) = parity.compare(Relu(), FlaxRelu(), x).notes
+    (note,) = (note for note in parity.compare(Relu(), FlaxRelu(), x).notes if "within" in note)
     assert note.startswith("2 of 4 elements that relu was given are within 1e-6 of its kink")

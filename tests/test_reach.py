@@ -238,6 +238,7 @@ def test_evaluation_names_dropout_and_statistics():
         torch.nn.Sequential(layers).eval(), Dropping(), IMAGES, layout="channels_last"
     ).unreached
     assert [gap for gap in gaps if gap.startswith("evaluation")] == [
+        "evaluation: what JAX's layers do in training (drop, norm)",
         "evaluation: dropout (drop)",
         "evaluation: batch statistics and their momentum (norm)",
     ]

@@ -30,11 +30,13 @@ from ._exactness import environment, exact
 from ._float32_constants import explain_by_constants
 from ._levels import Findings, LevelStep, Sides
 from ._model_pair import Inputs, ModelPair, Outputs
-from ._reach import NOT_REACHED, SHAKE, layers_without_gradient, some, unreached
+from ._reach import NOT_REACHED, SHAKE, layers_without_gradient, of_call, of_jax, of_rows, some, unreached
 from ._request import Arrays, Request
+from ._sides.flax_mode import parameters
 from ._sides.flax_side import FlaxSide
 from ._sides.step_data import Layout, Loss, Optimizer
 from ._sides.torch_kinks import counted
+from ._sides.torch_side import torch_parameters
 from ._stochastic_arithmetic import judge_lost_digits
 from ._weights.mapping import Entries
 from ._weights.mapping import Mapping as GuessedMapping
@@ -288,21 +290,29 @@ def _steps(pair: ModelPair, request: Request, findings: Findings) -> Iterator[Le
         weights = sides.candidate.weights(), sides.reference.weights()
         findings.differences += measure(*weights, Kind.WEIGHT, 0)
     for step in _loop(level, request.resync)(sides, request.batch, request.step_count, findings):
+        findings.add_rows(step)
         # Only the first step starts from a state that new sides have as well, so only it can be repeated.
         if step.number == 1:
             _check_determinism(pair, sides, request, step, findings)
             # `match`'s notes on its guesses belong in the report, because a verdict depends on the mapping.
             findings.notes += [*pair.links.left_out(), *_guesses(request.mapping), *sides.candidate.net.notes]
-            findings.notes += [*request.model_inputs.notes(), *_lifted(sides.candidate)]
+            findings.notes += [*request.model_inputs.notes(), *_lifted(sides)]
             if request.task.own_modes:
                 findings.notes.append(
                     "torch's layers have modes of their own, so both sides' layers keep theirs"
                 )
+            torch_module, batch = sides.reference.module, step.batch
+            gaps = [*of_call(batch.torch_call, "torch", torch_parameters(torch_module, batch.torch_call))]
+            gaps += of_call(batch.flax_call, "JAX", parameters(request.flax_module, batch.flax_call))
+            findings.notes += [NOT_REACHED + gap for gap in gaps]
         yield step
+    gaps = [*of_jax(sides.candidate, request.task.training), *of_rows(findings.rows)]
+    findings.notes += [NOT_REACHED + gap for gap in gaps]
 
 
-def _lifted(candidate: FlaxSide) -> Iterator[str]:
-    if candidate.constants and (casts := list(candidate.constants.casts)):
+def _lifted(sides: Sides[TorchSide]) -> Iterator[str]:
+    both = [side.constants for side in (sides.reference, sides.candidate) if side.constants]
+    if casts := [cast for constants in both for cast in constants.casts]:
         yield f"{NOT_REACHED}roundings to {some(casts)}, which this level computes in float64"
 
 
@@ -334,7 +344,7 @@ def _check_determinism(
     """Run the first batch again and require identical bits; counts the elements at a kink in the same run."""
     torch_side, flax_side = _start(pair, sides, request)
     generators = _generators()
-    again = torch_side.step(first.batch, counted(findings.notes))
+    again = torch_side.step(first.batch, counted(findings.notes, torch_side.module))
     findings.notes += _throws(torch_side.drawn, generators)
     require_equal("the torch module", first.reference, again)
     candidate = first.candidate

@@ -86,6 +86,15 @@ class Findings:
     curve: Curve | None = None
     steps: int = 0
     constants: tuple[Constants, Constants] | None = None  # torch's and Flax's, at the level semantic
+    rows: Named = dataclasses.field(default_factory=dict)  # whether a row of a parameter had a gradient
+
+    def add_rows(self, step: LevelStep) -> None:
+        for gradients in (step.candidate.gradients, step.reference.gradients):
+            for name, x in gradients.items():
+                if x.ndim > 1:
+                    reached = (x != 0).any(axis=tuple(range(1, x.ndim)))
+                    before = self.rows.get(name, reached)
+                    self.rows[name] = before | reached if before.shape == reached.shape else before
 
     def add_noise(self, double: Named, single: Named) -> None:
         self.noise |= noise(double, single)

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from ._sides.constants import libraries
 from .measuring import Difference, Kind
 
 if TYPE_CHECKING:
     import torch
 
+    from ._sides.call_arguments import Call
+    from ._sides.flax_side import FlaxSide
+
 NOT_REACHED = "not reached: "  # Starts the notes on what was not exercised
 NAMED = 4  # Names in a sentence; the others are counted
+LINES = 12  # The same, of lines of code
+MODES = {"train", "training", "is_training", "deterministic", "use_running_average"}  # follow the mode
 SHAKE = 0.02  # Standard deviation of what `shake` adds to parameters: as large as usual initial values
 
 
@@ -70,15 +79,64 @@ def unreached(
             yield f"evaluation: dropout ({some(names)})"
         if names := [name for name, layer in module.named_modules() if _has_statistics(layer)]:
             yield f"evaluation: batch statistics and their momentum ({some(names)})"
+    elif names := [
+        name
+        for name, layer in module.named_modules()
+        if _has_statistics(layer) or (_drops(layer) and layer.p)
+    ]:
+        yield f"training: what torch's layers do in evaluation ({some(names)})"
     if optimizes and steps == 1:
         yield "one step: what the optimizer keeps from step to step (momentum, moments, a schedule)"
+    elif optimizes:
+        yield f"steps after step {steps}: schedules, and what else changes later (amsgrad, rectification)"
 
 
-def some(names: Sequence[str]) -> str:
-    more = len(names) - NAMED
-    return ", ".join(name or "the model" for name in names[:NAMED]) + (
-        f" and {more} more" if more > 0 else ""
-    )
+def of_jax(side: FlaxSide, training: bool) -> Iterator[str]:
+    """Return what the JAX model's own code did not do in the steps that a side took."""
+    if names := side.choices.one_sided():
+        yield f"JAX's code takes one side of {some(names, LINES)}"
+    if names := side.lines.left_out():
+        yield f"JAX's code in {some(names, LINES)}"
+    if names := [*side.modal]:
+        modes = ("training", "evaluation") if training else ("evaluation", "training")
+        yield f"{modes[0]}: what JAX's layers do in {modes[1]} ({some(names)})"
+
+
+def of_call(call: Call, framework: str, parameters: Iterable[inspect.Parameter]) -> Iterator[str]:
+    """Return what the arguments of a call do not show: other values, and what happens along an axis."""
+    arrays: Mapping[str, np.ndarray] = call.arrays
+    if names := [f"{name} ({x.flat[0]})" for name, x in arrays.items() if x.size and (x == x.flat[0]).all()]:
+        yield f"other numbers in {some(names)}, which has only one, of {framework}"
+    if names := [f"{name}'s axis {x.shape.index(1)}" for name, x in arrays.items() if 1 in x.shape]:
+        yield f"what is done along axes of length 1 of {framework}'s inputs: {some(names)}"
+    if names := [x.name for x in parameters if x.default is not x.empty and x.name not in MODES]:
+        yield f"other values of {framework}'s arguments {some(names)}"
+
+
+def not_passed(
+    function: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any]
+) -> list[inspect.Parameter]:
+    """Return the parameters of a user's function for which a call has no argument."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None or code.co_filename.startswith(libraries()):
+        return []
+    try:
+        signature = inspect.signature(function)
+        passed = signature.bind_partial(*args, **kwargs).arguments
+    except (TypeError, ValueError):  # a call that the model refuses
+        return []
+    return [parameter for name, parameter in signature.parameters.items() if name not in passed]
+
+
+def of_rows(rows: Mapping[str, np.ndarray]) -> Iterator[str]:
+    """Return the parameters of which some rows have no gradient, as a table's that no index reads."""
+    if names := [f"{name} ({(~x).sum()} of {x.size})" for name, x in rows.items() if x.any() and not x.all()]:
+        yield f"rows of {some(names)}, whose gradients are 0 on both sides"
+
+
+def some(names: Sequence[str], most: int = NAMED) -> str:
+    more = len(names) - most
+    return ", ".join(name or "the model" for name in names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def _layer(name: str) -> str:

@@ -13,14 +13,15 @@ import os
 import sys
 import zlib
 from collections.abc import Mapping
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from .._tensors import widened
 
-SIXTEEN_BITS = (np.float16, jnp.bfloat16)
-OURS = ("jaxpar", "jax", "jaxlib", "flax", "optax", "torch")  # not the user's lines
+SIXTEEN_BITS = ("float16", "bfloat16")
+OURS = ("jaxpar", "jaxpar_recorder", "jax", "jaxlib", "flax", "optax", "torch")  # not the user's lines
 
 
 @dataclasses.dataclass
@@ -44,7 +45,7 @@ class Constants:
         wide = widened(values)
         if values.dtype.kind == "c" or _is_exact(values):
             return wide
-        name = name or f"{values.dtype}{list(values.shape)} in {_line()}"
+        name = name or f"{values.dtype}{list(values.shape)} in {users_line()}"
         self.originals.setdefault(name, values)
         if name in self.instead:
             return self.instead[name].astype(np.float64).reshape(wide.shape)
@@ -54,9 +55,11 @@ class Constants:
         half = float(jnp.finfo(values.dtype).eps) / 2
         return wide * (1 + half * random.uniform(-1, 1, wide.shape))
 
-    def note_cast(self, dtype: np.dtype, line: str | None = None) -> None:
-        if dtype in SIXTEEN_BITS:
-            self.casts[f"{np.dtype(dtype).name} in {line or _line()}"] = None
+    def note_cast(self, dtype: Any, line: str | None = None) -> None:
+        """Note a cast to NumPy's or torch's dtype."""
+        name = str(dtype).removeprefix("torch.")
+        if name in SIXTEEN_BITS:
+            self.casts[f"{name} in {line or users_line()}"] = None
 
     def note(self, values: np.ndarray) -> None:
         if values.dtype == np.float64 and values.ndim and not _is_exact(values):
@@ -76,7 +79,7 @@ def libraries() -> tuple[str, ...]:
     return tuple(os.path.dirname(spec.origin) + os.sep for spec in specs if spec and spec.origin)
 
 
-def _line() -> str:
+def users_line() -> str:
     frame = sys._getframe(2)
     while frame.f_back is not None:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]

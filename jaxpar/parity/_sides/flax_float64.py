@@ -34,6 +34,7 @@ from ..._upstream import (
     rule_of_vjp,
 )
 from .constants import Constants, libraries
+from .flax_choices import Choices
 
 R = TypeVar("R")
 Atom = Var | Literal
@@ -48,13 +49,25 @@ DIGITS = 6  # decimal digits, up to which a float32 constant is a literal in the
 
 
 def in_float64(function: Callable[..., R], constants: Constants | None = None) -> Callable[..., R]:
+    return lambda *args: with_choices(function, constants)(*args)[0]
+
+
+def with_choices(
+    function: Callable[..., R], constants: Constants | None = None, choices: Choices | None = None
+) -> Callable[..., tuple[R, list[Any]]]:
+    """Return the function in float64, with a flag for each of the choices that are watched."""
     constants = constants or Constants()
 
-    def wide(*args: Any) -> R:
+    def wide(*args: Any) -> tuple[R, list[Any]]:
         program, shapes = _traced(function, args, constants)
-        program = _Widening(constants).program(program)
-        outputs = jaxpr_as_fun(program)(*map(_wide_tracer, jax.tree.leaves(args)))
-        return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
+        program, arguments = (
+            _Widening(constants).program(program),
+            [*map(_wide_tracer, jax.tree.leaves(args))],
+        )
+        outputs, flags = (
+            choices.run(program, arguments) if choices else (jaxpr_as_fun(program)(*arguments), [])
+        )
+        return jax.tree.unflatten(jax.tree.structure(shapes), outputs), flags
 
     return wide
 

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from flax import linen
 
+from .._reach import not_passed
 from .._weights.tree import FlaxModule
 from .call_arguments import Call
 from .step_data import Task
@@ -31,10 +32,23 @@ def in_mode(module: FlaxModule, call: Call, task: Task) -> Call:
 
 
 def flags(module: FlaxModule, call: Call, training: bool) -> dict[str, bool]:
-    try:
-        return _missing(module, call.args, call.kwargs, training)
-    except (TypeError, ValueError, AttributeError):
-        return {}  # the call itself raises a better error
+    values = {}
+    for name, parameter in ((x.name, x) for x in parameters(module, call)):
+        if name not in (*IN_TRAINING, *IN_EVALUATION):
+            continue
+        # The layer's attribute sets the mode, and Flax raises if the call passes the flag as well.
+        if parameter.default is None and getattr(module, name, None) is not None:
+            continue
+        values[name] = training if name in IN_TRAINING else not training
+    return values
+
+
+def parameters(module: FlaxModule, call: Call) -> list[inspect.Parameter]:
+    """Return the parameters of the model's function that a call does not pass."""
+    method = call.kwargs.get("method") if isinstance(module, linen.Module) else None
+    function = method if callable(method) else getattr(type(module), method or "__call__", None)
+    named = _without(module, call.kwargs, (RNGS, MUTABLE, METHOD, CAPTURE))
+    return not_passed(function, (module, *call.args), named) if function else []
 
 
 def _stream(module: FlaxModule, call: Call, training: bool) -> dict[str, Any]:
@@ -54,20 +68,3 @@ def _without(module: FlaxModule, kwargs: Mapping[str, Any], names: tuple[str, ..
     if not isinstance(module, linen.Module):
         return dict(kwargs)
     return {name: x for name, x in kwargs.items() if name not in names}
-
-
-def _missing(module: FlaxModule, args: tuple, kwargs: Mapping[str, Any], training: bool) -> dict[str, bool]:
-    method = kwargs.get("method") if isinstance(module, linen.Module) else None
-    function = getattr(type(module), method or "__call__") if not callable(method) else method
-    signature = inspect.signature(function)
-    named = _without(module, kwargs, (RNGS, MUTABLE, METHOD, CAPTURE))
-    passed = signature.bind_partial(module, *args, **named).arguments
-    values = {}
-    for name, parameter in signature.parameters.items():
-        if name in passed or name not in (*IN_TRAINING, *IN_EVALUATION):
-            continue
-        # The layer's attribute sets the mode, and Flax raises if the call passes the flag as well.
-        if parameter.default is None and getattr(module, name, None) is not None:
-            continue
-        values[name] = training if name in IN_TRAINING else not training
-    return values

@@ -17,8 +17,11 @@ from .._weights.tree import FlaxModule, Variables
 from .call_arguments import Call
 from .compiled_step import CompiledStep
 from .constants import Constants
-from .flax_float64 import in_float64
+from .flax_choices import Choices
+from .flax_dropout import rate_of
+from .flax_float64 import in_float64, with_choices
 from .flax_net import Arrays, cast, flax_net
+from .lines_run import LinesRun, files_of
 from .outputs import Outputs, outputs_of
 from .step_data import OWN, Batch, Named, Observation, Task, factors, in_type_of, noting_layout, real_parts
 
@@ -44,6 +47,8 @@ class FlaxSide:
         self.factors, self.ignored = factors, frozenset(ignored)
         # Filled in while the step is traced, and shared by all copies that use the same compiled step.
         self.returned = Outputs({})
+        self.modal: dict[str, None] = {}  # layers that do otherwise in the other mode
+        self.choices, self.lines = Choices(), LinesRun(files_of(module))
         self.task, self.dtype = task, dtype
         self.net = flax_net(module, variables, task, None if dtype == OWN else dtype)
         self.constants = (constants or Constants()) if dtype == "float64" else None
@@ -97,7 +102,9 @@ class FlaxSide:
                 extra_state, call = self.net.reseeded(extra_state, call)
             targets = self._arrays(batch.targets) if self.task.loss else self.loss_factors(batch, masks)
             before = self.parameters, extra_state, self.opt_state
-            loss, outputs, (gradients, of_inputs), *after = self._step(*before, call, targets, masks)
+            results = self._step(*before, call, targets, masks)
+            loss, outputs, (gradients, of_inputs), flags, *after = results
+            self.choices.add(flags)
         if keep:
             self.parameters, self.extra_state, self.opt_state = after
         return Observation(
@@ -133,18 +140,40 @@ class FlaxSide:
         targets: Any,
         masks: tuple,
     ) -> tuple:
-        def objective(parameters: PyTree, floating: Arrays) -> tuple:
-            outputs, after = self.net.apply(parameters, extra_state, call.with_arrays(floating), masks)
-            leaves = self.leaves(outputs)
-            return self._loss(outputs, leaves, targets), (leaves, after)
+        def forward(parameters: PyTree, floating: Arrays) -> tuple:
+            with self.lines:
+                call_of_step = call.with_arrays(floating)
+                outputs, after = self.net.apply(parameters, extra_state, call_of_step, masks, self._noted)
+                leaves = self.leaves(outputs)
+                return self._loss(outputs, leaves, targets), leaves, after
+
+        def objective(*arguments: Any) -> tuple:
+            (loss, *results), flags = self._watched(forward)(*arguments)
+            return loss, (*results, flags)
 
         # Only floating inputs, because jax.grad raises for tokens and masks.
         floating = {name: x for name, x in call.arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)}
-        gradient = jax.value_and_grad(self._in_type(objective), (0, 1), has_aux=True)
-        (loss, (outputs, after)), gradients = gradient(parameters, floating)
+        self.choices.names.clear()
+        gradient = jax.value_and_grad(objective, (0, 1), has_aux=True)
+        (loss, (outputs, after, flags)), gradients = gradient(parameters, floating)
         if self.tx:
-            parameters, opt_state = self._in_type(self._update)(gradients[0], opt_state, parameters)
-        return loss, outputs, gradients, parameters, after, opt_state
+            update = self._watched(self._update)
+            (parameters, opt_state), more = update(gradients[0], opt_state, parameters)
+            flags += more
+        return loss, outputs, gradients, flags, parameters, after, opt_state
+
+    def _watched(self, function: Callable[..., R]) -> Callable[..., tuple[R, list[Any]]]:
+        if self.constants is None:
+            return lambda *arguments: (function(*arguments), [])
+        return with_choices(function, self.constants, self.choices if self.task.replicas == 1 else None)
+
+    def _noted(
+        self, path: str, layer: FlaxModule, call: Callable[..., PyTree], args: tuple, kwargs: dict
+    ) -> PyTree:
+        drops = type(layer).__name__.startswith("Dropout") and rate_of(layer)
+        if drops or hasattr(layer, "use_running_average"):
+            self.modal[path] = None
+        return call(*args, **kwargs)
 
     def _in_type(self, function: Callable[..., R]) -> Callable[..., R]:
         return in_float64(function, self.constants) if self.constants else function

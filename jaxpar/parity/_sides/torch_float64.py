@@ -173,7 +173,10 @@ class _Operations(TorchDispatchMode):
         """Widen an argument. Results are float64 already, so a narrow tensor existed before the run."""
         if isinstance(x, torch.Tensor) and x.dtype in WIDE:
             return torch.from_numpy(np.array(self.constants(array_of(x))))
-        return WIDE.get(x, x) if isinstance(x, torch.dtype) else x
+        if not isinstance(x, torch.dtype):
+            return x
+        self.constants.note_cast(x)
+        return WIDE.get(x, x)
 
 
 def _narrowed(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.dtype]:

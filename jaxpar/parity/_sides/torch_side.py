@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from inspect import Parameter
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
@@ -12,7 +13,9 @@ import numpy as np
 import torch
 
 from ..._typing import PyTree
+from .._reach import not_passed
 from .._tensors import array_of, is_tensor, tensor_of
+from .call_arguments import Call
 from .constants import Constants
 from .outputs import Outputs, named, outputs_of
 from .step_data import OWN, Batch, Named, Observation, Task, factors, in_type_of, real_parts
@@ -35,6 +38,12 @@ class TorchFunction(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> PyTree:
         return self.function(*args, **kwargs)
+
+
+def torch_parameters(module: torch.nn.Module, call: Call) -> list[Parameter]:
+    """Return the parameters of the model's function that a call does not pass."""
+    function = module.function if isinstance(module, TorchFunction) else module.forward
+    return not_passed(function, call.args, call.kwargs)
 
 
 class TorchSide:

@@ -15,7 +15,8 @@ from .._exactness import environment, exact
 from .._float32_constants import explained_by_moves, flax_moved_by_constants, is_explained
 from .._levels import Findings, semantic
 from .._model_pair import Inputs, ModelInputs, Outputs, linked, output_pairs
-from .._reach import NOT_REACHED, unreached
+from .._reach import NOT_REACHED, of_call, of_jax, of_rows, unreached
+from .._sides.flax_mode import parameters
 from .._sides.outputs import Outputs as ModelOutputs
 from .._sides.step_data import Batch, Layout, Task
 from .._stochastic_arithmetic import judge_lost_digits
@@ -150,6 +151,7 @@ def _judged(pair: TracePair, batches: Callable[[int], Batch], bounds: Policy) ->
     recorded, findings, notes = pair.recorded, Findings(), list[str]()
     sides = pair.sides(Level.SEMANTIC, "float64")
     for step in semantic(sides, batches, recorded.steps, findings):
+        findings.add_rows(step)
         if step.number == 1:
             check_flax(
                 step.candidate, pair.candidate(pair.reference("float64")), step.batch, step.reference.masks
@@ -161,7 +163,10 @@ def _judged(pair: TracePair, batches: Callable[[int], Batch], bounds: Policy) ->
             findings.differences += number_differences(manifest["numbers"], returned.numbers)
     task = pair.task
     no_module: Any = SimpleNamespace(named_modules=lambda: ())  # its gaps are among the trace's notes
-    gaps = unreached(no_module, True, recorded.steps, task.optimizer is not None, findings.differences)
+    gaps = [*unreached(no_module, True, recorded.steps, task.optimizer is not None, findings.differences)]
+    call = batches(1).flax_call
+    gaps += of_call(call, "JAX", parameters(pair.flax_module, call))
+    gaps += [*of_jax(sides.candidate, task.training), *of_rows(findings.rows)]
     notes += [NOT_REACHED + gap for gap in gaps]
     rows = judge(findings.differences, bounds, findings.noise)
     return Comparison(level=Level.SEMANTIC, rows=rows, steps=recorded.steps), notes

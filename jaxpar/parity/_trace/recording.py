@@ -28,14 +28,14 @@ from .._files import safetensors_file
 from .._files.sealing import digest, seal
 from .._float32_constants import moved_by_constants
 from .._levels import LevelStep
+from .._reach import NOT_REACHED, of_call, some, unreached
 from .._reach import shake as shake_weights
-from .._reach import unreached
 from .._sides.call_arguments import Call, form_to_json, to_array
 from .._sides.constants import Constants
 from .._sides.step_data import Batch, Named, Observation, Task, same
 from .._sides.torch_dropout import refuse_unwatchable
 from .._sides.torch_kinks import counted
-from .._sides.torch_side import TorchFunction, TorchSide, one_thread, to_numpy
+from .._sides.torch_side import TorchFunction, TorchSide, one_thread, to_numpy, torch_parameters
 from .._stochastic_arithmetic import perturbations
 from .names import ARRAYS, FORMAT, MANIFEST, PARTS, VERSION
 from .probing import Probes
@@ -134,7 +134,7 @@ def _recorded(source: TorchHalf, seconds: float) -> tuple[TraceArrays, dict[str,
     observed: list[LevelStep] = []
     calls = []
     for step in range(1, source.steps + 1):
-        with counted(notes if step == 1 else []):
+        with counted(notes if step == 1 else [], side.module):
             results = side.step(batches(step))
         if step == 1:
             notes += _draws(side.drawn)
@@ -145,7 +145,12 @@ def _recorded(source: TorchHalf, seconds: float) -> tuple[TraceArrays, dict[str,
         _add_step(store, f"{step}/", batches(step), results)
         store.add_all(f"{step}/optimizer/", _optimizer_state(side))
     returned = side.returned
-    notes += unreached(source.module, task.training, source.steps, False, [])
+    gaps = [*unreached(source.module, task.training, source.steps, False, [])]
+    call = batches(1).torch_call
+    gaps += of_call(call, "torch", torch_parameters(source.module, call))
+    if side.constants and (casts := [*side.constants.casts]):
+        gaps.append(f"roundings to {some(casts)}, which this level computes in float64")
+    notes += [NOT_REACHED + gap for gap in gaps]
     constants = Constants()
     moved = moved_by_constants(source, batches, observed, start, constants)
     store.add_all("constants/", constants.originals)

@@ -1,0 +1,206 @@
+"""Choices of torch's functions that a run did not make; `flax_choices` is the other side.
+
+A `where` whose condition always holds, a bound that no number passes, an epsilon that is nothing beside what
+it is added to, a maximum without equal numbers, a class that is to be ignored and does not occur.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from .._reach import LINES, some
+from .constants import users_line
+
+VISIBLE = 1e-7  # the part of a number that a constant is, of which a hundredth would still be seen
+Sides = Iterator[tuple[str, Any]]  # what a side is, and which elements take it
+Arguments = dict[str, Any]
+TIES = {"max", "min", "amax", "amin", "argmax", "argmin", "topk", "sort", "argsort", "median", "kthvalue"}
+TIES |= {"cummax", "cummin", "max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool2d"}
+WINDOWS = ("conv1d", "conv2d", "conv3d", "max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d")
+NARROW = (torch.int8, torch.uint8, torch.int16)
+CASTS = {"to", "char", "byte", "short", "type", "type_as"}
+
+
+class TorchChoices:
+    """The sides of torch's calls by name: whether an element took them."""
+
+    def __init__(self) -> None:
+        self.taken: dict[str, bool] = {}
+        self.tied: dict[str, bool] = {}
+        self.strided: dict[str, None] = {}
+
+    def look(self, function: Callable[..., Any], name: str, args: tuple, kwargs: Arguments) -> None:
+        if sides := SIDES.get(name.strip("_")):
+            title = f"{name.strip('_')} in {users_line()}"
+            try:
+                with torch.no_grad():
+                    for side, elements in sides(*args, **kwargs):
+                        taken = self.taken.get(f"{title} ({side})", False)
+                        self.taken[f"{title} ({side})"] = taken or bool(torch.as_tensor(elements).any())
+            except Exception as error:  # the user's own call raises a better error
+                self.taken[f"{title} ({type(error).__name__} in watching it)"] = False
+        if name in TIES and isinstance(args[0], torch.Tensor) and args[0].is_floating_point():
+            x = args[0].detach()
+            self.tied[name] = self.tied.get(name, False) or x.unique().numel() < x.numel()
+        if name in WINDOWS and _strides(function, args, kwargs):
+            self.strided[name] = None
+
+    def gaps(self) -> Iterator[str]:
+        one_sided = [name for name, taken in self.taken.items() if not taken]
+        if one_sided:
+            yield f"torch's code takes one side of {some(one_sided, LINES)}"
+        if untied := [name for name, tied in self.tied.items() if not tied]:
+            yield f"equal numbers, of which {', '.join(untied)} takes one"
+        if self.strided:
+            yield f"inputs of other sizes, whose last window is cut ({', '.join(self.strided)})"
+
+
+def _strides(function: Callable[..., Any], args: tuple, kwargs: Arguments) -> bool:
+    stride = kwargs.get("stride", args[3] if "conv" in function.__name__ and len(args) > 3 else None)
+    if "pool" in function.__name__:
+        stride = stride or (args[2] if len(args) > 2 else None) or kwargs.get("kernel_size", args[1:2])
+    return stride is not None and bool((torch.as_tensor(stride) > 1).any())
+
+
+def _where(condition: Any, *cases: Any, **options: Any) -> Sides:
+    if cases or options:
+        yield "true", condition
+        yield "false", ~torch.as_tensor(condition)
+
+
+def _masked(x: torch.Tensor, mask: torch.Tensor, *rest: Any, **options: Any) -> Sides:
+    yield from _where(mask, x)
+
+
+def _clamp(x: torch.Tensor, min: Any = None, max: Any = None, out: Any = None) -> Sides:
+    if min is not None:
+        yield _side("below", min), x < min
+    if max is not None:
+        yield _side("above", max), x > max
+
+
+def _side(word: str, bound: Any) -> str:
+    return f"no number {word} {bound:g}" if isinstance(bound, (int, float)) else f"no number {word} the bound"
+
+
+def _larger(x: torch.Tensor, y: Any = None, *rest: Any, **options: Any) -> Sides:
+    y = options.get("other", y)
+    if isinstance(y, torch.Tensor):
+        yield "the first is never larger", x > y
+        yield "the second is never larger", x < y
+
+
+def _remainder(x: Any, y: Any, **options: Any) -> Sides:
+    yield "no number beyond the divisor", abs(torch.as_tensor(x)) >= abs(torch.as_tensor(y))
+    yield "no number below 0", torch.as_tensor(x) < 0
+
+
+def _add(x: Any, y: Any, **options: Any) -> Sides:
+    constant, array = (x, y) if isinstance(x, float) else (y, x)
+    if isinstance(constant, float) and constant and isinstance(array, torch.Tensor):
+        yield f"{constant:g} is nothing beside the numbers", abs(constant) > VISIBLE * array.abs()
+
+
+def _embedding(
+    tokens: torch.Tensor, weight: Any, padding_idx: int | None = None, *rest: Any, **o: Any
+) -> Sides:
+    if padding_idx is not None:
+        yield f"no index {padding_idx}", tokens == padding_idx % len(weight)
+
+
+def _ignored(function: Callable[..., Any]) -> Callable[..., Sides]:
+    signature = inspect.signature(function)
+
+    def sides(*args: Any, **kwargs: Any) -> Sides:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        target, index = bound.arguments["target"], bound.arguments["ignore_index"]
+        if not target.is_floating_point():
+            yield f"no target {index}", target == index
+
+    return sides
+
+
+def _dropout(x: Any, p: float = 0.5, training: bool = True, *rest: Any, **options: Any) -> Sides:
+    if p and not training:
+        yield "nothing is dropped in evaluation", False
+
+
+def _beta(x: torch.Tensor, y: torch.Tensor, *rest: Any, **options: Any) -> Sides:
+    apart, bound = abs(x - y), options.get("beta", options.get("delta", 1.0))
+    yield _side("below", bound), apart < bound
+    yield _side("above", bound), apart > bound
+
+
+def _normalize(x: torch.Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, **options: Any) -> Sides:
+    yield f"no norm below {eps:g}", x.norm(p, dim) < eps
+
+
+def _probabilities(x: torch.Tensor, *rest: Any, **options: Any) -> Sides:
+    yield "no probability of 0 or 1", (x <= 0) | (x >= 1)
+
+
+def _epsilon(variances: Callable[..., torch.Tensor], default: float | None) -> Callable[..., Sides]:
+    """Return the sides of a norm: an epsilon that is nothing beside all variances."""
+
+    def sides(x: torch.Tensor, *args: Any, **kwargs: Any) -> Sides:
+        eps = kwargs.get("eps", next((y for y in reversed(args) if isinstance(y, float)), default))
+        if eps:
+            yield f"eps={eps:g} is nothing beside the variances", eps > VISIBLE * variances(x, *args)
+
+    return sides
+
+
+def _of_layer(x: torch.Tensor, shape: Any, *rest: Any) -> torch.Tensor:
+    return x.var([*range(-len(shape), 0)], correction=0)
+
+
+def _of_groups(x: torch.Tensor, groups: Any = None, *rest: Any) -> torch.Tensor:
+    return x.reshape(len(x), groups if isinstance(groups, int) else x.shape[1], -1).var(-1, correction=0)
+
+
+def _of_batch(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+    return x.transpose(0, 1).reshape(x.shape[1], -1).var(-1, correction=0)
+
+
+def _cast(x: torch.Tensor, *args: Any, **kwargs: Any) -> Sides:
+    to = [y for y in (*args, *kwargs.values()) if y in NARROW] if not x.is_complex() else []
+    for dtype in to:
+        limits = torch.iinfo(dtype)
+        yield f"no number beyond {dtype}", (x < limits.min) | (x > limits.max)
+
+
+def _threshold(x: torch.Tensor, threshold: float = 0.0, *rest: Any, **options: Any) -> Sides:
+    yield _side("below", threshold), x <= threshold
+    yield _side("above", threshold), x > threshold
+
+
+SIDES: dict[str, Callable[..., Sides]] = {
+    "where": _where,
+    "masked_fill": _masked,
+    **dict.fromkeys(("clamp", "clip"), _clamp),
+    "clamp_min": lambda x, min: _clamp(x, min),
+    "clamp_max": lambda x, max: _clamp(x, None, max),
+    **dict.fromkeys(("maximum", "minimum", "fmax", "fmin", "max", "min"), _larger),
+    **dict.fromkeys(("remainder", "fmod", "mod"), _remainder),
+    **dict.fromkeys(("add", "radd", "iadd", "sub"), _add),
+    "embedding": _embedding,
+    **{name: _ignored(getattr(F, name)) for name in ("cross_entropy", "nll_loss")},
+    **dict.fromkeys(("dropout", "dropout1d", "dropout2d", "dropout3d"), _dropout),
+    **dict.fromkeys(("smooth_l1_loss", "huber_loss"), _beta),
+    "normalize": _normalize,
+    "binary_cross_entropy": _probabilities,
+    "layer_norm": _epsilon(_of_layer, 1e-5),
+    "rms_norm": _epsilon(_of_layer, None),
+    "group_norm": _epsilon(_of_groups, 1e-5),
+    "instance_norm": _epsilon(_of_groups, 1e-5),
+    "batch_norm": _epsilon(_of_batch, 1e-5),
+    "to": _cast,
+    "threshold": _threshold,
+}
+"""By function: what a side is called, and which elements take it."""
