@@ -103,7 +103,7 @@ def of_jax(side: FlaxSide, training: bool) -> Iterator[str]:
 
 
 def of_call(call: Call, framework: str, parameters: Iterable[inspect.Parameter]) -> Iterator[str]:
-    """Return what the arguments of a call do not show: other values, and what happens along an axis."""
+    """Return what the arguments of a call leave out: values, and axes longer than 1."""
     arrays: Mapping[str, np.ndarray] = call.arrays
     if names := [f"{name} ({x.flat[0]})" for name, x in arrays.items() if x.size and (x == x.flat[0]).all()]:
         yield f"other numbers in {some(names)}, which has only one, of {framework}"

@@ -1,8 +1,7 @@
 """Choices: what a JAX program chooses by its numbers, and whether they take one side only.
 
-A `where` whose condition always holds, a bound that no number passes, a branch of `cond`, an epsilon that is
-nothing beside what it is added to: an error there stays invisible. The operands are added to the program's
-results, and compared with each other after it.
+A `where` whose condition always holds, a bound that no number passes, a branch of `cond`, an epsilon too small
+to show: no comparison sees an error there. The operands become results of the program, and are compared.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ VISIBLE = 1e-7  # the part of a number that a constant is, of which a hundredth 
 
 
 def _sum(x: Any, y: Any) -> list[Any]:
-    """A constant matters only beside a number that it can change."""
+    """A constant shows only if it is large enough to change a number."""
     if jnp.ndim(x) == jnp.ndim(y) or not jnp.issubdtype(jnp.result_type(x), jnp.floating):
         return []
     constant, array = (x, y) if jnp.ndim(x) == 0 else (y, x)
@@ -52,7 +51,7 @@ OF_JAX = (
     *("where", "_where", "clip", "relu", "relu6", "leaky_relu", "elu", "celu", "selu", "hard_tanh"),
     *("hard_sigmoid", "hard_silu", "hard_swish", "remainder", "squareplus", "maximum", "minimum"),
 )
-"""JAX's functions with bounds. What others choose inside, as logsumexp does between infinities, is theirs."""
+"""JAX's functions with bounds. What its others choose by themselves is not the model's."""
 ELSEWHERE = (
     *("_src/numpy/indexing.py", "_src/ops/special.py", "_src/numpy/reductions.py"),
     *("normalization.py", "_batch_norm.py", "_statistics/moments.py"),
@@ -62,10 +61,10 @@ ELSEWHERE = (
 
 @dataclasses.dataclass
 class Choices:
-    """The names of what one traced program chooses; `taken` has the results of its runs."""
+    """The names of what one traced program chooses; `reached` has the results of its runs."""
 
     names: list[str] = dataclasses.field(default_factory=list)
-    taken: dict[str, bool] = dataclasses.field(default_factory=dict)
+    reached: dict[str, bool] = dataclasses.field(default_factory=dict)
 
     def run(self, program: Any, arguments: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Run a program; return its results, and for each choice whether an element takes it."""
@@ -75,12 +74,14 @@ class Choices:
         return results[:count], [*self._flags(watched, iter(results[count:]), "")]
 
     def add(self, flags: Any) -> None:
-        for name, taken in zip(self.names, flags, strict=True):
-            self.taken[name] = self.taken.get(name, False) or bool(taken)
+        for name, reached in zip(self.names, flags, strict=True):
+            self.reached[name] = self.reached.get(name, False) or bool(reached)
 
     def one_sided(self) -> list[str]:
-        """Return the operations of which a side was never taken, with their lines."""
-        return list(dict.fromkeys(name.partition("#")[0] for name, taken in self.taken.items() if not taken))
+        """Return the operations of which a side was never reached, with their lines."""
+        return list(
+            dict.fromkeys(name.partition("#")[0] for name, reached in self.reached.items() if not reached)
+        )
 
     def _flags(self, watched: Sequence[JaxprEqn], values: Iterator[Any], line: str) -> Iterator[Any]:
         for equation in watched:
@@ -119,13 +120,13 @@ def _is_watched(equation: JaxprEqn) -> bool:
         return False
     if (program := called(equation)) is not None:
         name = equation.params.get("name")
-        theirs = name is not None and str(name) not in OF_JAX and _is_of_jax(program)
-        return not theirs and bool(_watched(program))
+        is_librarys = name is not None and str(name) not in OF_JAX and _is_of_jax(program)
+        return not is_librarys and bool(_watched(program))
     if equation.primitive.name == CAST:
         return equation.params["new_dtype"].kind in "iu"
     if equation.primitive.name not in SIDES or not _is_ordered(equation.invars[0]):
         return False
-    # A maximum with minus infinity, as in a softmax, is no choice.
+    # A maximum with minus infinity, as in a softmax, always takes the other operand.
     return not any(isinstance(x, Literal) and np.isinf(x.val).any() for x in equation.invars)
 
 

@@ -54,13 +54,13 @@ class LinesRun:
 
     def left_out(self) -> list[str]:
         """Return the places, `net.py:12`, of code that did not run, but for code that raises an error."""
-        places = {
+        lines = {
             (code.co_filename.rpartition("/")[2], line): None
             for code, offsets in self.run.items()
             for block in _blocks(code)
             if not any(i.offset in offsets for i in block) and (line := _line_of(block))
         }
-        return [f"{name}:{line}" for name, line in sorted(places)]
+        return [f"{name}:{line}" for name, line in sorted(lines)]
 
 
 def _blocks(code: CodeType) -> Iterator[list[dis.Instruction]]:
@@ -87,7 +87,7 @@ def _line_of(block: list[dis.Instruction]) -> int | None:
 
 
 def files_of(model: Any) -> frozenset[str]:
-    """Return the files that define a torch or NNX model's layers, wherever they lie."""
+    """Return the files that define a torch or NNX model's layers."""
     layers = (layer for _, layer in model.named_modules()) if hasattr(model, "named_modules") else ()
     kinds = {kind for layer in (model, *layers) for kind in type(layer).__mro__}
     names = {getattr(sys.modules.get(kind.__module__), "__file__", None) for kind in kinds}

@@ -1,6 +1,6 @@
 """Choices of torch's functions that a run did not make; `flax_choices` is the other side.
 
-A `where` whose condition always holds, a bound that no number passes, an epsilon that is nothing beside what
+A `where` whose condition always holds, a bound that no number passes, an epsilon that is too small for what
 it is added to, a maximum without equal numbers, a class that is to be ignored and does not occur.
 """
 
@@ -30,7 +30,7 @@ class TorchChoices:
     """The sides of torch's calls by name: whether an element took them."""
 
     def __init__(self) -> None:
-        self.taken: dict[str, bool] = {}
+        self.reached: dict[str, bool] = {}
         self.tied: dict[str, bool] = {}
         self.strided: dict[str, None] = {}
 
@@ -40,10 +40,10 @@ class TorchChoices:
             try:
                 with torch.no_grad():
                     for side, elements in sides(*args, **kwargs):
-                        taken = self.taken.get(f"{title} ({side})", False)
-                        self.taken[f"{title} ({side})"] = taken or bool(torch.as_tensor(elements).any())
+                        reached = self.reached.get(f"{title} ({side})", False)
+                        self.reached[f"{title} ({side})"] = reached or bool(torch.as_tensor(elements).any())
             except Exception as error:  # the user's own call raises a better error
-                self.taken[f"{title} ({type(error).__name__} in watching it)"] = False
+                self.reached[f"{title} ({type(error).__name__} in watching it)"] = False
         if name in TIES and isinstance(args[0], torch.Tensor) and args[0].is_floating_point():
             x = args[0].detach()
             self.tied[name] = self.tied.get(name, False) or x.unique().numel() < x.numel()
@@ -51,7 +51,7 @@ class TorchChoices:
             self.strided[name] = None
 
     def gaps(self) -> Iterator[str]:
-        one_sided = [name for name, taken in self.taken.items() if not taken]
+        one_sided = [name for name, reached in self.reached.items() if not reached]
         if one_sided:
             yield f"torch's code takes one side of {some(one_sided, LINES)}"
         if untied := [name for name, tied in self.tied.items() if not tied]:
@@ -73,7 +73,7 @@ def _where(condition: Any, *cases: Any, **options: Any) -> Sides:
         yield "false", ~torch.as_tensor(condition)
 
 
-def _masked(x: torch.Tensor, mask: torch.Tensor, *rest: Any, **options: Any) -> Sides:
+def _masked(x: torch.Tensor, mask: torch.Tensor, *others: Any, **options: Any) -> Sides:
     yield from _where(mask, x)
 
 
@@ -84,11 +84,11 @@ def _clamp(x: torch.Tensor, min: Any = None, max: Any = None, out: Any = None) -
         yield _side("above", max), x > max
 
 
-def _side(word: str, bound: Any) -> str:
-    return f"no number {word} {bound:g}" if isinstance(bound, (int, float)) else f"no number {word} the bound"
+def _side(direction: str, bound: Any) -> str:
+    return f"no number {direction} " + (f"{bound:g}" if isinstance(bound, (int, float)) else "the bound")
 
 
-def _larger(x: torch.Tensor, y: Any = None, *rest: Any, **options: Any) -> Sides:
+def _larger(x: torch.Tensor, y: Any = None, *others: Any, **options: Any) -> Sides:
     y = options.get("other", y)
     if isinstance(y, torch.Tensor):
         yield "the first is never larger", x > y
@@ -103,11 +103,11 @@ def _remainder(x: Any, y: Any, **options: Any) -> Sides:
 def _add(x: Any, y: Any, **options: Any) -> Sides:
     constant, array = (x, y) if isinstance(x, float) else (y, x)
     if isinstance(constant, float) and constant and isinstance(array, torch.Tensor):
-        yield f"{constant:g} is nothing beside the numbers", abs(constant) > VISIBLE * array.abs()
+        yield f"{constant:g} is too small for the numbers", abs(constant) > VISIBLE * array.abs()
 
 
 def _embedding(
-    tokens: torch.Tensor, weight: Any, padding_idx: int | None = None, *rest: Any, **o: Any
+    tokens: torch.Tensor, weight: Any, padding_idx: int | None = None, *others: Any, **o: Any
 ) -> Sides:
     if padding_idx is not None:
         yield f"no index {padding_idx}", tokens == padding_idx % len(weight)
@@ -126,45 +126,45 @@ def _ignored(function: Callable[..., Any]) -> Callable[..., Sides]:
     return sides
 
 
-def _dropout(x: Any, p: float = 0.5, training: bool = True, *rest: Any, **options: Any) -> Sides:
+def _dropout(x: Any, p: float = 0.5, training: bool = True, *others: Any, **options: Any) -> Sides:
     if p and not training:
         yield "nothing is dropped in evaluation", False
 
 
-def _beta(x: torch.Tensor, y: torch.Tensor, *rest: Any, **options: Any) -> Sides:
-    apart, bound = abs(x - y), options.get("beta", options.get("delta", 1.0))
-    yield _side("below", bound), apart < bound
-    yield _side("above", bound), apart > bound
+def _beta(x: torch.Tensor, y: torch.Tensor, *others: Any, **options: Any) -> Sides:
+    distance, bound = abs(x - y), options.get("beta", options.get("delta", 1.0))
+    yield _side("below", bound), distance < bound
+    yield _side("above", bound), distance > bound
 
 
 def _normalize(x: torch.Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, **options: Any) -> Sides:
     yield f"no norm below {eps:g}", x.norm(p, dim) < eps
 
 
-def _probabilities(x: torch.Tensor, *rest: Any, **options: Any) -> Sides:
+def _probabilities(x: torch.Tensor, *others: Any, **options: Any) -> Sides:
     yield "no probability of 0 or 1", (x <= 0) | (x >= 1)
 
 
 def _epsilon(variances: Callable[..., torch.Tensor], default: float | None) -> Callable[..., Sides]:
-    """Return the sides of a norm: an epsilon that is nothing beside all variances."""
+    """Return the sides of a norm: an epsilon that is too small for all variances."""
 
     def sides(x: torch.Tensor, *args: Any, **kwargs: Any) -> Sides:
         eps = kwargs.get("eps", next((y for y in reversed(args) if isinstance(y, float)), default))
         if eps:
-            yield f"eps={eps:g} is nothing beside the variances", eps > VISIBLE * variances(x, *args)
+            yield f"eps={eps:g} is too small for the variances", eps > VISIBLE * variances(x, *args)
 
     return sides
 
 
-def _of_layer(x: torch.Tensor, shape: Any, *rest: Any) -> torch.Tensor:
+def _of_layer(x: torch.Tensor, shape: Any, *others: Any) -> torch.Tensor:
     return x.var([*range(-len(shape), 0)], correction=0)
 
 
-def _of_groups(x: torch.Tensor, groups: Any = None, *rest: Any) -> torch.Tensor:
+def _of_groups(x: torch.Tensor, groups: Any = None, *others: Any) -> torch.Tensor:
     return x.reshape(len(x), groups if isinstance(groups, int) else x.shape[1], -1).var(-1, correction=0)
 
 
-def _of_batch(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+def _of_batch(x: torch.Tensor, *others: Any) -> torch.Tensor:
     return x.transpose(0, 1).reshape(x.shape[1], -1).var(-1, correction=0)
 
 
@@ -175,7 +175,7 @@ def _cast(x: torch.Tensor, *args: Any, **kwargs: Any) -> Sides:
         yield f"no number beyond {dtype}", (x < limits.min) | (x > limits.max)
 
 
-def _threshold(x: torch.Tensor, threshold: float = 0.0, *rest: Any, **options: Any) -> Sides:
+def _threshold(x: torch.Tensor, threshold: float = 0.0, *others: Any, **options: Any) -> Sides:
     yield _side("below", threshold), x <= threshold
     yield _side("above", threshold), x > threshold
 
