@@ -1,7 +1,7 @@
 """Choices: what a JAX program chooses by its numbers, and whether they take one side only.
 
 A `where` whose condition always holds, a bound that no number passes, a branch of `cond`, an epsilon that is
-too small to show: no comparison sees an error there. The operands become results of the program, and are compared.
+too small to show: no comparison sees an error there. The operands become results, and are compared.
 """
 
 from __future__ import annotations
