@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ._sides.constants import libraries
 from .measuring import Difference, Kind
 
 if TYPE_CHECKING:
@@ -111,21 +110,6 @@ def of_call(call: Call, framework: str, parameters: Iterable[inspect.Parameter])
         yield f"what is done along axes of length 1 of {framework}'s inputs: {some(names)}"
     if names := [x.name for x in parameters if x.default is not x.empty and x.name not in MODES]:
         yield f"other values of {framework}'s arguments {some(names)}"
-
-
-def not_passed(
-    function: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any]
-) -> list[inspect.Parameter]:
-    """Return the parameters of a user's function for which a call has no argument."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    if code is None or code.co_filename.startswith(libraries()):
-        return []
-    try:
-        signature = inspect.signature(function)
-        passed = signature.bind_partial(*args, **kwargs).arguments
-    except (TypeError, ValueError):  # a call that the model refuses
-        return []
-    return [parameter for name, parameter in signature.parameters.items() if name not in passed]
 
 
 def of_rows(rows: Mapping[str, np.ndarray]) -> Iterator[str]:

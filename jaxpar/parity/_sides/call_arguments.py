@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ import jax
 import numpy as np
 
 from .._tensors import array_of, is_tensor
+from .constants import libraries
 from .outputs import CONSTANTS
 
 AsArray = Callable[[Any, str], Any]  # of an argument and its label for errors
@@ -261,3 +263,18 @@ def _from_json(data: Any) -> Any:
 @dataclass(frozen=True)
 class Missing:
     kind: str
+
+
+def not_passed(
+    function: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any]
+) -> list[inspect.Parameter]:
+    """Return the parameters of a user's function for which a call has no argument."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None or code.co_filename.startswith(libraries()):
+        return []
+    try:
+        signature = inspect.signature(function)
+        passed = signature.bind_partial(*args, **kwargs).arguments
+    except (TypeError, ValueError):  # a call that the model refuses
+        return []
+    return [parameter for name, parameter in signature.parameters.items() if name not in passed]

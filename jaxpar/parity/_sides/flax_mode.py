@@ -10,9 +10,8 @@ import jax
 import numpy as np
 from flax import linen
 
-from .._reach import not_passed
 from .._weights.tree import FlaxModule
-from .call_arguments import Call
+from .call_arguments import Call, not_passed
 from .step_data import Task
 
 IN_TRAINING = ("train", "training", "is_training")

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 
 from ..._typing import PyTree
-from .._reach import not_passed
 from .._tensors import array_of, is_tensor, tensor_of
-from .call_arguments import Call
+from .call_arguments import Call, not_passed
 from .constants import Constants
 from .outputs import Outputs, named, outputs_of
 from .step_data import OWN, Batch, Named, Observation, Task, factors, in_type_of, real_parts
