@@ -64,6 +64,7 @@ ELSEWHERE = {
     "mutants/run.py": "hours; tests/test_mutants.py",
     "loops/run.py": "minutes; tests/test_compare_loops.py prints the page",
     "invariance/run.py": "half an hour of processes; tests/test_invariance.py",
+    "precision/run.py": "minutes; tests/test_precision.py prints a page",
     "runs/run.py": "minutes; tests/test_bisect.py prints the page",
     "runs/cost.py": "a minute, and times that mean something only on a quiet machine",
     "optim.py": "minutes",

@@ -24,6 +24,8 @@ from ._record import check as check
 from ._record import record as record
 from ._runs.bisect import Bisection as Bisection
 from ._runs.bisect import bisect as bisect
+from ._runs.operation_types import OperationType as OperationType
+from ._runs.precisions import precisions as precisions
 from ._runs.tap import Tap as Tap
 from ._sides.step_data import Layout as Layout
 from ._trace.judging import against as against

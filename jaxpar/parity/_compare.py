@@ -30,6 +30,7 @@ from ._exactness import environment, exact
 from ._float32_constants import explain_by_constants
 from ._levels import Findings, LevelStep, Sides
 from ._model_pair import Inputs, ModelPair, Outputs
+from ._precision import explain_by_precision
 from ._reach import NOT_REACHED, SHAKE, layers_without_gradient, of_call, of_jax, of_rows, some, unreached
 from ._request import Arrays, Request
 from ._sides.flax_mode import parameters
@@ -227,6 +228,8 @@ def run(
             agree = functools.partial(layers_agree, pair, request.batch)
             compared = judge_lost_digits(pair, request.batch, compared, agree)
             compared = explain_by_constants(pair, request.batch, compared, *findings.constants)
+        if request.explains_precision:
+            compared = explain_by_precision(pair, request.batch, request.compute_dtype, compared)
         for result in _searched(pair, request, compared, Budget(request.search_seconds, check)):
             if on_result:
                 on_result(result)
@@ -242,7 +245,7 @@ def _searched(
     # At the level "as it runs" a difference may be rounding alone, which no layer causes. With replicas, a
     # layer runs once per replica, and the replay would see only one of the runs.
     replayable = request.replicas == 1 and request.parsed_level is not Level.AS_IT_RUNS
-    if compared.same or request.search is None or not replayable:
+    if compared.same or compared.divergence or request.search is None or not replayable:
         return
     result = compared
     for divergence in find(pair, request.batch, compared, budget, first_only=request.search == "quick"):

@@ -137,6 +137,12 @@ class Request:
         return 2 if self.optimizer and self.parsed_level in (Level.SEMANTIC, Level.TRAJECTORY) else 1
 
     @property
+    def explains_precision(self) -> bool:
+        """Whether the types of operations are compared: at the semantic level, all of them are float64."""
+        is_alone = self.replicas == 1 and self.search is not None
+        return is_alone and self.parsed_level is not Level.SEMANTIC
+
+    @property
     def search_seconds(self) -> float:
         return math.inf if self.search is None or isinstance(self.search, str) else self.search
 

@@ -15,6 +15,7 @@ from .batches import batch_causes
 from .buffers import extra_causes, optimizer_causes
 from .envelope import ORDER, PartCurve, Parting, Walk, walked
 from .matching import MatchedNames, matched
+from .operation_types import differences, together
 from .passes import Scene, gradient_causes, loss_causes
 from .run import TappedRun, read_run
 from .updates import rate_causes, update_causes
@@ -204,6 +205,7 @@ def _judged(
 ) -> Bisection:
     first = walk.partings[0] if walk.partings else None
     causes: list[str] = []
+    types = _type_sentences(a, b)
     if first is not None:
         scene = Scene(a, b, names, walk, first.step)
         if worlds is not None:
@@ -215,8 +217,12 @@ def _judged(
         else:
             causes = CAUSES[first.part](scene)
         passes = first.part in ("loss", "gradients")
+        if passes and types and (not causes or causes[0].startswith("the forward pass")):
+            causes = [f"perhaps {text} (parity.compare proves it)" for text in types]
+            types = []
         if worlds is not None and passes and (not causes or "dropout" in causes[0]):
             causes = guesses(scene, worlds)
+    consequence = ", too" if first else ", which is harmless"
     return Bisection(
         a.path,
         b.path,
@@ -227,9 +233,15 @@ def _judged(
         tuple(walk.partings),
         walk.curves,
         len(walk.steps),
-        tuple(_notes(a, b, walk, worlds)),
+        (*_notes(a, b, walk, worlds), *(f"types differ{consequence}: {text}" for text in types)),
         tuple(_unreached(a, b, names, walk)),
     )
+
+
+def _type_sentences(a: TappedRun, b: TappedRun) -> list[str]:
+    if not (a.types and b.types):
+        return []
+    return [x.text("in run A", "in run B") for x in together(differences(a.types, b.types))]
 
 
 def _notes(a: TappedRun, b: TappedRun, walk: Walk, worlds: tuple[WorldSize, WorldSize] | None) -> list[str]:

@@ -13,6 +13,7 @@ import numpy as np
 from ...errors import FileError
 from . import tap_file
 from .digests import COLUMNS, SAMPLES, layout_free
+from .operation_types import OperationType, rows_of
 from .tap import PARTS
 
 NORM, MEAN, LEAST, LARGEST, BITS = range(len(COLUMNS))
@@ -90,6 +91,7 @@ class TappedRun:
     notes: list[str]
     settings: dict[str, dict[str, Any]]
     seed: int
+    types: tuple[OperationType, ...] = ()
 
     def before(self, step: int) -> TappedStep:
         """Return the step whose parameters are those with which `step` began."""
@@ -128,7 +130,8 @@ def read_run(folder: str | os.PathLike[str]) -> TappedRun:
     starts = merged.pop(None, [TappedStep()])
     steps = {k: _merged(merged[k]) for k in sorted(k for k in merged if k is not None)}
     settings = next((rank.settings for rank in ranks if rank.settings), {})
-    return TappedRun(str(path), steps, _merged(starts), world, absent, notes, settings, ranks[0].seed)
+    types = next((rank.types for rank in ranks if rank.types), ())
+    return TappedRun(str(path), steps, _merged(starts), world, absent, notes, settings, ranks[0].seed, types)
 
 
 def _merged(ranks: Sequence[TappedStep]) -> TappedStep:
@@ -169,6 +172,7 @@ class _Rank:
         self.rank, self.world, self.seed = 0, 1, 0
         self.settings: dict[str, dict[str, Any]] = {}
         self.steps: dict[int | None, TappedStep] = {}
+        self.types: tuple[OperationType, ...] = ()
         self._tables: dict[int, list[tuple[str, tuple[int, ...], str]]] = {}
         self._session: set[int | None] = set()
         for header, arrays in records:
@@ -184,6 +188,9 @@ class _Rank:
     def _table(self, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         rows = [(str(name), tuple(map(int, shape)), str(dtype)) for name, shape, dtype in header["rows"]]
         self._tables[int(header["id"])] = rows
+
+    def _types(self, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+        self.types = rows_of(header["rows"])
 
     def _step(self, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         number = None if header["step"] is None else int(header["step"])
@@ -223,6 +230,6 @@ class _Rank:
 
 def _kind(header: Mapping[str, Any]) -> str:
     kind = header.get("kind")
-    if kind not in ("open", "table", "step"):
+    if kind not in ("open", "table", "types", "step"):
         raise ValueError(f"its kind is {kind!r}")
     return kind

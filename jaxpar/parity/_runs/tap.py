@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from . import tap_file
 from .digests import row_digests, statistics
 from .leaves import array_of, dtype_of, leaves, settings
+from .operation_types import OperationType
 
 PARTS = ("gradients", "parameters", "optimizer", "extra")
 CODES = 1 << 13
@@ -35,6 +36,7 @@ class Tap:
       seed: draws the sampled elements. Runs that are compared need the same.
       rank, world: this process and how many there are; default to the variables RANK and WORLD_SIZE, or to
         `jax.process_index()` and `jax.process_count()` of an initialized `jax.distributed`.
+      precisions: the types of the model's operations, from `precisions`.
 
     Raises:
       ValueError: `rank` is negative, or `world` less than 1. FileError: the rank's file is not one of taps.
@@ -64,12 +66,14 @@ class Tap:
         seed: int = 0,
         rank: int | None = None,
         world: int | None = None,
+        precisions: Iterable[OperationType] = (),
     ):
         for name, number, least in (("rank", rank, 0), ("world", world, 1)):
             if number is not None and number < least:
                 raise ValueError(f"parity.Tap: {name} is {number}; it must be at least {least}.")
         self.folder, self.full, self.seed = Path(folder), full, seed
         self._rank, self._world = rank, world
+        self._types = [vars(x) for x in precisions]
         self._file: int | None = None
         self._tables: dict[Any, int] = {}
         self._settings: Any = None
@@ -178,6 +182,8 @@ class Tap:
         world = int(os.environ.get("WORLD_SIZE", 1)) if world is None else world
         self._file = tap_file.opened(self.folder / f"rank-{rank:05}.tap")
         self._append({"kind": "open", "rank": rank, "world": world, "seed": self.seed}, {})
+        if self._types:
+            self._append({"kind": "types", "rows": self._types}, {})
 
     def _append(self, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         assert self._file is not None

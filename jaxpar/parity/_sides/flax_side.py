@@ -21,6 +21,7 @@ from .flax_choices import Choices
 from .flax_dropout import rate_of
 from .flax_float64 import in_float64, with_choices
 from .flax_net import Arrays, cast, flax_net
+from .jax_in_types import JaxTypes
 from .lines_run import LinesRun, files_of
 from .outputs import Outputs, outputs_of
 from .step_data import OWN, Batch, Named, Observation, Task, factors, in_type_of, noting_layout, real_parts
@@ -54,6 +55,7 @@ class FlaxSide:
         self.constants = (constants or Constants()) if dtype == "float64" else None
         if self.constants:
             self._take(self.constants)
+        self.types: JaxTypes | None = None
         self.tx = task.optimizer[1] if task.optimizer else None
         # One program for forward pass, backward pass and update, as in training. The optimizer's state is an
         # argument, so that all steps run the same program.
@@ -77,7 +79,8 @@ class FlaxSide:
         with self._settings():
             state = self.tx.init(self.parameters) if self.tx else ()
         # State in a narrower type would become float64 in the first step, and the second would recompile.
-        self.opt_state = cast(state, np.dtype(np.float64)) if self.constants else state
+        memory = np.float64 if self.constants else self.types.memory if self.types else None
+        self.opt_state = state if memory is None else cast(state, jnp.dtype(memory))
 
     def restarted(self) -> FlaxSide:
         side = copy.copy(self)
@@ -90,6 +93,16 @@ class FlaxSide:
         # XLA for TPUs rejects this option.
         options = {} if jax.default_backend() == "tpu" else {"xla_backend_optimization_level": 0}
         side._step = jax.jit(side._compute, compiler_options=options)
+        return side
+
+    def in_types(self, types: JaxTypes, parameters: str | None = None) -> FlaxSide:
+        """Return this side with other types of its operations, its optimizer's state and its parameters."""
+        side = copy.copy(self)
+        side.types, side._step = types, jax.jit(side._compute)
+        if parameters is not None:
+            side.net = copy.copy(self.net)
+            side.net.parameters = cast(self.net.parameters, jnp.dtype(parameters))
+        side._start()
         return side
 
     def step(
@@ -164,6 +177,8 @@ class FlaxSide:
 
     def _watched(self, function: Callable[..., R]) -> Callable[..., tuple[R, list[Any]]]:
         if self.constants is None:
+            if self.types:
+                function = (self.types.update if function == self._update else self.types)(function)
             return lambda *arguments: (function(*arguments), [])
         return with_choices(function, self.constants, self.choices if self.task.replicas == 1 else None)
 
