@@ -53,6 +53,7 @@ TORCH = {
     "cast": (lambda x: x + 0 * x.to(torch.int8), r"to in .*no number beyond torch.int8"),
     "16 bits": (lambda x: x.bfloat16().to(x.dtype), "roundings to bfloat16 in test_reach_choices.py"),
     "branch": (torch_branch, r"torch's code in test_reach_choices.py:\d+"),
+    "a bound": (lambda x: torch.where(x > 0.05, x, 1.0 * x), r"gt in .*0.05 may be moved a little"),
     "nothing": (raising, None),
 }
 JAX = {
@@ -63,7 +64,8 @@ JAX = {
     "constant": (lambda x: (x + 9) + 1e-13 - 9, "a constant that is added in test_reach_choices.py"),
     "cast": (lambda x: x + 0 * x.astype(jnp.int8), "a cast to a narrow integer in"),
     "branch": (jax_branch, r"JAX's code in test_reach_choices.py:\d+"),
-    "both sides": (lambda x: jnp.where(x > 0, x, 1.0 * x), None),
+    "a bound": (lambda x: jnp.where(x > 0.05, x, 1.0 * x), r"one side of > in test_reach_choices.py"),
+    "both sides": (lambda x: jnp.where(x > X[0, 0], x, 1.0 * x), None),
     "functions": (lambda x: x + 0 * jax.nn.softmax(x) + 0 * jax.nn.logsumexp(x), None),
 }
 

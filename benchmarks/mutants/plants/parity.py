@@ -198,6 +198,7 @@ PLANTS = [
         ('line_here if of_jax else line)', 'line)', "tests/test_reach_choices.py -k under"),
         ('is_librarys = name is not None and', 'is_librarys = False and', "tests/test_reach_choices.py -k functions"),
         ('VISIBLE * abs(array)', '0 * abs(array)', "tests/test_reach_choices.py -k constant"),
+        ('abs(array - constant) <= ', 'abs(array - constant) >= ', "tests/test_reach_choices.py -k bound"),
     ),
     *plants("jaxpar/parity/_sides/torch_choices.py",
         ('reached or bool(', 'bool(', "tests/test_reach_choices.py -k in_one_of_two_calls"),

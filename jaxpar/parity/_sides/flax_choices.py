@@ -24,7 +24,16 @@ def _sum(x: Any, y: Any) -> list[Any]:
     if jnp.ndim(x) == jnp.ndim(y) or not jnp.issubdtype(jnp.result_type(x), jnp.floating):
         return []
     constant, array = (x, y) if jnp.ndim(x) == 0 else (y, x)
-    return [(abs(constant) > VISIBLE * abs(array)) | (constant == 0)]
+    # A 0 plus a constant is not 0, which shows only if it is divided by: zeros among numbers do not count.
+    return [((abs(constant) > VISIBLE * abs(array)) & (array != 0)) | (constant == 0) | (array == 0).all()]
+
+
+def _compared(x: Any, y: Any) -> list[Any]:
+    """A bound of a condition shows only if a number is there."""
+    if jnp.ndim(x) == jnp.ndim(y) or not jnp.issubdtype(jnp.result_type(x), jnp.floating):
+        return []
+    constant, array = (x, y) if jnp.ndim(x) == 0 else (y, x)
+    return [abs(array - constant) <= VISIBLE * jnp.maximum(abs(constant), VISIBLE)]
 
 
 def _narrower(x: Any, to: Any) -> list[Any]:
@@ -43,10 +52,19 @@ SIDES: dict[str, Callable[..., list[Any]]] = {
     "abs": lambda x: [x < 0],
     "rem": lambda x, y: [abs(x) >= abs(y)],
     "add": _sum,
+    **dict.fromkeys(("gt", "ge", "lt", "le"), _compared),
 }
 """For each side of an operation, which elements take it."""
 CAST = "convert_element_type"
-NAMES = {"select_n": "where", "add": "a constant that is added", CAST: "a cast to a narrow integer"}
+NAMES = {
+    "gt": ">",
+    "ge": ">=",
+    "lt": "<",
+    "le": "<=",
+    "select_n": "where",
+    "add": "a constant that is added",
+    CAST: "a cast to a narrow integer",
+}
 OF_JAX = (
     *("where", "_where", "clip", "relu", "relu6", "leaky_relu", "elu", "celu", "selu", "hard_tanh"),
     *("hard_sigmoid", "hard_silu", "hard_swish", "remainder", "squareplus", "maximum", "minimum"),

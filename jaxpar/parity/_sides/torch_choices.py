@@ -17,6 +17,7 @@ from .._reach import LINES, some
 from .constants import users_line
 
 VISIBLE = 1e-7  # the part of a number that a constant is, of which a hundredth would still be seen
+UNDERFLOW = 745.0  # exp(-745) is 0 in float64
 Sides = Iterator[tuple[str, Any]]  # what a side is, and which elements take it
 Arguments = dict[str, Any]
 TIES = {"max", "min", "amax", "amin", "argmax", "argmin", "topk", "sort", "argsort", "median", "kthvalue"}
@@ -103,7 +104,9 @@ def _remainder(x: Any, y: Any, **options: Any) -> Sides:
 def _add(x: Any, y: Any, **options: Any) -> Sides:
     constant, array = (x, y) if isinstance(x, float) else (y, x)
     if isinstance(constant, float) and constant and isinstance(array, torch.Tensor):
-        yield f"{constant:g} is too small for the numbers", abs(constant) > VISIBLE * array.abs()
+        shows = (abs(constant) > VISIBLE * array.abs()) & (array != 0)
+        # A 0 plus a constant shows only if it is divided by.
+        yield f"{constant:g} is too small for the numbers that are not 0", shows | (array == 0).all()
 
 
 def _embedding(
@@ -175,6 +178,18 @@ def _cast(x: torch.Tensor, *args: Any, **kwargs: Any) -> Sides:
         yield f"no number beyond {dtype}", (x < limits.min) | (x > limits.max)
 
 
+def _softmax(x: torch.Tensor, *others: Any, **options: Any) -> Sides:
+    if bool((x < x.max() - UNDERFLOW).any()):
+        yield "numbers that underflow, of which none shows how large it is", False
+
+
+def _compared(x: Any, y: Any, **options: Any) -> Sides:
+    constant, array = (y, x) if isinstance(x, torch.Tensor) else (x, y)
+    if isinstance(constant, (int, float)) and array.is_floating_point():
+        close = abs(array - constant) <= VISIBLE * max(abs(constant), VISIBLE)
+        yield f"{constant:g} may be moved a little: no number is there", close
+
+
 def _threshold(x: torch.Tensor, threshold: float = 0.0, *others: Any, **options: Any) -> Sides:
     yield _side("below", threshold), x <= threshold
     yield _side("above", threshold), x > threshold
@@ -201,6 +216,8 @@ SIDES: dict[str, Callable[..., Sides]] = {
     "instance_norm": _epsilon(_of_groups, 1e-5),
     "batch_norm": _epsilon(_of_batch, 1e-5),
     "to": _cast,
+    **dict.fromkeys(("gt", "ge", "lt", "le", "greater", "less"), _compared),
     "threshold": _threshold,
+    **dict.fromkeys(("softmax", "log_softmax"), _softmax),
 }
 """By function: what a side is called, and which elements take it."""
