@@ -2,9 +2,10 @@
 
     python benchmarks/parity/adversarial.py [--seed 33] [--pairs 60] [--out docs/tables/adversarial.md]
 
-The frame has every pair of `edited.PAIRS` with every edit of `edited.EDITS` at every line of either side where it
-fits, and with two edits, one on each side. A comparison of an edited pair must be different, or list the edit
-among what it did not reach: by the edited line, or by a sentence on it. A model that does not run is refused.
+The frame has every pair of `edited.PAIRS` with every edit of `edited.EDITS` at every line of either side
+where it fits, and with two edits, one on each side. A comparison of an edited pair must be different, or list
+the edit among what it did not reach: by the edited line, or by a sentence on it. A model that does not run is
+refused.
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ def page(rows: list[tuple[Edited, str, str]], seed: int, size: int) -> str:
     lines = [
         "# Edited pairs",
         "",
-        f"{len(rows)} of {size} edited pairs, drawn by seed {seed}: {len(PAIRS)} healthy pairs, {len(EDITS)} edits at",
-        "every line where they fit, on torch's side, JAX's, or both. Printed by",
+        f"{len(rows)} of {size} edited pairs, drawn by seed {seed}: {len(PAIRS)} healthy pairs,",
+        f"{len(EDITS)} edits at every line where they fit, on torch's side, JAX's, or both. Printed by",
         f"`python benchmarks/parity/adversarial.py --seed {seed} --pairs {len(rows)}`.",
         "",
         "| outcome | pairs |",
