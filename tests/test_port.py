@@ -60,7 +60,7 @@ def words(text):
 ENOUGH = 20
 """Lines of a module, of which not all can be of the kind that JAX has two of."""
 START = ("INITIAL_VALUES", "initial_values", "initialise", "net", "i", "row")
-PYTHONS = ("iter", "tuple", "frozenset", "int", "NotImplementedError")
+PYTHONS = ("iter", "tuple", "frozenset", "int", "partial", "NotImplementedError")
 
 
 @pytest.mark.slow

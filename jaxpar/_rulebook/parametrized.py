@@ -39,7 +39,10 @@ def weight_norm(layer: Layer, inner: Rule) -> Rule | None:
 
 
 def spectral_norm(layer: Layer, inner: Rule) -> Rule | None:
-    """Convert original to the layer's kernel, _u to u, and _v, flat in the weight's torch order, to v."""
+    """Convert original to the layer's kernel, _u to u, and _v, flat in the weight's torch order, to v.
+
+    With `first="v"` it writes the names of torch.nn.utils.spectral_norm.
+    """
     part, other_parts = _split(layer, inner)
     if part is None:
         return None
@@ -57,13 +60,15 @@ def spectral_norm(layer: Layer, inner: Rule) -> Rule | None:
     def v_back(v: np.ndarray) -> tuple[np.ndarray]:
         return (back(np.expand_dims(v, axis))[0].reshape(-1),)
 
-    names = f"parametrizations.{part.torch[0]}."
-    parts = (
-        dataclasses.replace(part, torch=(names + "original",), flax=(f"layer.{layer.name}",)),
-        same(names + "0._u", "u"),
-        Part((names + "0._v",), ("v",), v_forth, v_back),
-    )
-    return _around(inner, other_parts, parts)
+    weight = part.torch[0]
+    names = [f"parametrizations.{weight}.{name}" for name in ("original", "0._u", "0._v")]
+    if layer.first == "v":
+        names = [f"{weight}_{name}" for name in ("orig", "u", "v")]
+    original, u, v = names
+    kernel = dataclasses.replace(part, torch=(original,), flax=(f"layer.{layer.name}",))
+    rule = _around(inner, other_parts, (kernel, same(u, "u"), Part((v,), ("v",), v_forth, v_back)))
+    # The older function keeps the layer's class.
+    return rule if layer.first == "u" else dataclasses.replace(rule, torch=inner.torch, also=inner.also)
 
 
 def _older(part: Part, name: str) -> Part:

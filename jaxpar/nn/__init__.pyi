@@ -15,6 +15,7 @@ from ._dropout import FeatureAlphaDropout as FeatureAlphaDropout
 from ._dropout import FeatureDropout as FeatureDropout
 from ._embedding import Embedding as Embedding
 from ._embedding import EmbeddingBag as EmbeddingBag
+from ._function import Function as Function
 from ._layer_norm import LayerNorm as LayerNorm
 from ._layer_norm import LocalResponseNorm as LocalResponseNorm
 from ._layer_norm import RMSNorm as RMSNorm
@@ -44,6 +45,7 @@ from ._resize import Upsample as Upsample
 from ._resize import ZeroPad as ZeroPad
 from ._sync_batch_norm import SyncBatchNorm as SyncBatchNorm
 from ._sync_batch_norm import convert_sync_batchnorm as convert_sync_batchnorm
+from ._transformer import Transformer as Transformer
 from ._transformer import TransformerDecoder as TransformerDecoder
 from ._transformer import TransformerDecoderLayer as TransformerDecoderLayer
 from ._transformer import TransformerEncoder as TransformerEncoder

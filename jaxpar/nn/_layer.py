@@ -35,6 +35,30 @@ def deepcopy(module: M) -> M:
     return copied
 
 
+def freeze(module: M) -> M:
+    """Make the parameters of a module constants, which no optimizer trains; return the module.
+
+    Each `nnx.Param` becomes a plain `nnx.Variable` with the same array: `nnx.value_and_grad` and
+    `nnx.Optimizer(..., wrt=nnx.Param)` leave it out, and checkpoints keep it. A shared parameter becomes one
+    variable.
+
+    >>> from flax import nnx
+    >>> from jaxpar.nn import channels_first as nn
+    >>> net = nn.freeze(nn.Linear(2, 3, rngs=nnx.Rngs(0)))
+    >>> len(nnx.to_flat_state(nnx.state(net, nnx.Param)))
+    0
+
+    torch counterpart: `module.requires_grad_(False)`.
+    """
+    constants: dict[int, nnx.Variable] = {}
+    for _, node in [*nnx.iter_graph(module, graph=True)]:
+        for name, variable in [*vars(node).items()] if isinstance(node, nnx.Module) else []:
+            if type(variable) is nnx.Param:
+                constant = constants.setdefault(id(variable), nnx.Variable(variable[...]))
+                setattr(node, name, constant)
+    return module
+
+
 class _Signature:
     # inspect stops at the `__call__(*args, **kwargs)` of Flax's metaclass and never reads `__init__`.
     def __get__(self, instance: object, owner: type) -> inspect.Signature:

@@ -83,7 +83,7 @@ class _Stack(TypedLayer):
     def _run(self, function: Callable[..., Any], input: jax.Array, hx: Any, lengths: Lengths) -> Any:
         params = {name: getattr(self, name)[...] for group in self._weight_names() for name in group}
         input, hx, params = cast((input, hx, params), self.dtype)
-        # Draw a key only if dropout uses it, so that the stream does not advance otherwise.
+        # No stream where nothing is dropped: a model without dropout may have none.
         drops = self.dropout > 0 and self.num_layers > 1 and not self.deterministic
         return function(
             input,
@@ -93,7 +93,7 @@ class _Stack(TypedLayer):
             batch_first=self.batch_first,
             dropout=self.dropout,
             training=not self.deterministic,
-            key=self.rngs() if drops else None,
+            key=self.rngs if drops else None,
         )
 
 

@@ -6,6 +6,7 @@ here, as in torch's training, they are computed like all others.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from jax.typing import ArrayLike, DTypeLike
 from .._arguments import Count, NonNegative, Size
 from . import functional
 from ._dropout import Dropout
-from ._layer import Layer, deepcopy
+from ._layer import Layer, deepcopy, drawn
 from ._layer_norm import LayerNorm
 from ._multihead_attention import MultiheadAttention, linear
 
@@ -216,6 +217,94 @@ class TransformerDecoder(Layer):
         for layer in self.layers:
             x = layer(x, memory, *masks, **named)
         return x if self.norm is None else self.norm(x)
+
+
+class Transformer(Layer):
+    """An encoder and a decoder, each with a norm after its last layer.
+
+    Args:
+      d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias,
+        dtype, param_dtype, rngs: of the layers, as in `TransformerEncoderLayer`.
+      num_encoder_layers, num_decoder_layers: how many layers each has.
+      custom_encoder, custom_decoder: modules in place of them.
+
+    Called with `(src, tgt, src_mask=None, tgt_mask=None, memory_mask=None, src_key_padding_mask=None,
+    tgt_key_padding_mask=None, memory_key_padding_mask=None, src_is_causal=False, tgt_is_causal=False,
+    memory_is_causal=False)`: [S, B, E] and [T, B, E], or with B first, give [T, B, E].
+
+    Parameters with more than one axis start from U(-b, b), b = sqrt(6 / (inputs + outputs)).
+
+    Raises: ValueError, RuntimeError: options that torch refuses; sequences of another width than d_model.
+
+    >>> import jax.numpy as jnp
+    >>> from flax import nnx
+    >>> from jaxpar import nn
+    >>> net = nn.Transformer(4, 2, 1, 1, 8, rngs=nnx.Rngs(0))
+    >>> net(jnp.ones((5, 3, 4)), jnp.ones((2, 3, 4))).shape
+    (2, 3, 4)
+
+    torch counterpart: `torch.nn.Transformer`. Source: torch/nn/modules/transformer.py.
+    """
+
+    def __init__(
+        self,
+        d_model: int = 512,
+        nhead: int = 8,
+        num_encoder_layers: Count = 6,
+        num_decoder_layers: Count = 6,
+        dim_feedforward: Size = 2048,
+        dropout: float = 0.1,
+        activation: str | Activation = "relu",
+        custom_encoder: nnx.Module | None = None,
+        custom_decoder: nnx.Module | None = None,
+        layer_norm_eps: NonNegative = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        *,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        options: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        sizes = (d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps)
+
+        def stack(kind: Any, layer: type[_Layer], depth: int) -> nnx.Module:
+            norm = LayerNorm(d_model, layer_norm_eps, bias=bias, **options)
+            return kind(layer(*sizes, batch_first, norm_first, bias, **options), depth, norm)
+
+        encoder = TransformerEncoder, TransformerEncoderLayer, num_encoder_layers
+        decoder = TransformerDecoder, TransformerDecoderLayer, num_decoder_layers
+        self.encoder = custom_encoder or stack(*encoder)
+        self.decoder = custom_decoder or stack(*decoder)
+        self.d_model, self.nhead, self.batch_first = d_model, nhead, batch_first
+        for variable in nnx.to_flat_state(nnx.state(self, nnx.Param)).leaves:
+            if variable.ndim > 1:
+                bound = math.sqrt(6 / sum(variable.shape))
+                variable.set_value(drawn(rngs.params(), variable.shape, variable.dtype, bound))
+
+    def __call__(
+        self,
+        src: jax.Array,
+        tgt: jax.Array,
+        src_mask: Mask = None,
+        tgt_mask: Mask = None,
+        memory_mask: Mask = None,
+        src_key_padding_mask: Mask = None,
+        tgt_key_padding_mask: Mask = None,
+        memory_key_padding_mask: Mask = None,
+        src_is_causal: bool = False,
+        tgt_is_causal: bool = False,
+        memory_is_causal: bool = False,
+    ) -> jax.Array:
+        rows = 0 if self.batch_first else 1
+        if src.ndim == 3 and src.shape[rows] != tgt.shape[rows]:
+            raise RuntimeError("the batch number of src and tgt must be equal")
+        if src.shape[-1] != self.d_model or tgt.shape[-1] != self.d_model:
+            raise RuntimeError("the feature number of src and tgt must be equal to d_model")
+        memory = self.encoder(src, src_mask, src_key_padding_mask, src_is_causal)
+        masks = (tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask)
+        return self.decoder(tgt, memory, *masks, tgt_is_causal, memory_is_causal)
 
 
 def _copies(layer: nnx.Module, n: int) -> nnx.List:

@@ -15,6 +15,7 @@ from flax import nnx
 
 from .._arguments import NonNegative
 from . import functional
+from ._conv import ConvTranspose
 from ._layer import Layer
 
 FIRST_ITERATIONS = 15
@@ -63,9 +64,11 @@ class SpectralNorm(Layer):
       name: the parameter's name.
       n_power_iterations: how often each call in training improves the singular vectors.
       eps: a lower bound of the norms they are divided by.
-      dim: the kernel's axis of outputs; -1 in Flax's Linear and Conv. torch takes axis 1 for its transposed
-        convolutions, which is -2 in jaxpar's.
-      rngs: draws the initial vectors from N(0, 1); they are improved 15 times.
+      dim: the kernel's axis of outputs. The default is torch's choice: -2 for a ConvTranspose, where torch
+        takes the inputs, and -1 for any other layer.
+      first: the vector that an iteration improves first: "u", or "v" as in the older
+        `torch.nn.utils.spectral_norm`.
+      rngs: draws the initial vectors from N(0, 1); they are improved 15 times with `first="u"`.
 
     Statistics: `u` [O] and `v`, of the kernel's shape without `dim`; a kernel with one axis has none and is
     divided by its norm. `use_running_average` is False in training and True after `eval()`, where they are
@@ -75,18 +78,24 @@ class SpectralNorm(Layer):
     IndexError: if it has no such axis.
 
     torch counterpart: `torch.nn.utils.parametrizations.spectral_norm`: `original` is `layer.kernel`, `_u` is
-    `u`, `_v` is `v` in one row, in the order of torch's weight.
+    `u`, `_v` is `v` in one row, in the order of torch's weight; and `torch.nn.utils.spectral_norm`, with
+    `weight_orig`, `weight_u` and `weight_v`.
     """
 
     layer: nnx.Module
     name: str = "kernel"
     n_power_iterations: int = 1
     eps: NonNegative = 1e-12
-    dim: int = -1
+    dim: int | None = None
     _: dataclasses.KW_ONLY
+    first: str = "u"
     rngs: dataclasses.InitVar[nnx.Rngs]
 
     def __post_init__(self, rngs: nnx.Rngs) -> None:
+        if self.first not in ("u", "v"):
+            raise ValueError(f"SpectralNorm: first={self.first!r}; it must be 'u' or 'v'")
+        if self.dim is None:
+            self.dim = -2 if isinstance(self.layer, ConvTranspose) else -1
         kernel = _parameter("SpectralNorm", self.layer, self.name, self.dim)
         if self.n_power_iterations <= 0:
             raise ValueError(
@@ -100,7 +109,8 @@ class SpectralNorm(Layer):
                 _unit(jax.random.normal(rngs.params(), shape, kernel.dtype), self.eps)
                 for shape in (matrix.shape[:1], matrix.shape[1:])
             )
-            _, u, v = functional.spectral_norm(kernel, u, v, FIRST_ITERATIONS, self.eps, self.dim)
+            if self.first == "u":
+                _, u, v = functional.spectral_norm(kernel, u, v, FIRST_ITERATIONS, self.eps, self.dim)
             self.u, self.v = nnx.BatchStat(u), nnx.BatchStat(v)
         self.use_running_average = False
 
@@ -111,7 +121,14 @@ class SpectralNorm(Layer):
         else:
             training = not self.use_running_average
             kernel, u, v = functional.spectral_norm(
-                kernel, self.u[...], self.v[...], self.n_power_iterations, self.eps, self.dim, training
+                kernel,
+                self.u[...],
+                self.v[...],
+                self.n_power_iterations,
+                self.eps,
+                self.dim,
+                training,
+                self.first,
             )
             if training:
                 self.u.set_value(u)

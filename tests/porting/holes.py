@@ -158,21 +158,14 @@ class Random(Layer):
 
 
 class Frozen(Layer):
-    """Weights without gradients, and a layer that stays in one mode."""
+    """Weights without gradients in a call, and a layer that stays in one mode."""
 
     holes = (
-        "parameter.requires_grad = False: JAX's arrays have no requires_grad",
-        "self.layer.bias.requires_grad_(False): JAX has no frozen weights",
+        "self.layer.bias.requires_grad_(False): it is not clear which weights are frozen here",
         "super().train(mode): Flax's modules have another train",
         "x.is_leaf: JAX's arrays have no is_leaf",
         'x.type("torch.FloatTensor"): it is not clear',
     )
-
-    def __init__(self):
-        super().__init__()
-        for parameter in self.layer.parameters():
-            parameter.requires_grad = False
-        self.layer.bias.requires_grad_(False)
 
     def train(self, mode=True):
         super().train(mode)
@@ -180,6 +173,7 @@ class Frozen(Layer):
         return self
 
     def forward(self, x):
+        self.layer.bias.requires_grad_(False)
         return self.layer(x), x.is_leaf, x.type("torch.FloatTensor")
 
 

@@ -506,32 +506,6 @@ class Decides(nn.Module):
         return self.layer(x)
 
 
-class Square(torch.autograd.Function):
-    """A function with a derivative of its own."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient
-
-
-class Custom(nn.Module):
-    """Calls a function with a derivative of its own."""
-
-    holes = ("Square.apply(self.layer(x))",)
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(3, 3)
-
-    def forward(self, x):
-        return Square.apply(self.layer(x))
-
-
 class Keeps(nn.Module):
     """Keeps an array in itself."""
 

@@ -84,7 +84,9 @@ torch.linspace(0, 1, 5), torch.linspace(0, 1, steps=5), torch.logspace(0, 1, 3),
 torch.eye(3, dtype=torch.bool), torch.linspace(0, 1, 5, dtype=torch.float64),
 torch.eye(2, 3), torch.tensor([1, 2]), torch.tensor([1.0, 2.0]), torch.tensor(1.5, dtype=torch.float64),
 torch.as_tensor([1.0]), torch.meshgrid(v, v, indexing='ij'), torch.meshgrid(v, v, indexing='xy'),
-torch.meshgrid(v, v), torch.meshgrid([v, v], indexing='ij'), torch.Tensor(0), torch.tril_indices(3, 3),
+torch.meshgrid(v, v), torch.meshgrid([v, v], indexing='ij'), torch.Tensor(0),
+torch.FloatTensor(0), torch.DoubleTensor(0), torch.spmm(x, y.t()), torch.sparse.mm(x, y.t()),
+torch.tril_indices(3, 3),
 torch.tril_indices(2, 3), torch.tril_indices(3, 4, 1), torch.tril_indices(3, 3, offset=-1),
 torch.triu_indices(2, 3), torch.triu_indices(3, 3, 1), torch.triu_indices(3, 4, offset=-1),
 torch.jit.is_scripting(), torch.jit.is_tracing(), torch.compiler.is_compiling(), torch.is_tensor(x),
@@ -204,7 +206,13 @@ ELSEWHERE = {
         for name in ("weight_norm", "parametrizations.weight_norm")
         for dim in ("0?", "None")
     ),
-    "torch.nn.utils.parametrizations.spectral_norm(module)",
+    *(
+        f"torch.nn.utils.{name}(module, name=='weight'?, n_power_iterations=, eps=)"
+        for name in ("spectral_norm", "parametrizations.spectral_norm")
+    ),
+    "torch.randn(*size, dtype, device?, requires_grad?)",
+    "torch.rand(*size, dtype==torch.cfloat, device?, requires_grad?)",
+    "torch.rand(*size, dtype, device?, requires_grad?)",
     "transformers.integrations.fsdp.is_fsdp_managed_module(module)",
     "transformers.utils.generic.torch_int(x)",
     "transformers.utils.import_utils.is_torch_fx_proxy(x)",

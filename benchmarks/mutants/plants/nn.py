@@ -4,6 +4,20 @@
 from ..plant import plants
 
 PLANTS = [
+    *plants("jaxpar/nn/_function.py",
+        ('every[i] = array', 'pass', "tests/test_nn_function.py -k torchs"),
+        ('gradients[i] if needs[i] else None', 'gradients[-1 - i] if needs[i] else None', "tests/test_nn_function.py -k torchs"),
+        ('len(gradients) < len(values) or any(', 'any(', "tests/test_nn_function.py -k refused"),
+    ),
+    *plants("jaxpar/nn/_transformer.py",
+        ('masks = (tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask)', 'masks = (tgt_mask, memory_mask, memory_key_padding_mask, tgt_key_padding_mask)', 'tests/against_torch -k Transformer'),
+    ),
+    *plants("jaxpar/nn/_layer.py",
+        ('constants.setdefault(id(variable), nnx.Variable(variable[...]))', 'nnx.Variable(variable[...])', "tests/test_nn_function.py -k frozen"),
+    ),
+    *plants("jaxpar/nn/functional/_weight_norm.py",
+        ('if (step % 2 == 0) == (first == "u"):', 'if step % 2 == 0:', "tests/against_torch -k SpectralNorm"),
+    ),
     *plants("jaxpar/nn/channels_first/functional/_exact.py",
         ('x = jnp.where(x < min, min, x)', 'x = jnp.maximum(x, min)', 'tests/test_port_rules.py -k "torchs and 2"'),
         ('return x * jax.lax.stop_gradient(jnp.sign(x))', 'return jnp.abs(x)', 'tests/test_port_traps.py -k Kinks'),

@@ -23,12 +23,14 @@ from ._activation import Softsign as Softsign
 from ._activation import Tanh as Tanh
 from ._activation import Tanhshrink as Tanhshrink
 from ._activation import Threshold as Threshold
+from ._containers import Function as Function
 from ._containers import Module as Module
 from ._containers import ModuleDict as ModuleDict
 from ._containers import ModuleList as ModuleList
 from ._containers import Sequential as Sequential
 from ._containers import children as children
 from ._containers import deepcopy as deepcopy
+from ._containers import freeze as freeze
 from ._containers import modules as modules
 from ._containers import named_children as named_children
 from ._containers import named_modules as named_modules
@@ -107,6 +109,7 @@ from ._plain import MultiheadAttention as MultiheadAttention
 from ._plain import RMSNorm as RMSNorm
 from ._plain import RNNCell as RNNCell
 from ._plain import SpectralNorm as SpectralNorm
+from ._plain import Transformer as Transformer
 from ._plain import TransformerDecoder as TransformerDecoder
 from ._plain import TransformerDecoderLayer as TransformerDecoderLayer
 from ._plain import TransformerEncoder as TransformerEncoder

@@ -9,8 +9,10 @@ from typing import Any, TypeVar, cast
 from flax import nnx
 from flax.nnx import Module as Module
 
+from .._function import Function as Function
 from .._layer import Layer
 from .._layer import deepcopy as deepcopy
+from .._layer import freeze as freeze
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 

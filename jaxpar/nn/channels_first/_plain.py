@@ -14,6 +14,7 @@ from .._recurrent import RNN as RNN
 from .._recurrent import GRUCell as GRUCell
 from .._recurrent import LSTMCell as LSTMCell
 from .._recurrent import RNNCell as RNNCell
+from .._transformer import Transformer as Transformer
 from .._transformer import TransformerDecoder as TransformerDecoder
 from .._transformer import TransformerDecoderLayer as TransformerDecoderLayer
 from .._transformer import TransformerEncoder as TransformerEncoder

@@ -42,6 +42,7 @@ from ._layers import Embedding as Embedding
 from ._layers import EmbeddingBag as EmbeddingBag
 from ._layers import Flatten as Flatten
 from ._layers import Fold as Fold
+from ._layers import Function as Function
 from ._layers import GroupNorm as GroupNorm
 from ._layers import GRUCell as GRUCell
 from ._layers import Hardshrink as Hardshrink
@@ -95,6 +96,7 @@ from ._layers import Tanh as Tanh
 from ._layers import Tanhshrink as Tanhshrink
 from ._layers import Threshold as Threshold
 from ._layers import TiedLinear as TiedLinear
+from ._layers import Transformer as Transformer
 from ._layers import TransformerDecoder as TransformerDecoder
 from ._layers import TransformerDecoderLayer as TransformerDecoderLayer
 from ._layers import TransformerEncoder as TransformerEncoder
@@ -108,6 +110,7 @@ from ._layers import ZeroPad2d as ZeroPad2d
 from ._layers import ZeroPad3d as ZeroPad3d
 from ._layers import children as children
 from ._layers import deepcopy as deepcopy
+from ._layers import freeze as freeze
 from ._layers import modules as modules
 from ._layers import named_children as named_children
 from ._layers import named_modules as named_modules

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..._arguments import NonNegative
 from .._gates import GRU, LSTM, RNN_RELU, RNN_TANH, Gates, Lengths, Recurrence, State, Weights, weight_names
+from ._dropout import Key
 from ._dropout import dropout as drop
 
 
@@ -26,7 +27,7 @@ class StackOptions(TypedDict, total=False):
     batch_first: bool
     dropout: NonNegative
     training: bool
-    key: jax.Array | None
+    key: Key | None
 
 
 def lstm(
@@ -38,7 +39,7 @@ def lstm(
     batch_first: bool = False,
     dropout: NonNegative = 0.0,
     training: bool = True,
-    key: jax.Array | None = None,
+    key: Key | None = None,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """A stack of LSTMs over a sequence. L layers, D directions, H hidden, P = H or projected.
 
@@ -114,7 +115,7 @@ def _run(
     batch_first: bool = False,
     dropout: NonNegative = 0.0,
     training: bool = True,
-    key: jax.Array | None = None,
+    key: Key | None = None,
 ) -> tuple[jax.Array, State]:
     if input.ndim not in (2, 3):
         raise ValueError(f"{kind.name}: Expected input to be 2D or 3D, got {input.ndim}D instead")
@@ -137,7 +138,9 @@ def _run(
         if first and training and dropout:
             if key is None:
                 raise ValueError(f"{kind.name}: dropout={dropout} in training needs key, a jax.random.key.")
-            key, now = jax.random.split(key)  # another mask in each gap between layers
+            now = key
+            if isinstance(key, jax.Array):
+                key, now = jax.random.split(key)  # another mask in each gap between layers
             x = drop(x, dropout, key=now)
         outputs = []
         for i in range(first, first + directions):  # the second one, if any, runs backwards

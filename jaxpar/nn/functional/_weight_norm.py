@@ -34,6 +34,7 @@ def spectral_norm(
     eps: NonNegative = 1e-12,
     dim: int = -1,
     training: bool = True,
+    first: str = "u",
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The kernel divided by its largest singular value, as a matrix of `dim` against all other axes.
 
@@ -44,18 +45,22 @@ def spectral_norm(
       n_power_iterations: how often u and v are improved, in training.
       eps: a lower bound of the norms that u and v are divided by.
       training: if False, u and v are used as they are.
+      first: the vector that an iteration improves first, "u" or "v".
 
     Returns: The divided kernel, u and v. Gradients go through the kernel, not through u and v.
 
-    torch counterpart: `torch.nn.utils.parametrizations.spectral_norm`; torch keeps v in one row, in the order
-    of its own weight. Source: torch/nn/utils/parametrizations.py.
+    torch counterpart: `torch.nn.utils.parametrizations.spectral_norm`; with `first="v"`, the older
+    `torch.nn.utils.spectral_norm`. torch keeps v in one row, in the order of its own weight. Source:
+    torch/nn/utils/parametrizations.py and spectral_norm.py.
     """
     matrix = jnp.moveaxis(kernel, dim, 0)
     # As in torch the iteration is not differentiated: the gradient passes through the kernel in sigma alone.
     constant = jax.lax.stop_gradient(matrix)
-    for _ in range(n_power_iterations if training else 0):
-        u = _unit(_matvec(constant, v), eps)
-        v = _unit(jnp.tensordot(u, constant, 1, precision="highest"), eps)
+    for step in range(2 * n_power_iterations if training else 0):
+        if (step % 2 == 0) == (first == "u"):
+            u = _unit(_matvec(constant, v), eps)
+        else:
+            v = _unit(jnp.tensordot(u, constant, 1, precision="highest"), eps)
     u, v = jax.lax.stop_gradient((u, v))
     sigma = jnp.vdot(u, _matvec(matrix, v), precision="highest")
     return kernel / sigma, u, v

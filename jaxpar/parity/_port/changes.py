@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from jax.tree_util import keystr, tree_flatten_with_path
 from torch import nn
+from torch.nn.utils.spectral_norm import SpectralNorm
 
 from ...errors import PortError
 
@@ -53,7 +54,10 @@ def _untracked(module: nn.Module) -> dict[Location, Any]:
     state = {id(x) for x in module.state_dict(keep_vars=True).values()}
     tensors: dict[Location, Any] = {}
     for path, submodule in module.named_modules():
-        attributes = {name: x for name, x in vars(submodule).items() if name not in MODULE_ATTRIBUTES}
+        # spectral_norm's weight is computed from `weight_orig`, which is compared.
+        hooks = submodule._forward_pre_hooks.values()
+        computed = MODULE_ATTRIBUTES | {hook.name for hook in hooks if isinstance(hook, SpectralNorm)}
+        attributes = {name: x for name, x in vars(submodule).items() if name not in computed}
         # Buffers with persistent=False are not in the state dict, so `state` leaves them in.
         for name, value in {**attributes, **submodule._buffers}.items():
             tensors |= _tensors(f"{path}.{name}".lstrip("."), value)

@@ -29,6 +29,7 @@ from .images.flow import Flow
 from .initial_values import Initialisation
 from .layout import SAME, images_last
 from .proof import imported, largest, prove, remembers, too_small
+from .reading.backward import differentiate, has_functions
 from .reading.building import (
     Constructions,
     Expressions,
@@ -295,6 +296,8 @@ def _ran(
             with torch.no_grad():
                 for mode, net in zip((True, False), nets, strict=True):
                     net.train(mode)(*inputs, **kwargs)
+            if has_functions():
+                differentiate(nets[0].train()(*inputs, **kwargs))
 
         def make_nets() -> Sequence[nn.Module]:
             # One module per mode, so that evaluation starts from initial buffers. In place, because

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import torch
@@ -65,7 +67,9 @@ def prove(
     rates = accepted(net, inputs, kwargs)
     examples = [example for example, _ in rates] or [tuple(inputs)]
     rate = min((rate for _, rate in rates), default=RATE)
-    sgd = (lambda parameters: torch.optim.SGD(parameters, rate), optax.sgd(rate))
+    # For a complex parameter, JAX's gradient is the conjugate of torch's, which is the direction of ascent.
+    conjugate = optax.stateless(lambda gradients, _: jax.tree.map(jnp.conj, gradients))
+    sgd = (lambda parameters: torch.optim.SGD(parameters, rate), optax.chain(conjugate, optax.sgd(rate)))
     steps: dict[str, Any] = {"steps": STEPS, "optimizer": sgd} if trained else {}
     # A module that accepts no second shape is evaluated with this one.
     shapes = larger_inputs(net, inputs, kwargs) or [tuple(inputs)]

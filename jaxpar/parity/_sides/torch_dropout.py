@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 ELEMENTWISE = {torch.dropout, *(getattr(functional, f"dropout{axes}") for axes in ("", "1d", "2d", "3d"))}
 BERNOULLI = {torch.bernoulli, torch.Tensor.bernoulli, torch.Tensor.bernoulli_}
 NORMAL = {torch.randn_like}
+RECURRENT = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
 FRESH = {torch.rand, torch.randn, torch.rand_like}
 _takes_fresh: ContextVar[bool] = ContextVar("takes_fresh", default=False)
 # Their numbers stay torch's own. `Tensor` has no `rand`; the in-place methods end in an underscore.
@@ -73,6 +74,8 @@ class Capture(TorchFunctionMode):
             drawn: Any = function(*args, **kwargs)
             self.masks.append(drawn.detach())
             return drawn
+        if function in RECURRENT:
+            return self._recurrent(function, *args)
         if function is functional.scaled_dot_product_attention:
             return self._attention(function, *args, **kwargs)
         if function is functional.multi_head_attention_forward:
@@ -115,6 +118,31 @@ class Capture(TorchFunctionMode):
         self.masks.append(torch.where(nonzero, 1 / chance.detach().double(), 0.0))
         return drawn
 
+    def _recurrent(
+        self, function: Callable[..., Any], x: torch.Tensor, hx: Any, weights: Any, *options: Any
+    ) -> Any:
+        """A stack of layers by one kernel for each, so that the masks between them are accessible."""
+        has_biases, layers, p, train, bidirectional, batch_first = options
+        if layers == 1 or not p or not train:
+            return function(x, hx, weights, *options)
+        if not isinstance(weights, list):
+            raise NotImplementedError(
+                "parity.compare: a recurrent layer draws the dropout between its layers in a kernel for "
+                "packed sequences; compare in evaluation mode, or with its dropout at 0."
+            )
+        x = x.transpose(0, 1) if batch_first else x
+        directions, finals = 1 + bidirectional, []
+        states = [state.split(directions) for state in (hx if isinstance(hx, tuple) else (hx,))]
+        size = len(weights) // layers
+        for layer in range(layers):
+            x = self._dropout(functional.dropout, x, p) if layer else x
+            state = tuple(parts[layer] for parts in states)
+            arguments = state if isinstance(hx, tuple) else state[0]
+            of_layer = weights[layer * size : (layer + 1) * size]
+            x, *final = function(x, arguments, of_layer, has_biases, 1, 0.0, train, bidirectional, False)
+            finals.append(final)
+        return x.transpose(0, 1) if batch_first else x, *map(torch.cat, zip(*finals, strict=True))
+
     def _attention(
         self,
         function: Callable[..., Any],
@@ -150,13 +178,15 @@ def refuse_unwatchable(module: torch.nn.Module, replicas: int) -> None:
     for path, layer in module.named_modules():
         kind = type(layer).__name__
         recurrent = isinstance(layer, torch.nn.RNNBase) and layer.dropout > 0 and layer.num_layers > 1
-        random = isinstance(layer, torch.nn.AlphaDropout | torch.nn.FeatureAlphaDropout | torch.nn.RReLU)
-        if layer.training and (recurrent or random):
+        if layer.training and isinstance(
+            layer, torch.nn.AlphaDropout | torch.nn.FeatureAlphaDropout | torch.nn.RReLU
+        ):
             raise NotImplementedError(
                 f"parity.compare: {path or 'the module'} ({kind}) draws random numbers in a kernel, where "
                 "they cannot be seen; compare in evaluation mode, or with its dropout at 0."
             )
-        if replicas > 1 and isinstance(layer, torch.nn.modules.dropout._DropoutNd) and layer.p > 0:
+        drops = isinstance(layer, torch.nn.modules.dropout._DropoutNd) and layer.p > 0
+        if replicas > 1 and (drops or (recurrent and layer.training)):
             raise NotImplementedError(
                 f"parity.compare: {path} ({kind}) would drop in {replicas} replicas at once, in threads "
                 "whose order is not fixed. Compare replicas with dropout 0 or in evaluation mode, and "

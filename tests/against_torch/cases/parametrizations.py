@@ -36,6 +36,13 @@ CASES = [
     spectral_norm("Conv2d(4, 6, (3, 2), groups=2)", inputs=PICTURE),
     spectral_norm("Conv2d(4, 6, (3, 2))", ", dim=3", ", dim=1", inputs=PICTURE),
     spectral_norm("ConvTranspose2d(4, 6, (3, 2))", ", dim=1", ", dim=-2", inputs=PICTURE),
+    spectral_norm("ConvTranspose2d(4, 6, (3, 2))", inputs=PICTURE),
+    Case("utils.spectral_norm(Linear(4, 6))", f"SpectralNorm({LINEAR}, first='v')", ((3, 4),)),
+    Case(
+        "utils.spectral_norm(ConvTranspose2d(4, 6, (3, 2)), n_power_iterations=2)",
+        "SpectralNorm(ConvTranspose(4, 6, (3, 2)), n_power_iterations=2, first='v')",
+        PICTURE,
+    ),
 ]
 
 NAMES = {

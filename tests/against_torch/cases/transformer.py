@@ -60,6 +60,11 @@ CASES = [
         f"TransformerEncoder({layer(ENCODER, 'dropout=0.0')}, 2, LayerNorm({E}))",
     ),
     case(f"TransformerDecoder({layer(DECODER, 'dropout=0.0')}, 2)", (SRC, MEMORY)),
+    case(f"Transformer({E}, 2, 2, 1, 6, dropout=0.0)", (MEMORY, SRC)),
+    case(
+        f"Transformer({E}, 2, 1, 2, 6, dropout=0.0, batch_first=True, norm_first=True, bias=False)",
+        ((B, L, E), (B, L, E), CAUSAL, CAUSAL, CAUSAL, PADDING, PADDING, PADDING),
+    ),
 ]
 
 REFUSED = [
@@ -67,6 +72,7 @@ REFUSED = [
     for text, error, reason in [
         (layer(ENCODER, "activation='tanh'"), RuntimeError, "activation should be relu/gelu, not tanh"),
         (layer(DECODER, "dropout=1.5"), ValueError, "dropout probability has to be between 0 and 1"),
+        ("Transformer(4, 3)", ValueError, "embed_dim must be divisible by num_heads"),
         ("TransformerEncoderLayer(4, 3)", ValueError, "embed_dim must be divisible by num_heads"),
     ]
 ]

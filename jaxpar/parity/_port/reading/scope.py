@@ -95,6 +95,13 @@ def dotted(value: Any) -> str:
     return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
 
 
+def applied_function(value: Any) -> type | None:
+    """Return the user's class of which a value is the `apply`, an operation with a gradient of its own."""
+    owner = getattr(value, "__self__", None)
+    is_function = inspect.isclass(owner) and issubclass(owner, torch.autograd.Function)
+    return owner if is_function and defined_by_user(owner) else None
+
+
 def is_torchs(value: Any) -> bool:
     # Functions such as Square.apply are built in C in newer releases and lose their module.
     owner = getattr(value, "__self__", None)

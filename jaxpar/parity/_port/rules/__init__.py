@@ -17,6 +17,7 @@ that accepts all arguments applies; a call without a line becomes a hole. The te
 
 from .functions import FUNCTIONS as FUNCTIONS
 from .functions import IN_CALL as IN_CALL
+from .functions import as_value as as_value
 from .layers import ACCEPTING as ACCEPTING
 from .layers import DROPPED as DROPPED
 from .layers import RANDOM as RANDOM

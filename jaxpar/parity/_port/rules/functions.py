@@ -1,5 +1,8 @@
 """Functions of torch and of torch.nn.functional. Those that are also methods, `x.f()`, are in `methods`."""
 
+import ast
+import re
+
 from .methods import METHODS
 from .rule import CallRule, table
 from .transformers_names import FUNCTIONS as OF_TRANSFORMERS
@@ -40,7 +43,11 @@ FUNCTIONS = table("""
     torch.meshgrid(*tensors) -> jnp.meshgrid({tensors:s}, indexing="ij")
     torch.randn(*size, device?, requires_grad?) -> rngs.params.normal({size:t})
     torch.rand(*size, device?, requires_grad?) -> rngs.params.uniform({size:t})
-    torch.Tensor(*size) -> jnp.zeros({size:t})
+    torch.randn(*size, dtype, device?, requires_grad?) -> rngs.params.normal({size:t}, {dtype})
+    torch.rand(*size, dtype==torch.cfloat, device?, requires_grad?) -> \
+        jax.lax.complex(rngs.params.uniform({size:t}), rngs.params.uniform({size:t}))
+    torch.rand(*size, dtype, device?, requires_grad?) -> rngs.params.uniform({size:t}, {dtype})
+    torch.Tensor|torch.FloatTensor|torch.DoubleTensor(*size) -> jnp.zeros({size:t})
     torch.tril_indices|torch.triu_indices(row, col) -> jnp.stack(jnp.{}({row}, 0, {col}))
     torch.tril_indices|torch.triu_indices(row, col, offset) -> jnp.stack(jnp.{}({row}, {offset}, {col}))
     torch.jit.is_scripting|torch.jit.is_tracing() -> False
@@ -88,6 +95,7 @@ FUNCTIONS = table("""
     torch.linalg.multi_dot(tensors) -> jnp.linalg.multi_dot({tensors})
     torch.linalg.cross(input, other, dim=) -> jnp.cross({input}, {other}<, axis={dim}>)
     torch.cross(input, other, dim) -> jnp.cross({input}, {other}, axis={dim})
+    torch.spmm|torch.sparse.mm(sparse, dense) -> {sparse:a} @ {dense:a}
     torch.threshold(input, threshold, value) -> F.threshold({input}, {threshold}, {value})
     torch.celu(input, alpha=) -> F.celu({input}<, {alpha}>)
     torch.selu(input) -> nnx.selu({input})
@@ -125,7 +133,11 @@ FUNCTIONS = table("""
     torch.nn.functional.batch_norm(input, running_mean==None, running_var==None, weight==None?, bias==None?, \
         training==True, momentum?, eps=) -> \
         jax.nn.standardize({input}, (0, *range(2, {input:a}.ndim))<, epsilon={eps}>)
-    torch.nn.utils.parametrizations.spectral_norm(module) -> nn.SpectralNorm({module}, rngs=rngs)
+    torch.nn.utils.parametrizations.spectral_norm(module, name=='weight'?, n_power_iterations=, eps=) -> \
+        nn.SpectralNorm({module}<, n_power_iterations={n_power_iterations}><, eps={eps}>, rngs=rngs)
+    torch.nn.utils.spectral_norm(module, name=='weight'?, n_power_iterations=, eps=) -> \
+        nn.SpectralNorm({module}<, n_power_iterations={n_power_iterations}><, eps={eps}>, first="v", \
+rngs=rngs)
     torch.nn.Transformer.generate_square_subsequent_mask(sz) -> jnp.triu(jnp.full(({sz}, {sz}), -jnp.inf), 1)
     torch.nn.functional.leaky_relu(x, negative_slope=, inplace?) -> F.leaky_relu({x}<, {negative_slope}>)
     torch.nn.functional.hardtanh(x, min_val=, max_val=, inplace?) -> F.hardtanh({x}<, {min_val}><, {max_val}>)
@@ -230,8 +242,21 @@ for _name in (
 ):
     _method = {"expit": "sigmoid", "gammaln": "lgamma"}.get(_name, _name)
     FUNCTIONS[f"torch.special.{_name}"] = [_of_method(rule) for rule in METHODS[_method]]
-# Not the older spectral_norm: its iterations update the vectors in a different order.
 FUNCTIONS["torch.nn.utils.weight_norm"] = FUNCTIONS["torch.nn.utils.parametrizations.weight_norm"]
 FUNCTIONS.update(table(OF_TRANSFORMERS))
 for _name, _rules in METHODS.items():
     FUNCTIONS.setdefault(f"torch.{_name}", []).extend(map(_of_method, _rules))
+
+
+def as_value(name: str) -> str | None:
+    """Write a function of one argument that is passed on: `jnp.sin`, or a lambda; None without a rule."""
+    for rule in FUNCTIONS.get(name, []):
+        needed = [parameter for parameter in rule.signature if parameter[-1] not in "=?"]
+        if len(needed) != 1 or needed[0].startswith("*") or "{rngs}" in rule.template:
+            continue
+        call = re.fullmatch(r"([\w.]+)\(\{(\w+)\}(?:<[^>]*>)*(?:, ([^{}<>]+))?\)", rule.template)
+        if call and call[2] == needed[0]:
+            return f"partial({call[1]}, {call[3]})" if call[3] else call[1]
+        with_name = ast.Call(ast.Name(name), [ast.Name(needed[0])], [])
+        return f"(lambda {needed[0]}: {rule.apply(with_name, lambda node, form: ast.unparse(node))})"
+    return None

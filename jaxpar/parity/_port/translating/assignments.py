@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 
+import torch
 from torch import nn
 
 from ..reading.runtime import Beyond
@@ -124,6 +125,10 @@ def _set_attribute(
     assert node.value is not None
     if tied := _tied(ctx, node.value, target):
         return tied
+    if target.attr == "requires_grad" and ast.unparse(node.value) == "False" and ctx.is_tensor(target.value):
+        variable = translated(ctx, target.value).variable
+        if variable and not ctx.in_call(node):
+            return Fragment(variable), f"nnx.Variable({variable}[...])"
     if ctx.is_tensor(target.value):
         raise Hole(f"JAX's arrays have no {target.attr}")
     value = value_of(ctx, node.value)
@@ -142,12 +147,18 @@ def _set_attribute(
     elif _is_buffer(ctx, target) and not value.makes_variable:
         variable = f"{text(ctx, target.value)}.{target.attr}"
         return Fragment(f"{variable}[...]", variable=variable), written
-    elif site and site.is_tensor and not in_constructor and not value.makes_variable:
+    elif ctx.is_tensor(node.value) and not (in_constructor or value.makes_variable or _is_ctx(ctx, target)):
         raise Hole(KEEPS)
     # The source's parentheses around a value belong to the text between the nodes.
     before = ctx.source.between(end_of(target), start_of(node.value))
     written = f"({written})" if "(" in before and "\n" in written else written
     return Fragment(f"{text(ctx, target.value)}.{target.attr}"), written
+
+
+def _is_ctx(ctx: Context, target: ast.Attribute) -> bool:
+    """Return whether an attribute is one of the `ctx` of a torch.autograd.Function."""
+    site = ctx.site(target.value)
+    return bool(site and all(issubclass(kind, torch.autograd.function.FunctionCtx) for kind in site.kinds))
 
 
 def _grows(ctx: Context, target: ast.Attribute) -> bool:

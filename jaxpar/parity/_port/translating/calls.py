@@ -16,11 +16,30 @@ from torch import nn
 
 from .. import rules
 from ..reading.runtime import home_of
-from ..reading.scope import UNKNOWN, defined_by_user, dotted, is_layer, is_torchs, jaxpar_layer, rule_name
+from ..reading.scope import (
+    UNKNOWN,
+    applied_function,
+    defined_by_user,
+    dotted,
+    is_layer,
+    is_torchs,
+    jaxpar_layer,
+    rule_name,
+)
 from .conditions import require_no_numbers
 from .context import Context
 from .drawing import DRAWN, builds, draws, function_rules, needs_rngs, passes_on, stream, targets_of
-from .expressions import argument, arguments_of, by_rule, expression, extended, is_placement, resolved, text
+from .expressions import (
+    argument,
+    arguments_of,
+    by_rule,
+    expression,
+    extended,
+    is_placement,
+    resolved,
+    spliced,
+    text,
+)
 from .fragment import Fragment, Hole, parsed
 from .memory import taken_by
 from .methods import COLLECTIONS, method
@@ -29,6 +48,14 @@ from .omitted import is_of_batch_norm
 from .pairs import pair
 
 PARTIAL = "from functools import partial"
+LISTED = {
+    "torch.Tensor": "jnp.float32",
+    "torch.FloatTensor": "jnp.float32",
+    "torch.DoubleTensor": "jnp.float64",
+    "torch.LongTensor": "int",
+    "torch.BoolTensor": "bool",
+}
+"""Constructors that take either sizes or the elements, and the elements' types."""
 RANDOM_FUNCTIONS = ("randint", "randint_like", "multinomial", "normal")
 
 
@@ -48,6 +75,8 @@ def call(ctx: Context, node: ast.Call) -> Fragment:
         return resolved(ctx, node, hasattr(owner, ast.literal_eval(node.args[1])))
     if target is copy.deepcopy and node.args and ctx.is_module(node.args[0]):
         return Fragment(f"nn.deepcopy({text(ctx, node.args[0])})")
+    if applied_function(target) is not None:
+        return spliced(ctx, node)
     if target is not UNKNOWN and (is_torchs(target) or rule_name(target)):
         return _of_torch(ctx, node, target)
     if target is not UNKNOWN and (chosen := _choice(ctx, node, target)):
@@ -111,6 +140,8 @@ def _of_torch(ctx: Context, node: ast.Call, target: Any) -> Fragment:
         return several
     if name == "torch.unique" and not ctx.only_making(node):
         raise Hole("its length depends on data")
+    if len(node.args) == 1 and name in LISTED and not ctx.is_int(node.args[0]):
+        return Fragment(f"jnp.array({text(ctx, node.args[0])}, {LISTED[name]})")
     candidates = function_rules(ctx, node, name)
     if not candidates:
         raise Hole(f"there is no rule for {dotted(target)}")

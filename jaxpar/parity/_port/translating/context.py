@@ -115,6 +115,10 @@ class Context:
         site = self.site(node)
         return bool(site and site.is_tensor)
 
+    def is_int(self, node: ast.AST) -> bool:
+        site = self.site(node)
+        return isinstance(node, ast.Constant) or bool(site and site.kinds <= {int})
+
     def is_module(self, node: ast.AST) -> bool:
         site = self.site(node)
         if site is None and isinstance(node, ast.Name) and node.id == "self":  # a line that did not run

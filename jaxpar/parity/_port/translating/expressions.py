@@ -95,6 +95,8 @@ def _in_torchs_order(ctx: Context, node: ast.AST) -> Fragment:
 
 MACHINE = ("torch.cuda", "torch.backends", "torch.distributed", "torch.mps", "torch.xpu", "torch.version")
 """Modules of torch whose functions and flags tell what a process runs on."""
+FLAGS = ("is_cuda", "is_mps", "is_xpu", "is_sparse", "is_nested", "is_quantized", "is_mkldnn", "is_meta")
+"""What a tensor is stored on or as: JAX's arrays have one form."""
 
 
 def depends_on_machine(ctx: Context, node: ast.AST) -> bool:
@@ -109,7 +111,7 @@ def _is_of_machine(ctx: Context, node: ast.expr) -> bool:
     site = ctx.site(node)
     if site and site.kinds == {torch.device}:
         return True
-    if isinstance(node, ast.Attribute) and node.attr in ("is_cuda", "is_mps", "is_xpu"):
+    if isinstance(node, ast.Attribute) and node.attr in FLAGS:
         return ctx.is_tensor(node.value)
     value = ctx.scope.value(node)
     home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None) or ""

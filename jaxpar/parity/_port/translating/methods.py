@@ -54,7 +54,7 @@ def _of_tensor(ctx: Context, node: ast.Call, func: ast.Attribute, owner: Site | 
     if name in ("to", "type"):
         return _to(ctx, node, func.value)
     if name == "requires_grad_" and owner and owner.kinds & {nn.Parameter}:
-        raise Hole("JAX has no frozen weights: leave them to the optimizer")
+        raise Hole("it is not clear which weights are frozen here")
     if several := pair(ctx, node):
         return several
     if name in rules.INITIAL or name in DISTRIBUTIONS:
@@ -98,6 +98,8 @@ def _of_module(ctx: Context, node: ast.Call, func: ast.Attribute, owner: Site) -
     # jaxpar's containers have torch's methods; nnx.Module does not.
     if name == "add_module" and not any(issubclass(kind, CONTAINERS) for kind in owner.kinds):
         return Fragment(f"setattr({text(ctx, func.value)}, {arguments_of(ctx, node)})")
+    if name == "requires_grad_" and [ast.unparse(part) for part in node.args] == ["False"]:
+        return Fragment(f"nn.freeze({text(ctx, func.value)})")
     if name in ("children", "named_children") and not all(
         issubclass(kind, CONTAINERS) for kind in owner.kinds
     ):

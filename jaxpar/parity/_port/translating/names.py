@@ -18,6 +18,7 @@ from .. import rules
 from ..reading.runtime import Beyond, is_beyond, is_config, library_name, of_library, stand_in
 from ..reading.scope import (
     UNKNOWN,
+    applied_function,
     assignment,
     defined_by_user,
     has_definition,
@@ -138,6 +139,8 @@ def reference(ctx: Context, node: ast.AST, value: Any, name: str | None) -> Frag
         listed = f"torch.{ctx.source.segment(node).partition('.')[2]}" if is_torchs(root) else None
     if listed in rules.NAMES:
         return Fragment(rules.NAMES[listed])
+    if (applied := applied_function(value)) is not None:
+        return Fragment(f"{reference(ctx, node, applied, applied.__name__).text}.apply")
     if is_layer(value):
         if jaxpar_layer(value) is None:
             raise Hole(f"jaxpar has no {value.__name__}")
@@ -147,6 +150,10 @@ def reference(ctx: Context, node: ast.AST, value: Any, name: str | None) -> Frag
     if isinstance(value, ModuleType) and value.__name__ in rules.MODULES:
         return Fragment(rules.MODULES[value.__name__])
     if is_torchs(value):
+        if function := rules.as_value(listed or ""):
+            if function.startswith("partial("):
+                ctx.needs.imports["partial"] = "from functools import partial"
+            return Fragment(function)
         raise Hole("there is no rule for it")
     if name is not None and is_set_by_functions(ctx.source, name) and isinstance(value, LITERALS):
         ctx.needs.note(f"resolved: {ctx.source.place(node)}: {name} is {value!r}")

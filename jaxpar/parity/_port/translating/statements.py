@@ -47,6 +47,22 @@ def branch(ctx: Context, node: ast.If) -> str | None:
     return None if written == "pass" else written
 
 
+@statement(ast.For)
+def loop(ctx: Context, node: ast.For) -> str:
+    """Write a loop; one that only freezes the parameters of a module is a call."""
+    owner = node.iter.func if isinstance(node.iter, ast.Call) else None
+    if isinstance(owner, ast.Attribute) and ctx.is_module(owner.value) and len(node.body) == 1:
+        variable = {"parameters": node.target, "named_parameters": getattr(node.target, "elts", [None])[-1]}
+        frozen = (
+            [f"{name}.requires_grad = False", f"{name}.requires_grad_(False)"]
+            if (name := ast.unparse(variable[owner.attr]) if variable.get(owner.attr) else "")
+            else []
+        )
+        if ast.unparse(node.body[0]) in frozen:
+            return f"nn.freeze({text(ctx, owner.value)})"
+    return with_blocks(ctx, node)
+
+
 @statement(ast.Assert)
 def assertion(ctx: Context, node: ast.Assert) -> str | None:
     return None if _is_unchecked(ctx, node, node.test) else with_blocks(ctx, node)
@@ -152,6 +168,9 @@ def call_statement(ctx: Context, node: ast.Expr) -> str | None:
 def _method_statement(ctx: Context, call: ast.Call, func: ast.Attribute) -> str | None:
     """Write a method's call that stores something; None for any other call."""
     name, owner = func.attr, ctx.site(func.value)
+    frozen = ast.unparse(call) == f"{ast.unparse(func)}(False)" and not ctx.in_call(call)
+    if name == "requires_grad_" and frozen and (variable := translated(ctx, func.value).variable):
+        return f"{variable} = nnx.Variable({variable}[...])"
     if name == "register_buffer":
         return registered_buffer(ctx, call, func)
     if name == "register_parameter":

@@ -1,0 +1,164 @@
+"""torch modules with operations that are rare, and one module of several of them."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Square(torch.autograd.Function):
+    """A function whose gradient is not its derivative, with an array, a number and None for `backward`."""
+
+    @staticmethod
+    def forward(ctx, x, weight, power, scale=2.0):
+        ctx.save_for_backward(x, weight)
+        ctx.scale, ctx.power = scale, power
+        return x.pow(power) * weight, scale * x
+
+    @staticmethod
+    def backward(ctx, squares, multiples):
+        x, weight = ctx.saved_tensors
+        by_weight = (squares * x.pow(ctx.power)).sum(0) if ctx.needs_input_grad[1] else None
+        return (squares * weight * x).clamp(-1, 1) + ctx.scale * multiples, by_weight, None, None
+
+
+square = Square.apply
+
+
+class OwnGradients(nn.Module):
+    """Operations with gradients of their own, called by the class and by a name for its `apply`."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        squares, multiples = Square.apply(self.layer(x), self.weight, 2)
+        return squares, square(multiples, self.weight, 3, 0.5)
+
+
+class Freezes(nn.Module):
+    """Weights that are not trained: of a module, by a loop and by a call, and single ones."""
+
+    def __init__(self):
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.shift = nn.Parameter(torch.zeros(4))
+        for _name, parameter in self.trunk.named_parameters():
+            parameter.requires_grad = False
+        self.body.requires_grad_(False)
+        self.shift.requires_grad = False
+        self.head.bias.requires_grad_(False)
+
+    def forward(self, x):
+        return self.head(self.body(self.trunk(x)) + self.shift)
+
+
+class PassedOn(nn.Module):
+    """Functions of torch in a list, in an attribute and as an argument's default."""
+
+    def __init__(self, act=F.softplus):
+        super().__init__()
+        self.layer, self.act = nn.Linear(4, 4), act
+
+    def forward(self, x):
+        waves = [f(self.layer(x)) for f in (torch.sin, torch.cos, torch.square, torch.neg, F.mish)]
+        return self.act(torch.cat(waves, 1))
+
+
+class OlderConstructors(nn.Module):
+    """Tensors by the names of their types, and what tensors are stored as."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.FloatTensor(4, 2))
+        self.bias = nn.Parameter(torch.Tensor([0.5, -0.5]))
+        self.register_buffer("order", torch.LongTensor([1, 0]))
+        nn.init.normal_(self.weight)
+
+    def forward(self, x):
+        y = torch.spmm(x, self.weight) if x.is_sparse else torch.mm(x, self.weight)
+        return (y + self.bias)[:, self.order]
+
+
+class Spectrum(nn.Module):
+    """A layer with complex weights, as in Fourier operators."""
+
+    def __init__(self, modes=3):
+        super().__init__()
+        self.modes = modes
+        self.weight = nn.Parameter(torch.rand(3, 3, modes, dtype=torch.cfloat) / 9)
+
+    def forward(self, x):
+        spectrum = torch.fft.rfft(x)
+        out = torch.zeros(x.shape[0], 3, x.shape[-1] // 2 + 1, device=x.device, dtype=torch.cfloat)
+        out[:, :, : self.modes] = torch.einsum("bix,iox->box", spectrum[:, :, : self.modes], self.weight)
+        return torch.fft.irfft(out, n=x.shape[-1])
+
+
+class OlderSpectral(nn.Module):
+    """torch.nn.utils.spectral_norm, called and by another name."""
+
+    def __init__(self):
+        super().__init__()
+        normal = nn.utils.spectral_norm
+        self.conv = normal(nn.Conv2d(3, 4, 3))
+        self.up = nn.utils.spectral_norm(nn.ConvTranspose2d(4, 2, 2), n_power_iterations=2)
+
+    def forward(self, x):
+        return self.up(self.conv(x).relu())
+
+
+class DropsBetween(nn.Module):
+    """Recurrent layers that drop between their layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(4, 3, 3, batch_first=True, dropout=0.4, bidirectional=True)
+        self.gru = nn.GRU(6, 2, 2, dropout=0.3)
+
+    def forward(self, x):
+        y, (h, _) = self.lstm(x)
+        return self.gru(y.transpose(0, 1))[0], h
+
+
+class Translates(nn.Module):
+    """nn.Transformer with masks, as in translation."""
+
+    inputs = ((3, 5, 8), (3, 4, 8))
+
+    def __init__(self):
+        super().__init__()
+        self.transformer = nn.Transformer(8, 2, 1, 1, 16, dropout=0.1, batch_first=True)
+
+    def forward(self, source, target):
+        mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
+        return self.transformer(source, target, tgt_mask=mask)
+
+
+class Weights(nn.Module):
+    """Gradients, constructors and states of weights that are not the usual ones."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self):
+        super().__init__()
+        self.own, self.frozen, self.passed = OwnGradients(), Freezes(), PassedOn()
+        self.older = OlderConstructors()
+
+    def forward(self, x):
+        return self.own(x), self.frozen(x), self.passed(x), self.older(x)
+
+
+class Layers(nn.Module):
+    """Layers with complex weights, with a spectral norm, recurrent ones with dropout."""
+
+    inputs = ((2, 3, 8), (2, 3, 5, 5), (3, 5, 4))
+
+    def __init__(self):
+        super().__init__()
+        self.spectrum, self.spectral, self.recurrent = Spectrum(), OlderSpectral(), DropsBetween()
+
+    def forward(self, signal, image, sequence):
+        return self.spectrum(signal), self.spectral(image), self.recurrent(sequence)

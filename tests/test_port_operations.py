@@ -1,0 +1,64 @@
+"""port: operations that are rare in torch. The reference is torch, through parity.compare."""
+
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+from porting import operations
+
+from jaxpar import nn, parity
+
+PARTS = (operations.Weights, operations.Layers, operations.Translates)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*(spectral_norm|enable_nested_tensor).*")
+@pytest.mark.parametrize("kind", PARTS, ids=lambda kind: kind.__name__)
+def test_ports_are_the_same(kind):
+    generator = torch.Generator().manual_seed(0)
+    port = parity.port(kind, *(torch.randn(shape, generator=generator) for shape in kind.inputs))
+    assert port.status == 0, f"{port.source}\n{port.failure}\n{port.comparison}"
+    assert port.largest < 1e-10
+
+
+LINES = {
+    "class Square(nn.Function):": operations.OwnGradients,
+    "nn.freeze(self.trunk)": operations.Freezes,
+    "self.head.bias = nnx.Variable(self.head.bias[...])": operations.Freezes,
+    "(jnp.sin, jnp.cos, jnp.square, (lambda self: -self), jax.nn.mish)": operations.PassedOn,
+    'normal = partial(nn.SpectralNorm, first="v", rngs=rngs)': operations.OlderSpectral,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*spectral_norm.*:FutureWarning")
+@pytest.mark.parametrize("line", LINES)
+def test_a_line_is_written_as_a_colleague_would(line, monkeypatch):
+    monkeypatch.setattr("jaxpar.parity._port.port.prove", lambda *_: [])
+    kind = LINES[line]
+    shape = (2, 3, 5, 5) if kind is operations.OlderSpectral else (3, 4)
+    assert line in parity.port(kind, torch.ones(shape)).source
+
+
+RECURRENT = {"LSTM": {"proj_size": 2}, "GRU": {"bidirectional": True}, "RNN": {"batch_first": True}}
+
+
+@pytest.mark.filterwarnings("ignore:.*oneDNN.*")
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_dropout_between_recurrent_layers_is_compared(kind):
+    options = {"dropout": 0.4, **RECURRENT[kind]}
+    x = np.random.RandomState(0).randn(3, 5, 4)
+    for rate, same in ((0.4, True), (0.6, False)):
+        flax = getattr(nn, kind)(4, 3, 3, **{**options, "dropout": rate}, rngs=nnx.Rngs(0))
+        compared = parity.compare(getattr(torch.nn, kind)(4, 3, 3, **options), flax, x, search=None)
+        assert compared.same is same
+
+
+def test_dropout_on_packed_sequences_is_refused():
+    class Packed(torch.nn.GRU):
+        def forward(self, x):
+            return super().forward(torch.nn.utils.rnn.pack_padded_sequence(x, torch.tensor([5, 5])))[1]
+
+    with pytest.raises(NotImplementedError, match="packed sequences; compare in evaluation mode"):
+        parity.compare(
+            Packed(4, 3, 2, dropout=0.5), nn.GRU(4, 3, 2, dropout=0.5, rngs=nnx.Rngs(0)), np.ones((5, 2, 4))
+        )
