@@ -11,7 +11,7 @@ from flax import nnx
 
 
 class FunctionCtx:
-    """The first argument of `forward` and `backward`, which carries arrays and attributes from one to the other.
+    """The first argument of `forward` and `backward`: arrays and attributes that the former saves.
 
     torch counterpart: `torch.autograd.function.FunctionCtx`.
     """

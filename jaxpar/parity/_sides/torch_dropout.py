@@ -122,10 +122,11 @@ class Capture(TorchFunctionMode):
         self, function: Callable[..., Any], x: torch.Tensor, hx: Any, weights: Any, *options: Any
     ) -> Any:
         """A stack of layers by one kernel for each, so that the masks between them are accessible."""
-        has_biases, layers, p, train, bidirectional, batch_first = options
+        packed = not isinstance(weights, list)  # then it is hx, and `hx` the sizes of the batches
+        has_biases, layers, p, train, bidirectional, batch_first = (*options, False)[packed:][:6]
         if layers == 1 or not p or not train:
             return function(x, hx, weights, *options)
-        if not isinstance(weights, list):
+        if packed:
             raise NotImplementedError(
                 "parity.compare: a recurrent layer draws the dropout between its layers in a kernel for "
                 "packed sequences; compare in evaluation mode, or with its dropout at 0."
