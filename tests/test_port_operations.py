@@ -1,12 +1,14 @@
 """port: operations that are rare in torch. The reference is torch, through parity.compare."""
 
 import numpy as np
+import optax
 import pytest
 import torch
 from flax import nnx
 from porting import operations
 
 from jaxpar import nn, parity
+from jaxpar.parity import recorder
 
 PARTS = (operations.Weights, operations.Layers, operations.Translates)
 
@@ -37,6 +39,21 @@ def test_a_line_is_written_as_a_colleague_would(line, monkeypatch):
     kind = LINES[line]
     shape = (2, 3, 5, 5) if kind is operations.OlderSpectral else (3, 4)
     assert line in parity.port(kind, torch.ones(shape)).source
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["compare", "against"])
+def test_weights_that_are_frozen_on_both_sides_have_no_gradient(recorded, tmp_path):
+    torchs = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+    torchs[0].requires_grad_(False)
+    rngs, layers = nnx.Rngs(0), nn.channels_first
+    frozen = layers.freeze(layers.Linear(3, 4, rngs=rngs))
+    flax = layers.Sequential(frozen, layers.Linear(4, 2, rngs=rngs))
+    x, sgd = np.random.RandomState(0).randn(5, 3), lambda parameters: torch.optim.SGD(parameters, 0.1)
+    if recorded:
+        trace = recorder.record(tmp_path / "trace", torchs, x, steps=3, optimizer=sgd)
+        assert parity.against(trace, flax, optimizer=optax.sgd(0.1)).same
+    else:
+        assert parity.compare(torchs, flax, x, steps=3, optimizer=(sgd, optax.sgd(0.1))).same
 
 
 RECURRENT = {"LSTM": {"proj_size": 2}, "GRU": {"bidirectional": True}, "RNN": {"batch_first": True}}

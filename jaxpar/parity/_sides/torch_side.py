@@ -184,9 +184,7 @@ class TorchSide:
         parameters = self.module.named_parameters(remove_duplicate=False)
         # For a complex parameter, JAX's gradient is the conjugate of torch's.
         gradients = {name: to_numpy(_gradient(p).conj()) for name, p in parameters}
-        converted = self.links.to_flax(gradients, gradient=True)
-        # Weights that torch has frozen and Flax as constants have no gradient on either side.
-        return {path: x for path, x in converted.items() if self.links.leaves[path].parameter or x.any()}
+        return self.links.gradients(gradients)
 
     def _arrays(self) -> Named:
         return {name: to_numpy(x) for name, x in self.module.state_dict().items()}

@@ -76,8 +76,8 @@ class RecordedSide:
                 if name in results.input_gradients
             },
             # For a complex parameter, the recorder has conjugated the gradient already.
-            gradients=self.links.to_flax(gradients, gradient=True),
-            state=self.links.state(results.state),
-            weights=self.links.parameters(results.weights),
+            gradients=self.links.gradients(gradients),
+            state=self.links.state(self._arrays()),
+            weights=self.links.parameters(self._arrays()),
             masks=results.masks,
         )

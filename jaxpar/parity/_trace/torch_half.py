@@ -30,6 +30,9 @@ class TorchLinks:
     def to_flax(self, tensors: Named, gradient: bool = False) -> Named:
         return tensors
 
+    def gradients(self, tensors: Named) -> Named:
+        return tensors
+
 
 @dataclasses.dataclass
 class TorchHalf:

@@ -100,6 +100,11 @@ class Links:
     def parameters(self, tensors: Mapping[str, np.ndarray]) -> Arrays:
         return {path: x for path, x in self.to_flax(tensors).items() if self.leaves[path].parameter}
 
+    def gradients(self, tensors: Mapping[str, np.ndarray]) -> Arrays:
+        """Convert gradients, except the zeros of weights that torch has frozen and Flax as constants."""
+        frozen = {path for path, x in self.state(tensors).items() if not x.any()}
+        return {path: x for path, x in self.to_flax(tensors, gradient=True).items() if path not in frozen}
+
     def state(self, tensors: Mapping[str, np.ndarray]) -> Arrays:
         return {path: x for path, x in self.to_flax(tensors).items() if not self.leaves[path].parameter}
 
