@@ -119,6 +119,7 @@ class SpectralNorm(Layer):
         if self.u is None:
             kernel = _unit(kernel, self.eps)
         else:
+            assert self.dim is not None  # since the constructor
             training = not self.use_running_average
             kernel, u, v = functional.spectral_norm(
                 kernel,
