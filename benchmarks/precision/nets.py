@@ -1,7 +1,7 @@
 """A small transformer in torch and in Flax, each of whose operations can run in another type.
 
-`types` has the type of an operation by name: embedding, scale, norm, scores, softmax, residual, mlp,
-activation, pooling, logits, loss; an operation that it lacks runs in float32.
+`types` has the type of an operation by name: embedding, scale, positions, norm, scores, softmax, residual,
+mlp, activation, pooling, logits, loss; an operation that it lacks runs in float32.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class TorchNet(torch.nn.Module):
         with context:
             x = torch.nn.functional.embedding(tokens, self.cast(self.table.weight, "embedding")).float()
             x = (self.cast(x, "scale") * 1.7).float()
+            x = x + (self.cast(torch.arange(tokens.shape[1]).float(), "positions") * 0.125).float()[:, None]
             for block in self.blocks:
                 x = block(x)
             x = self.cast(x, "pooling").mean(1).float()
@@ -86,6 +87,8 @@ class FlaxNet(nnx.Module):
     def __call__(self, tokens: jax.Array) -> jax.Array:
         x = self.table(tokens).astype(jnp.float32)
         x = (x.astype(self.types.get("scale", "float32")) * 1.7).astype(jnp.float32)
+        positions = jnp.arange(tokens.shape[1]).astype(self.types.get("positions", "float32"))
+        x = x + (positions * 0.125).astype(jnp.float32)[:, None]
         for block in self.blocks:
             x = block(x)
         x = x.astype(self.types.get("pooling", "float32")).mean(1).astype(jnp.float32)

@@ -158,8 +158,16 @@ class _TypedRuns:
         every = self.with_torchs(can_change)
         before, after = self.distances(self.base, self.torch), self.distances(every, self.torch)
         bounds = self._bounds(can_change, every, before)
+        put_back = dict(bounds)
+        if _bits(can_change) < FLOATS["float32"]:
+            # The distance in torch's types is the best measure of how its type rounds.
+            put_back |= {
+                key: max(FLOOR, 4 * far, before[key] / CLOSER)
+                for key, far in after.items()
+                if key in before and key[1] not in BACKWARDS
+            }
         # Of the tensors that disagree, the forward pass's: gradients are a consequence.
-        disagreeing = [key for key, far in before.items() if far > bounds.get(key, _floor(key))]
+        disagreeing = [key for key, far in before.items() if far > put_back.get(key, _floor(key))]
         shown = [key for key in disagreeing if key[1] not in BACKWARDS] or disagreeing
         largest = tuple(max((x.get(key, 0.0) for key in shown), default=0.0) for x in (before, after))
         verdicts: dict[int, str] = {}
@@ -170,7 +178,7 @@ class _TypedRuns:
             if not agree:
                 moved = self.distances(self.with_torchs([x]), self.base)
                 verdicts[id(x)] = "harmless" if _within(moved, bounds) else "guess"
-            elif _within(self.distances(self.with_torchs(others), self.torch), bounds):
+            elif _within(self.distances(self.with_torchs(others), self.torch), put_back):
                 verdicts[id(x)], exchanged = "harmless", others
             else:
                 verdicts[id(x)] = "cause"
@@ -184,7 +192,7 @@ class _TypedRuns:
     def _bounds(
         self, exchanged: Sequence[TypeDifference], every: list[Observation], before: Distances
     ) -> Distances:
-        bits = min((FLOATS[name] for x in exchanged for name in x.to), default=FLOATS["float32"])
+        bits = _bits(exchanged)
         is_narrow = bits < FLOATS["float32"]
         bounds: Distances = {}
         if is_narrow:
@@ -234,6 +242,11 @@ class _TypedRuns:
 def _size(x: np.ndarray, robust: bool = False) -> float:
     """Return the root mean square; `robust` leaves out a quarter: Adam turns rounding into updates."""
     return float(np.quantile(np.abs(x), 0.75)) if robust else float(np.sqrt(np.square(x).mean()))
+
+
+def _bits(rows: Sequence[TypeDifference]) -> int:
+    """Return the significant bits of torch's smallest type."""
+    return min((FLOATS[name] for x in rows for name in x.to), default=FLOATS["float32"])
 
 
 def _floor(key: tuple[int, str, str]) -> float:
