@@ -1,6 +1,6 @@
 """Plant differences of types in one of two models, and see whether `parity.compare` names them.
 
-    python benchmarks/precision/run.py --plants 20 --healthy 8 --seed 34
+    python benchmarks/precision/run.py --plants 20 --healthy 8 --seed 35
 
 Each pair is a small transformer in torch and in Flax with a drawn width, depth, batch, type and side. A plant
 counts as named if its operation is the only cause; a healthy pair if nothing is called a cause or a guess.
@@ -153,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--plants", type=int, default=20)
     parser.add_argument("--healthy", type=int, default=8)
-    parser.add_argument("--seed", type=int, default=34)
+    parser.add_argument("--seed", type=int, default=35)
     options = parser.parse_args(arguments)
     random = np.random.RandomState(options.seed)
     pairs = [(planted, compared(planted, random)) for planted in drawn(PLANTS, options.plants, random)]
@@ -172,10 +172,10 @@ def page(
         "# Planted differences of types",
         "",
         f"Printed by `python benchmarks/precision/run.py {command}`.",
-        f"The frame: {len(PLANTS)} differences of types, and {len(HEALTHY)} pairs that differ in none or in",
-        "a harmless one, of a small transformer in torch and in Flax, with drawn sizes, type and side;",
+        f"The frame: {len(PLANTS)} differences of types, and {len(HEALTHY)} pairs that differ in none or",
+        "in a harmless one, of a small transformer in torch and in Flax, with drawn sizes, type and side;",
         "drawn without return until all are drawn.",
-        "[compare](../compare.md#which-type-is-the-reason) was developed on seeds 0 and 1.",
+        "[compare](../compare.md#which-type-is-the-reason) was developed on seeds 0, 1 and 34.",
         "",
         "| | |",
         "| --- | --- |",
