@@ -237,3 +237,11 @@ def test_without_init_sync_nothing_is_asked(init_sync, asked, monkeypatch):
     settled = distributed_base.settle(arrays, world, init_sync)
     assert said == asked
     assert init_sync or settled is values
+
+
+@pytest.mark.parametrize("n", [2, 40, 41, 3000])
+def test_what_ranks_send_of_many_parameters_is_short_and_differs(n):
+    names = [f"layers.{i}.kernel" for i in range(n)]
+    text = divergence_guard.listed(names)
+    assert text == ", ".join(names) if n <= 40 else len(text) < 30
+    assert text != divergence_guard.listed([*names[:-1], "layers.0.bias"])

@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.program.programs import AXIS, Made, mesh_of
+from benchmarks.program.parts import AXIS, Made, mesh_of
 
 ROWS, WIDTH, CLASSES = 32, 8, 4
 

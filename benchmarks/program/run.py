@@ -24,8 +24,10 @@ import jaxpar
 
 jaxpar.virtual_devices(8)
 
-from benchmarks.program import programs  # noqa: E402
+from benchmarks.program import faults, parts  # noqa: E402
 from benchmarks.program.drawn import draw, refuted  # noqa: E402
+from benchmarks.program.guides import GUIDES  # noqa: E402
+from benchmarks.program.optax_examples import OPTAX  # noqa: E402
 from benchmarks.program.others import OTHERS  # noqa: E402
 from jaxpar._tools.program.arguments import compiled_step  # noqa: E402
 from jaxpar._tools.program.program import judged  # noqa: E402
@@ -46,7 +48,7 @@ def without_a_sum(text: str) -> Iterator[tuple[str, str]]:
 
 def forgotten(name: str) -> tuple[int, int]:
     """Forget each all-reduce of a step; return how many reach the state, and how many of these are named."""
-    made, shapes, _ = programs.PROGRAMS[name]("")
+    made, shapes, _ = faults.PROGRAMS[name]("")
     step = compiled_step(made, shapes, {}, None)
     needed = {at for leaf in judged(step).leaves if leaf.state for at in leaf.reductions}
     asked = named = 0
@@ -62,8 +64,8 @@ def planted() -> tuple[dict[str, list[int]], list[str]]:
     """Count by program the faults and those that are named; and list the others."""
     counts: dict[str, list[int]] = {}
     missed = []
-    for (name, fault), kind in programs.FAULTS.items():
-        report = report_of(programs.PROGRAMS[name], fault)
+    for (name, fault), kind in faults.FAULTS.items():
+        report = report_of(faults.PROGRAMS[name], fault)
         named = kind in {f.kind for f in report.findings}
         row = counts.setdefault(name, [0, 0])
         row[0] += 1
@@ -109,22 +111,22 @@ def page(count: int, seed: int) -> str:
     for platform, devices in (("8 virtual CPU devices", []), ("8 H100s", gpus())):
         if platform == "8 H100s" and not devices:
             continue
-        programs.POOL[:] = devices
+        parts.POOL[:] = devices
         counts, missed = planted()
         notes += missed
-        healthy = {f"{n} {f}": report_of(programs.PROGRAMS[n], f) for n, f in programs.HEALTHY}
+        healthy = {f"{n} {f}": report_of(faults.PROGRAMS[n], f) for n, f in faults.HEALTHY}
         alarms = sum(bool(r.findings) or r.verdict == "wrong" for r in healthy.values())
         still_open = sum(r.verdict == "not proven" for r in healthy.values())
         asked, named = (sum(row[k] for row in counts.values()) for k in (0, 1))
         cells = f"{asked} | {named} | {len(healthy)} | {alarms} | {still_open}"
         lines.append(f"| steps by hand, {platform} | - | {cells} |")
-        others = {name: report_of(make) for name, make in OTHERS.items()}
+        others = {name: report_of(make) for name, make in (OTHERS | GUIDES | OPTAX).items()}
         alarms = sum(r.verdict == "wrong" for r in others.values())
         still_open = sum(r.verdict == "not proven" for r in others.values())
         cells = f"- | - | {len(others)} | {alarms} | {still_open}"
         lines.append(f"| steps after others' examples, {platform} | - | {cells} |")
-    programs.POOL.clear()
-    pairs = [forgotten(name) for name in programs.PROGRAMS]
+    parts.POOL.clear()
+    pairs = [forgotten(name) for name in faults.PROGRAMS]
     asked, named = (sum(p[k] for p in pairs) for k in (0, 1))
     lines.append(f"| a compiled step without one all-reduce | - | {asked} | {named} | - | - | - |")
     jax.config.update("jax_enable_x64", True)

@@ -79,7 +79,7 @@ def compare(rows: LocalRows, metadata: StepMetadata) -> None:
             "the loss function": loss,
             **dict(metadata.fingerprint),  # before the mode, which follows from `accumulate`
             "the mode": "no_sync()" if metadata.keep else "averaging",
-            "what is trained": ", ".join(metadata.names[i] for i in metadata.trained),
+            "what is trained": listed([metadata.names[i] for i in metadata.trained]),
             "the module's structure": _structure(metadata.definition),
         }
 
@@ -165,7 +165,13 @@ def _without_addresses(text: str) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
-NUMBERS = 40  # how many are written out; more are digested
+LISTED = 40  # how many names or numbers are written out
+
+
+def listed(entries: Sequence[str]) -> str:
+    """Return some entries as text, many as a digest: each rank sends it to all ranks, and each answers."""
+    text = ", ".join(entries)
+    return text if len(entries) <= LISTED else f"{len(entries)} ({digest(text)})"
 
 
 def program_parts(traced: jax.stages.Traced) -> dict[str, str]:
@@ -180,13 +186,12 @@ def program_parts(traced: jax.stages.Traced) -> dict[str, str]:
             numbers |= {f"{value}" for value in values if np.ndim(value) == 0}
         for value in consts:
             constants.update(_bytes(value))
-    listed = sorted(numbers)
     # The last digest finds every difference; the other entries let the error name one.
     return {
         "the random implementation": str(jax.config.jax_default_prng_impl),  # type: ignore[attr-defined]
         "what goes into the step": digest(str(traced.jaxpr.in_avals)),
         **{f"how often the step does {name}": str(count) for name, count in sorted(counts.items())},
-        "the numbers in the step": ", ".join(listed) if len(listed) <= NUMBERS else digest(" ".join(listed)),
+        "the numbers in the step": listed(sorted(numbers)),
         "the arrays that the step closes over": constants.hexdigest()[:12],
         "the program of the step": digest(traced.lower().as_text()),
     }
