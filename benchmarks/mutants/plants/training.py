@@ -215,7 +215,7 @@ PLANTS = [
         ('        loss,\n        metadata.keep', '        metadata.keep', "tests/test_divergence_guard.py -k another_step"),
         ('            "the loss function": loss,\n', '', "tests/test_divergence_guard.py -k another_step"),
         ('"the mode": "no_sync()" if metadata.keep else "averaging"', '"the mode": "averaging"', "tests/test_divergence_guard.py -k another_step"),
-        ('", ".join(metadata.names[i] for i in metadata.trained)', '", ".join(metadata.names)', "tests/test_divergence_guard.py -k another_step"),
+        ('listed([metadata.names[i] for i in metadata.trained])', 'listed(metadata.names)', "tests/test_divergence_guard.py -k another_step"),
         ('            **dict(metadata.fingerprint),  # before', '            # before', "tests/test_divergence_guard.py -k another_step"),
         ('"the module\'s structure": _structure(metadata.definition)', '"the module\'s structure": ""', "tests/test_divergence_guard.py -k another_step"),
         ('        metadata.keep,\n        metadata.fingerprint', '        metadata.fingerprint', "tests/test_divergence_guard.py -k another_step"),
