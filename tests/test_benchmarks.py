@@ -40,6 +40,10 @@ SMALL = {
     "nn.py": (["Conv", "--rounds", "1", "--small"], ""),
     "parity_measure.py": (["--elements", "1000"], ""),
     "parity_weights.py": (["--gigabytes", "0.001", "--repeats", "1"], ""),
+    "scale/run.py": (
+        ["--small", "--only", "leaves", "new step"],
+        "| collectives of the lowered program | count |",
+    ),
     "torch_random.py": (["--n", "1000", "--rounds", "1", "--repeat", "1"], ""),
     "virtual_devices.py": (["matmul", "--n", "2", "--size", "16", "--rounds", "1"], ""),
     "uneven.py": (["--rounds", "1", "--models", "MLP", "--no-steps"], ""),
