@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -204,10 +205,16 @@ def bars(answers: Answers) -> str:
     rows += [
         ("different", "0", str(sum(answer["status"] == 1 for answer in answers.values()))),
         ("names that are not in the source", "0", str(sum(len(answer["names"]) for answer in written))),
+        ("undefined and unused names, also in libraries", "0", str(sum(map(_loose_names, answers.values())))),
         ("files that ruff would have otherwise", "0", str(sum(bool(answer["ruff"]) for answer in written))),
         ("lines for each of torch's, at most", str(MOST_LINES), f"{max(map(ratio, written), default=0):.2f}"),
     ]
     return "## Bars\n\n" + table(("", "bar", "is"), rows)
+
+
+def _loose_names(answer: Answer) -> int:
+    """How many names ruff finds that nothing defines, or nothing uses."""
+    return len(re.findall(r"\bF(?:821|841|401)\b", answer.get("ruff", "")))
 
 
 def _bar(

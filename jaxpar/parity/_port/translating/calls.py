@@ -134,7 +134,7 @@ def _of_torch(ctx: Context, node: ast.Call, target: Any) -> Fragment:
         node = ast.copy_location(ast.Call(node.func, node.args, keywords), node)
         ctx.source.parents[node] = parent
     name = rule_name(target)
-    if getattr(target, "__name__", "") in RANDOM_FUNCTIONS and ctx.in_call(node):
+    if getattr(target, "__name__", "") in RANDOM_FUNCTIONS and ctx.of_call(node):
         raise Hole(DRAWN)
     if several := pair(ctx, node):
         return several
@@ -148,7 +148,7 @@ def _of_torch(ctx: Context, node: ast.Call, target: Any) -> Fragment:
     if target is nn.functional.linear and (linear := _with_optional_bias(ctx, node)):
         return linear
     # Such a rule uses the `rngs` of a constructor: in a call, its numbers would be different each time.
-    if "rngs." in candidates[0].template and ctx.in_call(node):
+    if "rngs." in candidates[0].template and ctx.of_call(node):
         raise Hole(DRAWN)
     return by_rule(ctx, node, candidates, str(name))
 
@@ -192,6 +192,8 @@ def layer(ctx: Context, node: ast.Call, target: type) -> Fragment:
     remaining = [argument for argument in (*node.args, *node.keywords) if argument not in dropped]
     _check_arguments(target, jaxpars, remaining)
     extra = "rngs=rngs" if target.__name__ in rules.RANDOM else ""
+    if extra and ctx.kind and getattr(ctx.source.around(node), "name", "") == "forward":
+        raise Hole("a call makes a layer, and has no random numbers for it")
     if not dropped:
         return extended(ctx, node, extra)
     arguments = ", ".join(filter(None, [*(text(ctx, argument) for argument in remaining), extra]))

@@ -101,6 +101,14 @@ class Context:
         """Return whether the statement of a node ran when the module was called."""
         return self._line(node) in self.watched.called
 
+    def of_call(self, node: ast.AST) -> bool:
+        """Return whether the module's call ran a statement, or would run it: its function ran only there."""
+        if self._line(node) in self.watched.lines:
+            return self.in_call(node)
+        function = self.source.around(node)
+        ran = [inner for inner in getattr(function, "body", ()) if self.ran(inner)]
+        return bool(ran) and all(map(self.in_call, ran))
+
     def only_making(self, node: ast.AST) -> bool:
         """Return whether an expression ran only in the constructor, where arrays are concrete."""
         line = self._line(node)

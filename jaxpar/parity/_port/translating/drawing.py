@@ -97,7 +97,7 @@ def function_rules(ctx: Context, node: ast.Call, name: str | None) -> list[CallR
     """Return the rules of a torch function, as it draws in the module's call and elsewhere."""
     is_scalar = bool(node.args) and ast.unparse(node.args[0]) in ("[]", "()")
     table = (
-        rules.IN_CALL if name in rules.IN_CALL and ctx.in_call(node) and not is_scalar else rules.FUNCTIONS
+        rules.IN_CALL if name in rules.IN_CALL and ctx.of_call(node) and not is_scalar else rules.FUNCTIONS
     )
     return table.get(name or "", [])
 
@@ -179,5 +179,5 @@ def builds(ctx: Context, target: Any) -> bool:
 def _builds_layer(ctx: Context, node: ast.Call) -> bool:
     if passes_on(ctx, node):
         return False
-    drawn = (torch.randn, torch.rand) if ctx.in_call(node) else ()
+    drawn = (torch.randn, torch.rand) if ctx.of_call(node) else ()
     return any(builds(ctx, target) and target not in drawn for target in targets_of(ctx, node))

@@ -39,6 +39,8 @@ def method(ctx: Context, node: ast.Call, func: ast.Attribute) -> Fragment | None
         # Attributes that are lists become tuples, which have no `copy`.
         return Fragment(f"list({text(ctx, func.value)})")
     # In a line that did not run, a method with a rule is assumed to be a tensor's.
+    if owner is None and not ctx.ran(node) and name in (*rules.INITIAL, *DISTRIBUTIONS) and ctx.of_call(node):
+        raise Hole(DRAWN)
     unrecorded = owner is None and ctx.scope.value(func.value) is UNKNOWN and is_method(name)
     if not (owner and owner.is_tensor) and not unrecorded:
         return None

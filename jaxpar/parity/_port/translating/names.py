@@ -51,7 +51,26 @@ def name(ctx: Context, node: ast.Name) -> Fragment:
         if site.kinds == {torch.device}:  # its assignment is left out
             return Fragment("None", value=None)
     value = ctx.scope.value(node)
-    return Fragment(node.id) if value is UNKNOWN else reference(ctx, node, value, node.id)
+    if value is not UNKNOWN:
+        return reference(ctx, node, value, node.id)
+    is_free = node.id not in ctx.scope.local and isinstance(node.ctx, ast.Load)
+    if is_free and not ctx.ran(node) and not _is_bound(ctx, node):
+        raise Hole("no written line defines this name")
+    return Fragment(node.id)
+
+
+def _is_bound(ctx: Context, node: ast.Name) -> bool:
+    """Return whether a function around a name binds it by an import that is written, or an `except`."""
+    around = ctx.source.around(node) or ctx.source.tree
+    for child in ast.walk(around):
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            home = getattr(child, "module", None) or child.names[0].name
+            names = {alias.asname or alias.name.partition(".")[0] for alias in child.names}
+            if node.id in names and home.partition(".")[0] != "torch":
+                return True
+        elif node.id == getattr(child, "name", "") and isinstance(child, ast.ExceptHandler | ast.ClassDef):
+            return True
+    return False
 
 
 @expression(ast.Attribute)
