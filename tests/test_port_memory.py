@@ -39,6 +39,7 @@ def test_what_may_come_from_earlier_calls_is_a_hole(name):
     port = ported(name)
     assert port.status == 2
     assert all("it keeps an array in the module" in hole for hole in port.holes)
+    assert "dd = " not in port.source
 
 
 @pytest.mark.parametrize(

@@ -172,9 +172,10 @@ class Chosen(nn.Module):
 
     inputs = ((2, 3, 4),)
 
-    def __init__(self, width=4, fixed=False):
+    def __init__(self, width=4, fixed=False, device=None, dtype=None):
+        dd = {"device": device, "dtype": dtype}
         super().__init__()
-        self.linear = nn.Linear(width, width)
+        self.linear = nn.Linear(width, width, **dd)
         self.fixed, self.table = fixed, None
 
     def forward(self, x):

@@ -61,8 +61,8 @@ def name(ctx: Context, node: ast.Name) -> Fragment:
 
 def _is_bound(ctx: Context, node: ast.Name) -> bool:
     """Return whether a function around a name binds it by an import that is written, or an `except`."""
-    around = ctx.source.around(node) or ctx.source.tree
-    for child in ast.walk(around):
+    function = ctx.source.around(node) or ctx.source.tree
+    for child in ast.walk(function):
         if isinstance(child, ast.Import | ast.ImportFrom):
             home = getattr(child, "module", None) or child.names[0].name
             names = {alias.asname or alias.name.partition(".")[0] for alias in child.names}

@@ -19,6 +19,7 @@ from ..reading.runtime import is_logger, library_name
 from ..reading.scope import UNKNOWN, dotted
 from ..reading.source import Function
 from .context import Context
+from .expressions import is_placement
 
 _EXAMINED: set[ast.stmt] = set()
 """Assignments under examination, to end recursion."""
@@ -36,6 +37,7 @@ def is_omitted(ctx: Context, node: ast.stmt) -> bool:
         or _is_logging(ctx, node)
         or is_drawn_for_chance(ctx, node)
         or _is_device(ctx, node)
+        or _is_for_placement(ctx, node)
         or _is_for_initial_values(ctx, node)
         or (not isinstance(node, ast.Return) and is_of_batch_norm(ctx, node))
     )
@@ -203,3 +205,15 @@ def _is_device(ctx: Context, node: ast.stmt) -> bool:
         return False
     parts = (ctx.site(part) for part in ast.walk(node.value) if isinstance(part, ast.expr))
     return any(part_site.kinds == {torch.device} for part_site in parts if part_site)
+
+
+def _is_for_placement(ctx: Context, node: ast.stmt) -> bool:
+    """Return whether a statement assigns a device and a type that only arguments which are left out read."""
+    function = ctx.source.around(node)
+    if not (
+        isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict) and _is_local(node) and function
+    ):
+        return False
+    targets = {ast.unparse(target) for target in node.targets}
+    reads = [name for name in _names(function) if name.id in targets and isinstance(name.ctx, ast.Load)]
+    return bool(reads) and all(is_placement(ctx, ctx.source.parents[name]) for name in reads)
