@@ -2,6 +2,7 @@
 
 import subprocess
 
+import pytest
 import torch
 from porting import unrun
 from ruff.__main__ import find_ruff_bin
@@ -9,6 +10,7 @@ from ruff.__main__ import find_ruff_bin
 from jaxpar import parity
 
 
+@pytest.mark.slow
 def test_lines_that_did_not_run_have_no_undefined_name(tmp_path):
     path = tmp_path / "port.py"
     port = parity.port(unrun.Noise, torch.randn(2, 3, 4), out=path)
