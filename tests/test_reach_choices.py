@@ -66,7 +66,9 @@ JAX = {
     "branch": (jax_branch, r"JAX's code in test_reach_choices.py:\d+"),
     "a bound": (lambda x: jnp.where(x > 0.05, x, 1.0 * x), r"one side of > in test_reach_choices.py"),
     "both sides": (lambda x: jnp.where(x > X[0, 0], x, 1.0 * x), None),
-    "functions": (lambda x: x + 0 * jax.nn.softmax(x) + 0 * jax.nn.logsumexp(x), None),
+    "maximum": (lambda x: jnp.maximum(x, -50), r"max in test_reach_choices.py:\d+"),
+    "functions": (lambda x: x + 0 * jax.nn.softmax(x) + 0 * jax.nn.softplus(x), None),
+    "infinities": (lambda x: x + 0 * jax.nn.logsumexp(x), None),
 }
 
 

@@ -193,7 +193,7 @@ PLANTS = [
         ('options.get("min_val", points[0])', 'points[0]', "tests/test_reach.py -k bounds"),
     ),
     *plants("jaxpar/parity/_sides/flax_choices.py",
-        ('"max": lambda x, y: [x > y, x < y]', '"max": lambda x, y: [x > y]', "tests/test_reach_choices.py -k clip"),
+        ('"max": lambda x, y: [x > y, x < y]', '"max": lambda x, y: [x > y]', "tests/test_reach_choices.py -k maximum"),
         ('[which == i for i in range(len(cases))]', '[which == i for i in range(len(cases) - 1)]', "tests/test_reach_choices.py -k where"),
         ('line_here if of_jax else line)', 'line)', "tests/test_reach_choices.py -k under"),
         ('is_librarys = name is not None and', 'is_librarys = False and', "tests/test_reach_choices.py -k functions"),
