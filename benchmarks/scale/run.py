@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.scale import ranks, step
 
 SIZES = {
-    "leaves": (10, 100, 300),
-    "lowered leaves": (300, 1000, 3000),
+    "leaves": (10, 100),
+    "lowered leaves": (10, 100, 1000),
     "replicas": (2, 8, 32),
     "lowered replicas": (64, 256, 1024),
     "ranks": (2, 8, 32, 125, 250, 500, 1000),
