@@ -14,7 +14,7 @@ PARTS = (operations.Weights, operations.Layers, operations.Translates)
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*(spectral_norm|enable_nested_tensor).*")
+@pytest.mark.filterwarnings("ignore:.*(spectral_norm|weight_norm|enable_nested_tensor).*")
 @pytest.mark.parametrize("kind", PARTS, ids=lambda kind: kind.__name__)
 def test_ports_are_the_same(kind):
     generator = torch.Generator().manual_seed(0)
@@ -28,11 +28,13 @@ LINES = {
     "nn.freeze(self.trunk)": operations.Freezes,
     "self.head.bias = nnx.Variable(self.head.bias[...])": operations.Freezes,
     "(jnp.sin, jnp.cos, jnp.square, (lambda self: -self), jax.nn.mish)": operations.PassedOn,
+    "rows = x.shape[0]": operations.Likelihoods,
+    "map((lambda x: jnp.concatenate(x, axis=1)), ((x, jax.lax.stop": operations.Likelihoods,
     'normal = partial(nn.SpectralNorm, first="v", rngs=rngs)': operations.OlderSpectral,
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*spectral_norm.*:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*(spectral|weight)_norm.*:FutureWarning")
 @pytest.mark.parametrize("line", LINES)
 def test_a_line_is_written_as_a_colleague_would(line, monkeypatch):
     monkeypatch.setattr("jaxpar.parity._port.port.prove", lambda *_: [])

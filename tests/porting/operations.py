@@ -1,8 +1,11 @@
 """torch modules with operations that are rare, and one module of several of them."""
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import weight_norm
 
 
 class Square(torch.autograd.Function):
@@ -65,6 +68,26 @@ class PassedOn(nn.Module):
     def forward(self, x):
         waves = [f(self.layer(x)) for f in (torch.sin, torch.cos, torch.square, torch.neg, F.mish)]
         return self.act(torch.cat(waves, 1))
+
+
+class Likelihoods(nn.Module):
+    """Distributions, `partial` of a function of torch, and `.data` for a form and for a value."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self):
+        super().__init__()
+        self.layer = weight_norm(nn.Linear(4, 4))
+        self.layer.weight.data.normal_(0, 0.1)
+        self.classes = nn.Linear(4, 3)
+        nn.init.zeros_(self.classes.bias)
+
+    def forward(self, x):
+        rows = x.data.size(0)
+        joined = map(partial(torch.cat, dim=1), ((x, x.data), (x, -x)))
+        normal = torch.distributions.Normal(self.layer(x), F.softplus(x) + 0.1)
+        classes = torch.distributions.Categorical(logits=self.classes(x))
+        return normal.log_prob(x[:rows] + 1), classes.entropy(), *joined
 
 
 class OlderConstructors(nn.Module):
@@ -145,10 +168,10 @@ class Weights(nn.Module):
     def __init__(self):
         super().__init__()
         self.own, self.frozen, self.passed = OwnGradients(), Freezes(), PassedOn()
-        self.older = OlderConstructors()
+        self.older, self.likelihoods = OlderConstructors(), Likelihoods()
 
     def forward(self, x):
-        return self.own(x), self.frozen(x), self.passed(x), self.older(x)
+        return self.own(x), self.frozen(x), self.passed(x), self.older(x), self.likelihoods(x)
 
 
 class Layers(nn.Module):

@@ -211,6 +211,13 @@ ELSEWHERE = {
         for name in ("spectral_norm", "parametrizations.spectral_norm")
     ),
     "torch.randn(*size, dtype, device?, requires_grad?)",
+    "torch.distributions.Normal(loc, scale, validate_args=)",
+    "torch.distributions.kl_divergence(p, q)",
+    *(
+        f"torch.distributions.{name}({argument}, validate_args=)"
+        for name in ("Categorical", "Bernoulli")
+        for argument in ("probs", "logits")
+    ),
     "torch.rand(*size, dtype==torch.cfloat, device?, requires_grad?)",
     "torch.rand(*size, dtype, device?, requires_grad?)",
     "transformers.integrations.fsdp.is_fsdp_managed_module(module)",

@@ -261,6 +261,7 @@ PLANTS = [
         ('if path not in frozen}', '}', "tests/test_port_operations.py::test_ports_are_the_same[Weights]"),
     ),
     *plants("jaxpar/parity/_port/translating/calls.py",
+        ('"x" if part is call.args[0] else', '"y" if part is call.args[0] else', "tests/test_port_operations.py -k colleague"),
         ('not ctx.is_int(node.args[0])', 'False', "tests/test_port_operations.py::test_ports_are_the_same[Weights]"),
         ('if extra and ctx.kind and getattr(', 'if False and getattr(', "tests/test_port_unrun.py -k undefined"),
         ('if site.kinds == {NoneType}:', 'if True:', "tests/test_port.py -k \"same and OptionalBias\""),

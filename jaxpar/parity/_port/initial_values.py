@@ -106,6 +106,10 @@ class Initialisation:
             return [f"initial values: {type(error).__name__}: {error}".partition("\n")[0]]
 
 
+NORMED = re.compile(r"(weight_g|weight_orig|parametrizations\.\w+\.original\d*)$")
+"""Parameters of layers with a weight or spectral norm."""
+
+
 def _rows_of(make: Callable[[], nn.Module]) -> tuple[list[Row], list[str], nn.Module]:
     """Make the module; return the fills of its parameters, the names of those without a row, and itself."""
     fills = _Fills()
@@ -125,6 +129,9 @@ def _rows_of(make: Callable[[], nn.Module]) -> tuple[list[Row], list[str], nn.Mo
     fills_only = [row for row in rows if row[1] != LAYER]
     if not fills_only:
         return [], [], net
+    if any(NORMED.search(name) for name, _ in net.named_parameters()):
+        # torch sums up the norms with which these layers start in an order of its own.
+        return [], sorted({row[0].rstrip("?") for row in fills_only}), net
     rows = rows if _is_interleaved(rows, net) else fills_only
     unknown = {row[0] for row in rows if row[1] not in {*KNOWN, LAYER} or row[0].endswith("?")}
     return [row for row in rows if row[0] not in unknown], sorted(x.rstrip("?") for x in unknown), net

@@ -35,6 +35,7 @@ PROJECT_IMPORTS = {
     "nnx": "from flax import nnx",
     "struct": "from flax import struct",
     "initialise": "from jaxpar.random import initialise",
+    "distributions": "from jaxpar import distributions",
     "nn": "from jaxpar.nn import {layers} as nn",
     "F": "from jaxpar.nn.{layers} import functional as F",
 }

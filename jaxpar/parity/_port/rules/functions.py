@@ -95,6 +95,13 @@ FUNCTIONS = table("""
     torch.linalg.multi_dot(tensors) -> jnp.linalg.multi_dot({tensors})
     torch.linalg.cross(input, other, dim=) -> jnp.cross({input}, {other}<, axis={dim}>)
     torch.cross(input, other, dim) -> jnp.cross({input}, {other}, axis={dim})
+    torch.distributions.Normal(loc, scale, validate_args=) -> \
+        distributions.Normal({loc}, {scale}<, validate_args={validate_args}>)
+    torch.distributions.Categorical|torch.distributions.Bernoulli(probs, validate_args=) -> \
+        distributions.{}({probs}<, validate_args={validate_args}>)
+    torch.distributions.Categorical|torch.distributions.Bernoulli(logits, validate_args=) -> \
+        distributions.{}(logits={logits}<, validate_args={validate_args}>)
+    torch.distributions.kl_divergence(p, q) -> distributions.kl_divergence({p}, {q})
     torch.spmm|torch.sparse.mm(sparse, dense) -> {sparse:a} @ {dense:a}
     torch.threshold(input, threshold, value) -> F.threshold({input}, {threshold}, {value})
     torch.celu(input, alpha=) -> F.celu({input}<, {alpha}>)

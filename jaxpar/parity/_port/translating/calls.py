@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 import inspect
 from collections.abc import Sequence
 from types import FunctionType, NoneType
@@ -73,6 +74,8 @@ def call(ctx: Context, node: ast.Call) -> Fragment:
         return Fragment("False", value=False)
     if target is hasattr and is_torchs(owner := ctx.scope.value(node.args[0])):
         return resolved(ctx, node, hasattr(owner, ast.literal_eval(node.args[1])))
+    if target is functools.partial and (written := _partial(ctx, node)):
+        return written
     if target is copy.deepcopy and node.args and ctx.is_module(node.args[0]):
         return Fragment(f"nn.deepcopy({text(ctx, node.args[0])})")
     if applied_function(target) is not None:
@@ -92,6 +95,19 @@ def call(ctx: Context, node: ast.Call) -> Fragment:
     elif any(draws(ctx, target) for target in targets):
         extra.append(f"rngs={stream(ctx)}")
     return extended(ctx, node, ", ".join(extra))
+
+
+def _partial(ctx: Context, node: ast.Call) -> Fragment | None:
+    """Write `partial(torch.cat, dim=1)` as a lambda, because its keywords have different names in JAX."""
+    name = rule_name(ctx.scope.value(node.args[0])) if node.args else None
+    if name is None or len(node.args) > 1 or not node.keywords or not function_rules(ctx, node, name):
+        return None
+    call = ast.copy_location(ast.Call(node.args[0], [ast.Name("x", ast.Load())], node.keywords), node)
+    for rule in function_rules(ctx, node, name):
+        written = rule.apply(call, lambda part, form: "x" if part is call.args[0] else text(ctx, part, form))
+        if written is not None and "{rngs}" not in rule.template:
+            return Fragment(f"(lambda x: {written})")
+    return None
 
 
 def _of_einops(ctx: Context, node: ast.Call, target: Any) -> Fragment:

@@ -90,6 +90,10 @@ def attribute(ctx: Context, node: ast.Attribute) -> Fragment:
         mode = f"{text(ctx, node.value)}.deterministic"
         return Fragment(f"not {mode}", NOT, negated=mode)
     owner = ctx.site(node.value)
+    if owner and owner.is_tensor and node.attr == "data" and ctx.in_call(node):
+        array = translated(ctx, node.value)
+        asks_form = getattr(ctx.source.parents[node], "attr", "") in ("shape", "size", "dtype", "dim", "ndim")
+        return array if asks_form else Fragment(f"jax.lax.stop_gradient({array.text})")
     if owner and owner.kinds == {torch.device}:
         raise Hole("JAX's devices are others")
     if owner and owner.kinds == {torch.dtype} and node.attr == "is_floating_point":
