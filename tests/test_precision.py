@@ -91,6 +91,11 @@ def test_types_are_read_from_a_program_of_jax(function, rows):
     assert all(row.where.startswith("test_precision.py:") for row in found)
 
 
+def test_products_of_the_backward_pass_are_left_out():
+    rows = parity.precisions(jax.grad(lambda x: (x @ x.T)[0, 0]), jnp.asarray(X))
+    assert [row.operation for row in rows].count("matmul") == 1
+
+
 class Attention(torch.nn.Module):
     def __init__(self):
         super().__init__()
