@@ -23,7 +23,7 @@ LAYERS = [(room, name) for room, name in LAYERS if inspect.isclass(getattr(room,
 FUNCTIONS = [
     (room.functional, name) for room in (channels_first, channels_last) for name in room.functional.__all__
 ]
-OURS_ALONE = {"TiedLinear", "WeightNorm", "SpectralNorm"}
+OURS_ALONE = {"TiedLinear", "WeightNorm", "SpectralNorm", "Function"}
 METHODS = {"sliding_windows"}  # of torch.Tensor, where its name is unfold; tests/porting/rule_cases.py
 ABSENT = {
     *("device", "dtype", "inplace", "size_average", "reduce", "out", "_stacklevel", "_weight", "_freeze"),

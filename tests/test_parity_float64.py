@@ -495,7 +495,8 @@ def test_as_it_runs_a_type_has_its_price():
     pair = Torch(lambda y: y), Flax(lambda y: y.astype(F4), dtype=jnp.bfloat16)
     found = parity.compare(*pair, X, level="as-it-runs")
     assert not found.same
-    assert found.divergence is None
+    assert found.divergence.kind == "precision"
+    assert "bfloat16 in JAX" in found.divergence.causes[0].text
     torchs, flaxs = (
         float(x) for x in re.findall(r"(\S+) from exact ones, and Flax's (\S+)", " ".join(found.notes))[0]
     )

@@ -92,6 +92,16 @@ def check(comparison, text, framework):
         assert any(re.search(text, gap) for gap in gaps), gaps
 
 
+def test_a_function_that_jax_traced_for_a_library_first_is_the_models():
+    x = np.random.RandomState(0).randn(4, 11)
+    first = compile("call = lambda x: jnp.clip(x, -50, 50)", "flax/nnx/nn/normalization.py", "exec")
+    names = {"jnp": jnp}
+    exec(first, names)
+    parity.compare(lambda x: 1 * x, names["call"], x)
+    comparison = parity.compare(lambda x: 1 * x, lambda x: jnp.clip(x, -50, 50), x)
+    check(comparison, r"max in test_reach_choices.py:\d+", "JAX")
+
+
 def test_a_side_that_is_taken_in_one_of_two_calls_is_taken():
     def clamped(x):
         for factor in (1, 99, 1):

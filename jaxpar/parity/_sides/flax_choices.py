@@ -106,9 +106,8 @@ class Choices:
             operands = [next(values) if isinstance(x, Var) else x.val for x in equation.invars]
             name, line_here = equation.primitive.name, line or _line(equation)
             if program := called(equation):
-                # A function of JAX is traced once, with the lines of its first caller.
-                of_jax = str(equation.params.get("name")) in OF_JAX or name == "custom_jvp_call"
-                inner = _watched(program)
+                of_jax = _is_bounding(equation)
+                inner = _watched(program, bool(line) or of_jax)
                 if inner:
                     results = jaxpr_as_fun(_closed(_with_operands(program, inner)))(*operands)
                     inputs = iter(results[len(opened(program)[0].outvars) :])
@@ -129,23 +128,30 @@ def _closed(program: Any) -> Any:
     return program if hasattr(program, "consts") else ClosedJaxpr(program, ())
 
 
-def _watched(program: Any) -> list[JaxprEqn]:
-    return [equation for equation in opened(program)[0].eqns if _is_watched(equation)]
+def _watched(program: Any, in_jax: bool = False) -> list[JaxprEqn]:
+    """Return the operations of a program, or of a function of JAX with bounds, that choose."""
+    return [equation for equation in opened(program)[0].eqns if _is_watched(equation, in_jax)]
 
 
-def _is_watched(equation: JaxprEqn) -> bool:
-    if any(frame.file_name.endswith(ELSEWHERE) for frame in _frames(equation)):
+def _is_watched(equation: JaxprEqn, in_jax: bool) -> bool:
+    # JAX traces its functions once: the lines inside lead to the first caller, whoever that was.
+    if not in_jax and any(frame.file_name.endswith(ELSEWHERE) for frame in _frames(equation)):
         return False
     if (program := called(equation)) is not None:
         name = equation.params.get("name")
         is_librarys = name is not None and str(name) not in OF_JAX and _is_of_jax(program)
-        return not is_librarys and bool(_watched(program))
+        return not is_librarys and bool(_watched(program, in_jax or _is_bounding(equation)))
     if equation.primitive.name == CAST:
         return equation.params["new_dtype"].kind in "iu"
     if equation.primitive.name not in SIDES or not _is_ordered(equation.invars[0]):
         return False
     # A maximum with minus infinity, as in a softmax, always takes the other operand.
     return not any(isinstance(x, Literal) and np.isinf(x.val).any() for x in equation.invars)
+
+
+def _is_bounding(equation: JaxprEqn) -> bool:
+    """Return whether an equation calls a function of JAX with bounds."""
+    return str(equation.params.get("name")) in OF_JAX or equation.primitive.name == "custom_jvp_call"
 
 
 def _is_ordered(x: Var | Literal) -> bool:
