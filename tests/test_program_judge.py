@@ -203,6 +203,7 @@ RULES = {
         Dependence.UNKNOWN,
     ),
     "a scatter": (f"ROOT %r = f32[1] reduce-scatter(%x), {ALL}, dimensions={{0}}", Dependence.COMPLETE),
+    "a token": ("ROOT %r = token[] after-all(%x)", Dependence.FREE),
     "a neighbour's rows": (
         "ROOT %r = f32[4] collective-permute(%x), source_target_pairs={{0,1},{1,2},{2,3},{3,0}}",
         Dependence.LOCAL,

@@ -53,7 +53,8 @@ def drawn(
     ]
     for plant in plants:
         result = results.get(plant, Result("survived" if plant.equivalent else "not run", plant.equivalent))
-        lines.append(_row(plant, dataclasses.replace(result, by=plant.equivalent or result.by)))
+        by = plant.equivalent or result.by or f"{plant.tests.count('::')} tests"
+        lines.append(_row(plant, dataclasses.replace(result, by=by)))
     return "\n".join(lines) + "\n"
 
 

@@ -83,7 +83,8 @@ class Likelihoods(nn.Module):
         nn.init.zeros_(self.classes.bias)
 
     def forward(self, x):
-        rows = x.data.size(0)
+        if not torch.jit.is_scripting():
+            rows = x.data.size(0)
         joined = map(partial(torch.cat, dim=1), ((x, x.data), (x, -x)))
         normal = torch.distributions.Normal(self.layer(x), F.softplus(x) + 0.1)
         classes = torch.distributions.Categorical(logits=self.classes(x))

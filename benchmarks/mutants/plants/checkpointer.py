@@ -4,6 +4,9 @@
 from ..plant import plants
 
 PLANTS = [
+    *plants("jaxpar/_checkpointer/item.py",
+        ('nnx.RngState) or is_key(value)', 'nnx.RngState) and is_key(value)', 'tests/test_seldom_run.py -k streams'),
+    ),
     *plants("jaxpar/_checkpointer/checkpointer.py",
         ('step % self.save_every == 0', '(step + 1) % self.save_every == 0', "tests/test_checkpointer.py -k which_steps"),
         ('if not (leaving or force or', 'if not (leaving or', "tests/test_checkpointer.py -k which_steps"),

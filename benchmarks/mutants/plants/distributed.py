@@ -4,6 +4,12 @@
 from ..plant import plants
 
 PLANTS = [
+    *plants("jaxpar/distributed/_collectives.py",
+        ('== [y.ndim for y in arrays] for', '!= [y.ndim for y in arrays] for', 'tests/test_seldom_run.py -k padded'),
+    ),
+    *plants("jaxpar/distributed/exchange.py",
+        ('if client is None:', 'if client is not None:', 'tests/test_seldom_run.py -k connection'),
+    ),
     *plants("jaxpar/distributed/connecting.py",
         ('    with without_gloo():\n        jax', '    if True:\n        jax', "tests/test_distributed.py -k prints_what"),
         ('rb"\\[Gloo\\] Rank \\d+ is', 'rb".*\\[Gloo\\] Rank \\d+ is', "tests/test_distributed.py -k only_gloos"),

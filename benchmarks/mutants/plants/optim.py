@@ -4,6 +4,15 @@
 from ..plant import plants
 
 PLANTS = [
+    *plants("jaxpar/optim/lr_scheduler/_stateful/cycles.py",
+        ('return [low + (lr - low) * (1 + math.cos(t * math.pi / T)) / 2 for lr in self.base_lrs]', 'return rates', 'tests/test_seldom_run.py -k resumed'),
+    ),
+    *plants("jaxpar/optim/lr_scheduler/_schedule.py",
+        ('if s.factor is not None]', 'if s.factor is None]', 'tests/test_seldom_run.py -k chained'),
+    ),
+    *plants("jaxpar/optim/swa_utils/_averaged_model.py",
+        ('x if device is None else', 'x if device is not None else', 'tests/test_seldom_run.py -k update_bn'),
+    ),
     *plants("jaxpar/optim/_torch_state.py",
         ('if REPLICA in axes:', 'if False:', "tests/test_shard_optimizer.py -k pieces"),
     ),

@@ -4,6 +4,9 @@
 from ..plant import plants
 
 PLANTS = [
+    *plants("jaxpar/random/_fma.py",
+        ('(bits & 1 == 0)', '(bits & 2 == 0)', 'tests/test_seldom_run.py -k odd'),
+    ),
     *plants("jaxpar/random/_generator.py",
         ('high - low >= 2**28', 'high - low >= 2**32', "tests/test_random.py -k wide"),
         ('if x.size >= 16 and', 'if x.size > 16 and', "tests/test_random.py -k floats_of"),

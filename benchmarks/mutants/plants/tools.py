@@ -4,6 +4,13 @@
 from ..plant import plants
 
 PLANTS = [
+    *plants("jaxpar/_tools/program/interpreter.py",
+        ('return self.shares.free', 'return None', 'tests/test_program_judge.py -k token'),
+        ('return first if isinstance(first, Fact) else second', 'return second', 'tests/test_seldom_run.py -k tuple'),
+    ),
+    *plants("jaxpar/_tools/launch/watch.py",
+        ('cause=busy[0]', 'cause=busy[-1].__class__', 'tests/test_seldom_run.py -k silence'),
+    ),
     *plants("jaxpar/_tools/startup/clock.py",
         ('            self.seconds[self.part, self._phases[-1]] -= seconds\n', '', "tests/test_startup.py -k every_second"),
         ('        if threading.get_ident() == self._thread:\n            self._sum()\n            self._phases.append(phase)', '        if True:\n            self._sum()\n            self._phases.append(phase)', "tests/test_startup.py -k every_second"),
