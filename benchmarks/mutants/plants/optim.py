@@ -4,9 +4,6 @@
 from ..plant import plants
 
 PLANTS = [
-    *plants("jaxpar/optim/lr_scheduler/_stateful/cycles.py",
-        ('return [low + (lr - low) * (1 + math.cos(t * math.pi / T)) / 2 for lr in self.base_lrs]', 'return rates', 'tests/test_seldom_run.py -k resumed'),
-    ),
     *plants("jaxpar/optim/lr_scheduler/_schedule.py",
         ('if s.factor is not None]', 'if s.factor is None]', 'tests/test_seldom_run.py -k chained'),
     ),
