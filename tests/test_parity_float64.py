@@ -412,6 +412,7 @@ RECURRENT = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("where", [Cells, CellsInside])
 @pytest.mark.parametrize("name", RECURRENT)
 def test_linens_recurrent_layers(name, where):

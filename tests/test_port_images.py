@@ -105,7 +105,7 @@ def test_images_are_turned_once_where_a_line_cannot_be_written(kind, unproven):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     "kind", [*WRITTEN, *TURNED, modules.CNN, modules.Stages], ids=lambda kind: kind.__name__
 )
@@ -150,7 +150,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_wrong_order_is_seen_by_the_proof(fault, monkeypatch):
     where, name, planted, kind = FAULTS[fault]

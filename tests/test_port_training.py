@@ -48,7 +48,7 @@ OPTIMIZERS = [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("name", "options"), OPTIMIZERS, ids=named)
 def test_every_optimizer_takes_torchs_steps(name, options):
     lines = port_of().optimizer(lambda net: getattr(torch.optim, name)(net.parameters(), **options))
@@ -64,7 +64,7 @@ MORE = [
 ]
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "options"), [*plainest_and_richest(ROWS), *MORE], ids=named)
 def test_every_scheduler_has_torchs_rates(name, options):
     lines = port_of().scheduler(lambda net: getattr(lr_scheduler, name)(sgd(net), **options))

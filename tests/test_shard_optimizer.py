@@ -86,6 +86,7 @@ TORCH = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("devices", [8, 3])
 @pytest.mark.parametrize("name", TORCH)
 def test_torchs_numbers(name, devices):
@@ -157,6 +158,7 @@ SAME = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SAME)
 def test_the_same_training(name):
     tx, options = SAME[name]
