@@ -21,6 +21,7 @@ X = np.random.RandomState(0).randn(3, 2, 4)
 
 
 @pytest.mark.sampled
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 @pytest.mark.parametrize(
     "case",
     [c if i % 3 == 0 else pytest.param(c, marks=pytest.mark.slow) for i, c in enumerate(CASES)],
