@@ -65,8 +65,8 @@ MODELS = [
         "    torch.randint(50, (7, 3)),\n"
         "    (torch.zeros(2, 3, 8), torch.zeros(2, 3, 8)),\n"
         ")",
-        "The state is a tuple on both sides, and time comes first as in torch. `init_hidden` is not called by "
-        "`forward`, so it is not ported, and `port.notes` says so.",
+        "The state is a tuple on both sides, and time comes first as in torch. `init_hidden` is not called "
+        "by `forward`, so it is not ported, and `port.notes` says so.",
     ),
 ]
 
