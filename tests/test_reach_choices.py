@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +18,7 @@ from torch.nn import functional as F
 
 from jaxpar import parity
 from jaxpar.parity import recorder
+from jaxpar.parity._sides import constants
 
 X = np.random.RandomState(0).randn(4, 6)
 TOKENS = np.array([[1, 2, 3]])
@@ -100,6 +103,12 @@ def test_a_function_that_jax_traced_for_a_library_first_is_the_models():
     parity.compare(lambda x: 1 * x, names["call"], x)
     comparison = parity.compare(lambda x: 1 * x, lambda x: jnp.clip(x, -50, 50), x)
     check(comparison, r"max in test_reach_choices.py:\d+", "JAX")
+
+
+def test_the_recorder_in_one_file_is_no_folder_of_a_library(monkeypatch):
+    specs = {"jaxpar_recorder": SimpleNamespace(origin="jaxpar_recorder"), "torch": torch.__spec__}
+    monkeypatch.setattr(constants.importlib.util, "find_spec", specs.get)
+    assert constants.libraries.__wrapped__() == (f"{Path(torch.__file__).parent}/",)
 
 
 def test_a_side_that_is_taken_in_one_of_two_calls_is_taken():

@@ -233,6 +233,7 @@ PLANTS = [
         ('notes += [NOT_REACHED + gap for gap in gaps]', 'notes += gaps', "tests/test_reach_choices.py -k trace_lists"),
     ),
     *plants("jaxpar/parity/_sides/constants.py",
+        ('for folder in folders if folder)', 'for folder in folders)', "tests/test_reach_choices.py -k one_file"),
         ('if name in SIXTEEN_BITS:', 'if name not in SIXTEEN_BITS:', "tests/test_reach.py -k roundings"),
     ),
     *plants("jaxpar/parity/_request.py",

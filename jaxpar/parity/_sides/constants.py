@@ -76,7 +76,9 @@ def _is_exact(values: np.ndarray) -> bool:
 def libraries() -> tuple[str, ...]:
     """Return the folders of `OURS`. A user's folder may have the same name: flax/examples/mnist."""
     specs = map(importlib.util.find_spec, OURS)
-    return tuple(os.path.dirname(spec.origin) + os.sep for spec in specs if spec and spec.origin)
+    folders = (os.path.dirname(spec.origin or "") for spec in specs if spec)
+    # The recorder in one file has no folder, and every path starts with a separator.
+    return tuple(folder + os.sep for folder in folders if folder)
 
 
 def users_line() -> str:

@@ -134,7 +134,7 @@ def _watched(program: Any, in_jax: bool = False) -> list[JaxprEqn]:
 
 
 def _is_watched(equation: JaxprEqn, in_jax: bool) -> bool:
-    # JAX traces its functions once: the lines inside lead to the first caller, whoever that was.
+    # JAX traces its functions once, so the lines inside lead to their first caller.
     if not in_jax and any(frame.file_name.endswith(ELSEWHERE) for frame in _frames(equation)):
         return False
     if (program := called(equation)) is not None:
