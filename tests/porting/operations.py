@@ -21,7 +21,9 @@ class Square(torch.autograd.Function):
     def backward(ctx, squares, multiples):
         x, weight = ctx.saved_tensors
         by_weight = (squares * x.pow(ctx.power)).sum(0) if ctx.needs_input_grad[1] else None
-        return (squares * weight * x).clamp(-1, 1) + ctx.scale * multiples, by_weight, None, None
+        gradient = squares * weight * x
+        gradient[x.abs() > 1] = 0
+        return gradient + ctx.scale * multiples, by_weight, None, None
 
 
 square = Square.apply

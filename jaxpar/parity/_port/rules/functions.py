@@ -261,9 +261,9 @@ def as_value(name: str) -> str | None:
         needed = [parameter for parameter in rule.signature if parameter[-1] not in "=?"]
         if len(needed) != 1 or needed[0].startswith("*") or "{rngs}" in rule.template:
             continue
-        call = re.fullmatch(r"([\w.]+)\(\{(\w+)\}(?:<[^>]*>)*(?:, ([^{}<>]+))?\)", rule.template)
-        if call and call[2] == needed[0]:
-            return f"partial({call[1]}, {call[3]})" if call[3] else call[1]
+        call = re.fullmatch(r"([\w.]+)\(\{\w+\}(?:<[^>]*>)*(?:, ([^{}<>]+))?\)", rule.template)
+        if call:
+            return f"partial({call[1]}, {call[2]})" if call[2] else call[1]
         with_name = ast.Call(ast.Name(name), [ast.Name(needed[0])], [])
         return f"(lambda {needed[0]}: {rule.apply(with_name, lambda node, form: ast.unparse(node))})"
     return None
