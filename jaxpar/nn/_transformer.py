@@ -223,8 +223,8 @@ class Transformer(Layer):
     """An encoder and a decoder, each with a norm after its last layer.
 
     Args:
-      d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias,
-        dtype, param_dtype, rngs: of the layers, as in `TransformerEncoderLayer`.
+      d_model, nhead, dim_feedforward, dropout, activation: of the layers, as in `TransformerEncoderLayer`.
+      layer_norm_eps, batch_first, norm_first, bias, dtype, param_dtype, rngs: likewise.
       num_encoder_layers, num_decoder_layers: how many layers each has.
       custom_encoder, custom_decoder: modules in place of them.
 
