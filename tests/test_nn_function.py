@@ -122,3 +122,14 @@ def test_frozen_parameters_are_not_trained_and_shared_ones_stay_one():
     assert not nnx.to_flat_state(nnx.state(net, nnx.Param))
     assert net[1].kernel is net[0].kernel
     np.testing.assert_array_equal(net(jnp.ones((1, 2))), before)
+
+
+def test_frozen_parameters_in_lists_and_of_derived_kinds_keep_their_metadata():
+    first = nn.channels_first
+    net = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    net.scales = nnx.List([nnx.Param(jnp.ones(2), out_sharding=("model",))])
+    net.low = nnx.Dict(a=nnx.LoRAParam(jnp.ones(2)))
+    first.freeze(net)
+    assert not nnx.to_flat_state(nnx.state(net, nnx.Param))
+    assert net.scales[0].get_metadata()["out_sharding"] == ("model",)
+    assert len(nnx.to_flat_state(nnx.state(net))) == 4

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from porting import constructs, holes, modules
+from porting import constructs, holes, modules, operations
 
 from jaxpar import errors, parity
 from jaxpar._cli.main import cli
@@ -111,10 +111,17 @@ LINES = {
     "block(3, width), getattr(nn, activation)(rngs=rngs), block(width, width)": constructs.Idioms,
     "weight.size for weight in jax.tree.leaves(nnx.state(self, nnx.Param))": constructs.Counts,
     "self.linear = nn.WeightNorm(nn.Linear(4, 2, rngs=rngs), dim=None)": constructs.OlderNorm,
+    "class Square(nn.Function):": operations.OwnGradients,
+    "nn.freeze(self.trunk)": operations.Freezes,
+    "self.head.bias = nnx.Variable(self.head.bias[...])": operations.Freezes,
+    "(jnp.sin, jnp.cos, jnp.square, (lambda x: -x), jax.nn.mish)": operations.PassedOn,
+    "rows = x.shape[0]": operations.Likelihoods,
+    "map((lambda x: jnp.concatenate(x, axis=1)), ((x, jax.lax.stop": operations.Likelihoods,
+    'normal = partial(nn.SpectralNorm, first="v", rngs=rngs)': operations.OlderSpectral,
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*(weight|spectral)_norm.*:FutureWarning")
 @pytest.mark.parametrize("line", LINES)
 def test_a_line_is_written_as_a_colleague_would(line, monkeypatch):
     monkeypatch.setattr(importlib.import_module("jaxpar.parity._port.port"), "prove", lambda *_: [])

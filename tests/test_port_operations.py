@@ -21,26 +21,7 @@ def test_ports_are_the_same(kind):
     port = parity.port(kind, *(torch.randn(shape, generator=generator) for shape in kind.inputs))
     assert port.status == 0, f"{port.source}\n{port.failure}\n{port.comparison}"
     assert port.largest < 1e-10
-
-
-LINES = {
-    "class Square(nn.Function):": operations.OwnGradients,
-    "nn.freeze(self.trunk)": operations.Freezes,
-    "self.head.bias = nnx.Variable(self.head.bias[...])": operations.Freezes,
-    "(jnp.sin, jnp.cos, jnp.square, (lambda self: -self), jax.nn.mish)": operations.PassedOn,
-    "rows = x.shape[0]": operations.Likelihoods,
-    "map((lambda x: jnp.concatenate(x, axis=1)), ((x, jax.lax.stop": operations.Likelihoods,
-    'normal = partial(nn.SpectralNorm, first="v", rngs=rngs)': operations.OlderSpectral,
-}
-
-
-@pytest.mark.filterwarnings("ignore:.*(spectral|weight)_norm.*:FutureWarning")
-@pytest.mark.parametrize("line", LINES)
-def test_a_line_is_written_as_a_colleague_would(line, monkeypatch):
-    monkeypatch.setattr("jaxpar.parity._port.port.prove", lambda *_: [])
-    kind = LINES[line]
-    shape = (2, 3, 5, 5) if kind is operations.OlderSpectral else (3, 4)
-    assert line in parity.port(kind, torch.ones(shape)).source
+    assert any("spectrum.weight" in note for note in port.notes) is (kind is operations.Layers)
 
 
 @pytest.mark.parametrize("recorded", [False, True], ids=["compare", "against"])

@@ -72,7 +72,8 @@ class Tree:
             return Result("timed out", f"{seconds:g} s")
         if code in RESULTS:
             return Result(RESULTS[code], "".join(_failed(said)[:1]))
-        return Result("broken", f"pytest ends with {code}: {said.strip()[-300:]}")
+        ending = said.replace(f"{self.root}/", "").strip()[-300:]
+        return Result("broken", f"pytest ends with {code}: {ending}")
 
     def failing(self, tests: list[str], seconds: float) -> list[str]:
         """Those of some tests that do not pass."""

@@ -38,9 +38,9 @@ def deepcopy(module: M) -> M:
 def freeze(module: M) -> M:
     """Make the parameters of a module constants, which no optimizer trains; return the module.
 
-    Each `nnx.Param` becomes a plain `nnx.Variable` with the same array: `nnx.value_and_grad` and
-    `nnx.Optimizer(..., wrt=nnx.Param)` leave it out, and checkpoints keep it. A shared parameter becomes one
-    variable.
+    Each `nnx.Param`, in lists and dicts too, becomes a plain `nnx.Variable` with its array and metadata:
+    `nnx.value_and_grad` and `nnx.Optimizer(..., wrt=nnx.Param)` leave it out, and checkpoints keep it. A
+    shared parameter becomes one variable.
 
     >>> from flax import nnx
     >>> from jaxpar.nn import channels_first as nn
@@ -52,10 +52,10 @@ def freeze(module: M) -> M:
     """
     constants: dict[int, nnx.Variable] = {}
     for _, node in [*nnx.iter_graph(module, graph=True)]:
-        for name, variable in [*vars(node).items()] if isinstance(node, nnx.Module) else []:
-            if type(variable) is nnx.Param:
-                constant = constants.setdefault(id(variable), nnx.Variable(variable[...]))
-                setattr(node, name, constant)
+        for name, variable in [*vars(node).items()] if isinstance(node, nnx.Pytree) else []:
+            if isinstance(variable, nnx.Param):
+                constant = nnx.Variable(variable[...], **variable.get_metadata())
+                setattr(node, name, constants.setdefault(id(variable), constant))
     return module
 
 

@@ -275,12 +275,13 @@ class Transformer(Layer):
 
         encoder = TransformerEncoder, TransformerEncoderLayer, num_encoder_layers
         decoder = TransformerDecoder, TransformerDecoderLayer, num_decoder_layers
-        self.encoder = custom_encoder or stack(*encoder)
-        self.decoder = custom_decoder or stack(*decoder)
+        self.encoder = stack(*encoder) if custom_encoder is None else custom_encoder
+        self.decoder = stack(*decoder) if custom_decoder is None else custom_decoder
         self.d_model, self.nhead, self.batch_first = d_model, nhead, batch_first
         for variable in nnx.to_flat_state(nnx.state(self, nnx.Param)).leaves:
             if variable.ndim > 1:
-                bound = math.sqrt(6 / sum(variable.shape))
+                inputs, outputs = (math.prod(variable.shape[:-2]) * n for n in variable.shape[-2:])
+                bound = math.sqrt(6 / (inputs + outputs))
                 variable.set_value(drawn(rngs.params(), variable.shape, variable.dtype, bound))
 
     def __call__(

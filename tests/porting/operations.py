@@ -32,6 +32,8 @@ square = Square.apply
 class OwnGradients(nn.Module):
     """Operations with gradients of their own, called by the class and by a name for its `apply`."""
 
+    inputs = ((3, 4),)
+
     def __init__(self):
         super().__init__()
         self.layer = nn.Linear(4, 4)
@@ -44,6 +46,8 @@ class OwnGradients(nn.Module):
 
 class Freezes(nn.Module):
     """Weights that are not trained: of a module, by a loop and by a call, and single ones."""
+
+    inputs = ((3, 4),)
 
     def __init__(self):
         super().__init__()
@@ -62,6 +66,8 @@ class Freezes(nn.Module):
 
 class PassedOn(nn.Module):
     """Functions of torch in a list, in an attribute and as an argument's default."""
+
+    inputs = ((3, 4),)
 
     def __init__(self, act=F.softplus):
         super().__init__()
@@ -96,6 +102,8 @@ class Likelihoods(nn.Module):
 class OlderConstructors(nn.Module):
     """Tensors by the names of their types, and what tensors are stored as."""
 
+    inputs = ((3, 4),)
+
     def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.FloatTensor(4, 2))
@@ -125,6 +133,8 @@ class Spectrum(nn.Module):
 
 class OlderSpectral(nn.Module):
     """torch.nn.utils.spectral_norm, called and by another name."""
+
+    inputs = ((2, 3, 5, 5),)
 
     def __init__(self):
         super().__init__()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import torch
 from flax import nnx
 from torch import nn
@@ -203,7 +204,7 @@ def port(
         text = with_docstring(text, header)
         if path:
             path.write_text(text, encoding="utf-8")
-    notes = [*written.notes, *proof.notes]
+    notes = [*written.notes, *proof.notes, *_complex_weights(flax)]
     if start is not None and flax is not None:
         notes = [*(note for note in notes if note != NOT_PORTED), *start.notes(flax)]
     results = written.holes, tuple(notes), proof.failure, written.torch_lines
@@ -214,6 +215,15 @@ def port(
         with taking_fresh():
             write_record(path, build, _seeded(make), flax, inputs, kwargs, layout, written.layers)
     return result
+
+
+def _complex_weights(flax: nnx.Module | None) -> list[str]:
+    state = nnx.to_flat_state(nnx.state(flax, nnx.Param)) if flax is not None else ()
+    names = [".".join(map(str, path)) for path, x in state if jnp.iscomplexobj(x[...])]
+    text = (
+        "JAX's gradients of complex weights are the conjugates of torch's: conjugate them for the optimizer"
+    )
+    return [f"{text} ({', '.join(names)})"] if names else []
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,7 +17,23 @@ def has_functions() -> bool:
 
 
 def differentiate(outputs: Any) -> None:
-    """Run the backward pass of all outputs that have one."""
-    terms = [x.sum() for x in named_leaves(outputs).values() if x.requires_grad]
+    """Run the backward pass of the outputs that come from a torch.autograd.Function."""
+    terms = [x for x in named_leaves(outputs).values() if x.requires_grad and any(map(_is_python, _nodes(x)))]
+    gradients = [torch.ones_like(term) for term in terms]
     if terms:
-        torch.stack([term.abs() if term.is_complex() else term for term in terms]).sum().backward()
+        torch.autograd.backward(terms, gradients)
+
+
+def _nodes(x: torch.Tensor) -> Iterator[Any]:
+    """Yield the nodes of the graph that made an array."""
+    waiting, visited = [x.grad_fn], set[Any]()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in visited:
+            visited.add(node)
+            yield node
+            waiting += [other for other, _ in node.next_functions]
+
+
+def _is_python(node: Any) -> bool:
+    return isinstance(node, torch.autograd.function.BackwardCFunction)

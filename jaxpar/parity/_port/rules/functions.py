@@ -264,6 +264,6 @@ def as_value(name: str) -> str | None:
         call = re.fullmatch(r"([\w.]+)\(\{\w+\}(?:<[^>]*>)*(?:, ([^{}<>]+))?\)", rule.template)
         if call:
             return f"partial({call[1]}, {call[2]})" if call[2] else call[1]
-        with_name = ast.Call(ast.Name(name), [ast.Name(needed[0])], [])
-        return f"(lambda {needed[0]}: {rule.apply(with_name, lambda node, form: ast.unparse(node))})"
+        written = rule.apply(ast.Call(ast.Name(name), [ast.Name("x")], []), lambda node, form: "x")
+        return f"(lambda x: {written})"
     return None

@@ -102,11 +102,13 @@ def _partial(ctx: Context, node: ast.Call) -> Fragment | None:
     name = rule_name(ctx.scope.value(node.args[0])) if node.args else None
     if name is None or len(node.args) > 1 or not node.keywords or not function_rules(ctx, node, name):
         return None
-    call = ast.copy_location(ast.Call(node.args[0], [ast.Name("x", ast.Load())], node.keywords), node)
+    used = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+    x = next(name for name in ("x", "y", "array", "_") if name not in used)
+    call = ast.copy_location(ast.Call(node.args[0], [ast.Name(x, ast.Load())], node.keywords), node)
     for rule in function_rules(ctx, node, name):
-        written = rule.apply(call, lambda part, form: "x" if part is call.args[0] else text(ctx, part, form))
+        written = rule.apply(call, lambda part, form: x if part is call.args[0] else text(ctx, part, form))
         if written is not None and "{rngs}" not in rule.template:
-            return Fragment(f"(lambda x: {written})")
+            return Fragment(f"(lambda {x}: {written})")
     return None
 
 
