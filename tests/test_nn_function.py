@@ -127,9 +127,9 @@ def test_frozen_parameters_are_not_trained_and_shared_ones_stay_one():
 def test_frozen_parameters_in_lists_and_of_derived_kinds_keep_their_metadata():
     first = nn.channels_first
     net = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
-    net.scales = nnx.List([nnx.Param(jnp.ones(2), out_sharding=("model",))])
+    net.scales = nnx.List([nnx.Param(jnp.ones(2), role="scale")])
     net.low = nnx.Dict(a=nnx.LoRAParam(jnp.ones(2)))
     first.freeze(net)
     assert not nnx.to_flat_state(nnx.state(net, nnx.Param))
-    assert net.scales[0].get_metadata()["out_sharding"] == ("model",)
+    assert net.scales[0].get_metadata()["role"] == "scale"
     assert len(nnx.to_flat_state(nnx.state(net))) == 4

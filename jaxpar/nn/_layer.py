@@ -54,7 +54,7 @@ def freeze(module: M) -> M:
     for _, node in [*nnx.iter_graph(module, graph=True)]:
         for name, variable in [*vars(node).items()] if isinstance(node, nnx.Pytree) else []:
             if isinstance(variable, nnx.Param):
-                constant = nnx.Variable(variable[...], **variable.get_metadata())
+                constant = nnx.Variable.from_metadata(variable[...], variable.get_metadata())
                 setattr(node, name, constants.setdefault(id(variable), constant))
     return module
 

@@ -15,7 +15,7 @@ PLANTS = [
     *plants("jaxpar/nn/_layer.py",
         ('constants.setdefault(id(variable), constant)', 'constant', "tests/test_nn_function.py -k shared"),
         ('if isinstance(variable, nnx.Param):', 'if type(variable) is nnx.Param:', "tests/test_nn_function.py -k metadata"),
-        ('**variable.get_metadata()', '', "tests/test_nn_function.py -k metadata"),
+        ('variable.get_metadata())', '{})', "tests/test_nn_function.py -k metadata"),
     ),
     *plants("jaxpar/nn/functional/_weight_norm.py",
         ('if (step % 2 == 0) == (first == "u"):', 'if step % 2 == 0:', "tests/against_torch -k SpectralNorm"),

@@ -220,9 +220,7 @@ def port(
 def _complex_weights(flax: nnx.Module | None) -> list[str]:
     state = nnx.to_flat_state(nnx.state(flax, nnx.Param)) if flax is not None else ()
     names = [".".join(map(str, path)) for path, x in state if jnp.iscomplexobj(x[...])]
-    text = (
-        "JAX's gradients of complex weights are the conjugates of torch's: conjugate them for the optimizer"
-    )
+    text = "JAX's gradients of complex weights are the conjugates of torch's; an optimizer needs torch's"
     return [f"{text} ({', '.join(names)})"] if names else []
 
 
