@@ -237,7 +237,7 @@ class _Methods:
 
     def _wrong(self, memory: ModuleMemory) -> set[str]:
         """Return the attributes that cannot be variables: the call itself would need them from before."""
-        wrong = set(memory.arguments.get("forward", ()))
+        wrong: set[str] = set()
         for method in self.methods.values():
             names = {*memory.arguments[method.name], *memory.returned[method.name]}
             if names and not self._is_called_plainly(method, bool(memory.returned[method.name])):
