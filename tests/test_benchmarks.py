@@ -155,7 +155,7 @@ def run(name: str, *arguments: str) -> str:
     return process.stdout
 
 
-OFTEN = ("distributed_data_parallel.py", "first_call.py", "from_jax.py", "virtual_devices.py")
+OFTEN = ("distributed_data_parallel.py", "from_jax.py", "virtual_devices.py")
 
 
 @pytest.mark.parametrize(

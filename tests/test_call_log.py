@@ -155,7 +155,7 @@ def test_a_step_in_no_sync_for_the_first_time(tmp_path):
         )
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("call", list(CALLS)[:-1])
 def test_one_rank_has_ended(call, tmp_path):
@@ -172,7 +172,7 @@ THREE = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("names", THREE.values(), ids=THREE)
 def test_three_ranks(names, tmp_path):

@@ -274,6 +274,7 @@ def uncorrected(rate, first, second, eps):
 T = torch.optim
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("build", "tx", "cause"),
     [

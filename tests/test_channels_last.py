@@ -90,6 +90,7 @@ def turned(x):
     return np.moveaxis(x, 1, -1) if x.ndim == 4 else x
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "args", "options", "shape"), LAYERS)
 def test_a_layer_gives_torchs_outputs_gradients_and_state(name, args, options, shape):
     theirs = getattr(torch.nn, name)(*args, **options).double()

@@ -125,7 +125,7 @@ def images_in_reverse(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(parity, "compare", compared)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(8)
 @needs_torch
 @pytest.mark.parametrize(
     ("plant", "first"),

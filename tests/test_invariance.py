@@ -382,6 +382,7 @@ def test_a_train_step_needs_no_line(script):
         assert len(pair["bisection"]["curves"]["loss"]["steps"]) == 6
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "words", "named"),
@@ -443,6 +444,7 @@ for step in range(5):
 )
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "named"),
@@ -464,6 +466,7 @@ FAILURES = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "error", "options"), FAILURES, ids=["raises", "no_taps", "hangs", "one_world"]

@@ -153,7 +153,7 @@ LAYERS = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("B", [8, 10, 3])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_data_parallel_equals_one_device(layer, B):

@@ -156,7 +156,7 @@ def compared(name, N=4, B=15):
     return np.max([np.abs(a - b).max() for a, b in zip(got, want, strict=True)]), None not in found
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("N", "B"), ROWS)
 @pytest.mark.parametrize("name", CASES)
 def test_every_replica_sees_its_own_rows_alone(name, N, B):
@@ -164,6 +164,7 @@ def test_every_replica_sees_its_own_rows_alone(name, N, B):
     assert difference < 1e-10
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_one_program_where_padding_provably_reaches_nothing(name):
     _, united = compared(name)

@@ -412,7 +412,7 @@ RECURRENT = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("where", [Cells, CellsInside])
 @pytest.mark.parametrize("name", RECURRENT)
 def test_linens_recurrent_layers(name, where):
@@ -433,6 +433,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 @pytest.mark.parametrize("name", ["LSTMCell", "GRUCell"])
 def test_one_bias_moves_half_as_far_as_two(name, optimizer):

@@ -55,12 +55,12 @@ EVERYDAY = {
     "query, key and value by head",
     "two linear layers exchanged",
 }
-"""One of each kind; `make test` has a third of the others, and `make proof` all of them."""
+"""One of each kind; `make test` has a sixth of the others, and `make proof` all of them."""
 
 TWINS = {bug.healthy.name: bug.healthy for bug in bugs.BUGS}
 
 
-def table(rows, marks=(pytest.mark.slow, pytest.mark.long, pytest.mark.long)):
+def table(rows, marks=(pytest.mark.slow, *[pytest.mark.long] * 5)):
     """Parameters for a law, with the marks in turn on all but those of everyday."""
     marks = itertools.cycle([[mark] for mark in marks])
     return [pytest.param(row, id=row.name, marks=[] if row.name in EVERYDAY else next(marks)) for row in rows]

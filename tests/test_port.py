@@ -64,7 +64,7 @@ PYTHONS = ("iter", "tuple", "frozenset", "int", "partial", "NotImplementedError"
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(8)
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 @pytest.mark.parametrize("kind", CASES, ids=lambda kind: kind.__name__)
 def test_ports_are_the_same(kind, tmp_path):

@@ -13,6 +13,7 @@ from jaxpar.parity import recorder
 PARTS = (operations.Weights, operations.Layers, operations.Translates)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*(spectral_norm|weight_norm|enable_nested_tensor).*")
 @pytest.mark.parametrize("kind", PARTS, ids=lambda kind: kind.__name__)

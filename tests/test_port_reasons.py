@@ -20,6 +20,7 @@ def ported(kind):
     return parity.port(kind, *(torch.randn(shape, generator=generator) for shape in kind.inputs))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_reason_is_none(name):

@@ -178,6 +178,7 @@ def check(net, reference, numbers, names):
     return wrong
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("chunk", range(10))
 def test_values_and_gradients_are_torchs(ported, chunk):
     assert len(ported.calls) <= CHUNK * 10

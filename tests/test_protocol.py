@@ -277,6 +277,7 @@ def mutated(module, right, wrong):
         vars(module).update(before)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_mutation_is_found(name):
     with mutated(*MUTATIONS[name]):

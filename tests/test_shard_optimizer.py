@@ -158,7 +158,7 @@ SAME = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", SAME)
 def test_the_same_training(name):
     tx, options = SAME[name]

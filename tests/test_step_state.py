@@ -240,6 +240,7 @@ jaxpar.distributed.destroy_process_group()
 """
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_run_that_was_killed_between_two_updates(processes, tmp_path):
