@@ -571,6 +571,58 @@ def test_a_dry_run_prints_and_starts_nothing_and_the_supervisor_loads_no_jax(tmp
     assert second.endswith(f" {script} --lr 1e-3")
 
 
+def cache_of_worker(monkeypatch, tmp_path, **variables):
+    for name in ("JAX_COMPILATION_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HOME": str(tmp_path), **variables}.items():
+        monkeypatch.setenv(name, value)
+    added = environment.variables(LaunchSettings(1, "train.py"), 0, 1234, None, 0)
+    return added.get("JAX_COMPILATION_CACHE_DIR")
+
+
+def test_programs_are_kept_where_the_user_says_or_in_the_users_cache(monkeypatch, tmp_path):
+    folder = cache_of_worker(monkeypatch, tmp_path)
+    assert Path(folder).parent == tmp_path / ".cache" / "jaxpar"
+    assert cache_of_worker(monkeypatch, tmp_path) == folder
+    assert cache_of_worker(monkeypatch, tmp_path, XDG_CACHE_HOME="/elsewhere").startswith(
+        "/elsewhere/jaxpar/"
+    )
+    assert cache_of_worker(monkeypatch, tmp_path, JAX_COMPILATION_CACHE_DIR="") is None
+    assert cache_of_worker(monkeypatch, tmp_path, HOME="/dev/null") is None
+    assert cache_of_worker(monkeypatch, tmp_path, XDG_CACHE_HOME="here") is None
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert cache_of_worker(monkeypatch, tmp_path) is None
+
+
+def test_another_processor_has_another_folder(monkeypatch):
+    folders = set()
+    for instructions in ("avx2 fma", "avx2 avx512f fma"):
+        monkeypatch.setattr(environment, "_instructions", lambda names=instructions: names)
+        folders.add(environment.cache_folder())
+    assert len(folders) == 2
+    assert len({folder.parent for folder in folders}) == 1
+
+
+@pytest.mark.slow
+def test_the_folder_of_programs_is_said_once(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, jax\n"
+        "jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)\n"
+        "print(jax.jit(lambda x: x + 1)(1.0))\n"
+    )
+    variables = {name: os.environ[name] for name in os.environ if name != "JAX_COMPILATION_CACHE_DIR"}
+    variables["XDG_CACHE_HOME"] = str(tmp_path / "cache")
+    line = [sys.executable, "-m", "jaxpar", "launch", "-n", "1", str(script)]
+    printed = [subprocess.run(line, capture_output=True, text=True, env=variables) for _ in range(2)]
+    assert [ended.returncode for ended in printed] == [0, 0]
+    assert [ended.stdout for ended in printed] == ["[0] 2.0\n"] * 2
+    (folder,) = (tmp_path / "cache" / "jaxpar").iterdir()
+    assert f"later starts read compiled programs from {folder}." in printed[0].stderr
+    assert printed[1].stderr == ""
+    assert any(folder.iterdir())
+
+
 # ------------------------------------------------------------------------------ who, and how often
 
 

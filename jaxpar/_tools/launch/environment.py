@@ -1,8 +1,10 @@
-"""The variables of a worker: torchrun's names, a free port, a share of the devices, and certificates."""
+"""The variables of a worker: torchrun's names, a port, devices, the compilation cache, and certificates."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import platform
 import re
 import shutil
 import socket
@@ -18,6 +20,7 @@ from .settings import LaunchSettings
 
 ADDRESS = "127.0.0.1"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+CACHE = "JAX_COMPILATION_CACHE_DIR"
 DAYS = "3650"
 """Longer than any job. The keys are deleted with the job."""
 KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
@@ -46,6 +49,8 @@ def variables(
     }
     if secret is not None:
         added[SECRET] = secret
+    if CACHE not in os.environ and (folder := cache_folder()):
+        added[CACHE] = folder
     if settings.step_timeout is not None:
         added[STEP_TIMEOUT] = f"{settings.step_timeout:g}"
     if k is not None:
@@ -55,6 +60,33 @@ def variables(
             # Without this, init_process_group would use device LOCAL_RANK only, as torch scripts do.
             added["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, range(k)))
     return {name: str(value) for name, value in added.items()}
+
+
+def cache_folder() -> Path | None:
+    """Return the folder in which JAX keeps compiled programs if the user names none; None without a home."""
+    # Programs for the CPU are machine code, and a home folder may be shared by hosts of several kinds.
+    kind = hashlib.sha256(f"{platform.machine()} {_instructions()}".encode()).hexdigest()[:12]
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    return caches / "jaxpar" / f"programs-{kind}" if _writable(caches) else None
+
+
+def _writable(folder: Path) -> bool:
+    """Return whether a folder can be written to, or made."""
+    if not folder.is_absolute():  # "~/.cache" without a home, and a variable that the standard says to ignore
+        return False
+    while not folder.exists():
+        folder = folder.parent
+    return folder.is_dir() and os.access(folder, os.W_OK)
+
+
+def _instructions() -> str:
+    """Return the names of the processor's instruction sets, or its model where the system lists none."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor()
+    names = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.M)
+    return " ".join(sorted(names[1].split())) if names else platform.processor()
 
 
 def share(gpus: tuple[str, ...], rank: int, n: int, k: int) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import shlex
 import signal
@@ -15,7 +16,7 @@ from types import FrameType
 
 from ...distributed.secret import fresh
 from . import report
-from .environment import certificates, free_port, variables
+from .environment import CACHE, cache_folder, certificates, free_port, variables
 from .gang import Gang
 from .settings import DONE, NEVER_RESTARTED, PREEMPTED, LaunchSettings
 from .sink import Terminal
@@ -25,6 +26,11 @@ from .watch import LOOK, STOPS, AttemptEnd, GangWatch, Signals
 def run(settings: LaunchSettings) -> int:
     with listening() as signals, tempfile.TemporaryDirectory(prefix="jaxpar-") as folder:
         terminal = Terminal()
+        if CACHE not in os.environ and (cache := cache_folder()) and not cache.exists():
+            terminal.say(
+                f"later starts read compiled programs from {cache}. Another {CACHE} is another folder, "
+                "and an empty one none."
+            )
         try:
             return Supervisor(settings, signals, Path(folder), terminal).run()
         finally:
