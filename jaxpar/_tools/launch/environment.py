@@ -65,14 +65,14 @@ def variables(
 def cache_folder() -> Path | None:
     """Return the folder in which JAX keeps compiled programs if the user names none; None without a home."""
     # Programs for the CPU are machine code, and a home folder may be shared by hosts of several kinds.
-    kind = hashlib.sha256(f"{platform.machine()} {_instructions()}".encode()).hexdigest()[:12]
+    processor = hashlib.sha256(f"{platform.machine()} {_instructions()}".encode()).hexdigest()[:12]
     caches = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
-    return caches / "jaxpar" / f"programs-{kind}" if _writable(caches) else None
+    return caches / "jaxpar" / f"programs-{processor}" if _writable(caches) else None
 
 
 def _writable(folder: Path) -> bool:
     """Return whether a folder can be written to, or made."""
-    if not folder.is_absolute():  # "~/.cache" without a home, and a variable that the standard says to ignore
+    if not folder.is_absolute():  # "~/.cache" without a home; the standard has relative variables ignored
         return False
     while not folder.exists():
         folder = folder.parent
