@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from types import TracebackType
+from typing import Any
 
 import jax
 
@@ -67,10 +67,8 @@ class set_device:
     def __enter__(self) -> jax.Device:
         return self.device
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._context.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._context.__exit__(*error)
 
 
 @dataclasses.dataclass(frozen=True)

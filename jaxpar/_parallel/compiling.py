@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 import jax
@@ -35,9 +34,7 @@ class Compiling:
         self._reporter: threading.Thread | None = None
         self._start = time.monotonic()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         _this.call = self._outer
         if self._reporter is not None:
             self._ended.set()

@@ -8,7 +8,6 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import jax
@@ -115,9 +114,7 @@ class Profile:
     def __enter__(self) -> Profile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         self.stop() if kind is None else self._stop()
 
     def stop(self) -> None:

@@ -114,24 +114,6 @@ def divided_shapes(
         fits = getattr(x, "shape", None) in trained and jnp.issubdtype(x.dtype, jnp.inexact)
         return x.shape if fits and is_divided(x.shape) else None
 
-    arguments = advance, parameters, values, optimizer_values, n
-    try:
-        return _settled(*arguments, tuple(map(of_elements, optimizer_values)))
-    except OptimizerError:
-        # An array that has a parameter's shape by chance, such as one rate for each row.
-        return _settled(*arguments, (None,) * len(optimizer_values))
-
-
-def _settled(
-    advance: Callable[..., tuple[list, list]],
-    parameters: Sequence[int],
-    values: list,
-    optimizer_values: list,
-    n: int,
-    divided: tuple[Shape | None, ...],
-) -> tuple[Shape | None, ...]:
-    """Return the shapes of `divided`, and of all values that become Slices where these are Slices."""
-
     def results(divided: tuple[Shape | None, ...], values: list, optimizer: list) -> list:
         values = list(values)
         for i in parameters:
@@ -140,12 +122,19 @@ def _settled(
         optimizer = [x if shape is None else sliced(x) for x, shape in pairs]
         return divided_advance(advance, None)(values, optimizer, [values[i] for i in parameters], {})[1]
 
-    while True:
-        axis = [(REPLICA, n)]
-        # A new function in every turn, because JAX remembers what a function was traced to.
-        turn = functools.partial(results, divided)
-        _, after = jax.make_jaxpr(turn, axis_env=axis, return_shape=True)(values, optimizer_values)
-        pairs = zip(after, divided, strict=True)
-        previous, divided = divided, tuple(x.shape if isinstance(x, Slice) else s for x, s in pairs)
-        if divided == previous:
-            return divided
+    def settled(divided: tuple[Shape | None, ...]) -> tuple[Shape | None, ...]:
+        """Return the shapes of `divided`, and of all values that become Slices where these are Slices."""
+        while True:
+            # A new function in every turn, because JAX remembers what a function was traced to.
+            turn = functools.partial(results, divided)
+            trace = jax.make_jaxpr(turn, axis_env=[(REPLICA, n)], return_shape=True)
+            pairs = zip(trace(values, optimizer_values)[1], divided, strict=True)
+            previous, divided = divided, tuple(x.shape if isinstance(x, Slice) else s for x, s in pairs)
+            if divided == previous:
+                return divided
+
+    try:
+        return settled(tuple(map(of_elements, optimizer_values)))
+    except OptimizerError:
+        # An array that has a parameter's shape by chance, such as one rate for each row.
+        return settled((None,) * len(optimizer_values))

@@ -7,7 +7,6 @@ spatial axes, None for any.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -71,64 +70,36 @@ def _kernel(weight: jax.Array) -> jax.Array:
     return jnp.moveaxis(weight, (0, 1), (-1, -2))
 
 
-def _by_axes(bases: dict[str, Any]) -> dict[str, tuple[Any, int | None]]:
-    return {f"{name}{axes}d": (base, axes) for name, base in bases.items() for axes in (1, 2, 3)}
+Table = dict[str, tuple[Any, int | None]]
 
 
-LAYERS: dict[str, tuple[type, int | None]] = {
-    **_by_axes(
-        {
-            "Conv": _conv.Conv,
-            "ConvTranspose": _conv.ConvTranspose,
-            "BatchNorm": BatchNorm,
-            "InstanceNorm": InstanceNorm,
-            "MaxPool": _pool.MaxPool,
-            "AvgPool": _pool.AvgPool,
-            "LPPool": _pool.LPPool,
-            "AdaptiveAvgPool": _pool.AdaptiveAvgPool,
-            "AdaptiveMaxPool": _pool.AdaptiveMaxPool,
-            "ConstantPad": _resize.ConstantPad,
-            "ZeroPad": _resize.ZeroPad,
-            "ReflectionPad": _resize.ReflectionPad,
-            "ReplicationPad": _resize.ReplicationPad,
-            "CircularPad": _resize.CircularPad,
-        }
-    ),
+def _by_axes(*bases: Any) -> Table:
+    return {f"{base.__name__}{axes}d": (base, axes) for base in bases for axes in (1, 2, 3)}
+
+
+def _named(axes: int | None, *bases: Any) -> Table:
+    return {base.__name__: (base, axes) for base in bases}
+
+
+LAYERS = {
+    **_by_axes(_conv.Conv, _conv.ConvTranspose, BatchNorm, InstanceNorm),
+    **_by_axes(_pool.MaxPool, _pool.AvgPool, _pool.LPPool, _pool.AdaptiveAvgPool, _pool.AdaptiveMaxPool),
+    **_by_axes(_resize.ConstantPad, _resize.ZeroPad, _resize.ReflectionPad, _resize.ReplicationPad),
+    **_by_axes(_resize.CircularPad),
     # torch reads [A, B, C] as a batch for Dropout2d, so an input without N is not recognised by its axes.
-    "Dropout1d": (FeatureDropout, None),
-    "Dropout2d": (FeatureDropout, None),
-    "Dropout3d": (FeatureDropout, None),
-    "GroupNorm": (GroupNorm, None),
-    "LocalResponseNorm": (LocalResponseNorm, None),
-    "Upsample": (_resize.Upsample, None),
-    "PixelShuffle": (_resize.PixelShuffle, 2),
-    "PixelUnshuffle": (_resize.PixelUnshuffle, 2),
-    "ChannelShuffle": (_resize.ChannelShuffle, None),
-    "Unfold": (_resize.Unfold, None),
-    "Fold": (_resize.Fold, 1),
+    **dict.fromkeys(("Dropout1d", "Dropout2d", "Dropout3d"), (FeatureDropout, None)),
+    **_named(None, GroupNorm, LocalResponseNorm, _resize.Upsample, _resize.ChannelShuffle, _resize.Unfold),
+    **_named(2, _resize.PixelShuffle, _resize.PixelUnshuffle),
+    **_named(1, _resize.Fold),
 }
-FUNCTIONS: dict[str, tuple[Callable[..., Any], int | None]] = {
-    **_by_axes(
-        {
-            "conv": conv,
-            "conv_transpose": conv_transpose,
-            "max_pool": functional.max_pool,
-            "avg_pool": functional.avg_pool,
-            "lp_pool": functional.lp_pool,
-            "adaptive_avg_pool": functional.adaptive_avg_pool,
-            "adaptive_max_pool": functional.adaptive_max_pool,
-        }
-    ),
-    "interpolate": (functional.interpolate, None),
-    "pixel_shuffle": (functional.pixel_shuffle, 2),
-    "pixel_unshuffle": (functional.pixel_unshuffle, 2),
-    "channel_shuffle": (functional.channel_shuffle, None),
-    "unfold": (functional.unfold, None),
-    "fold": (functional.fold, 1),
-    "group_norm": (functional.group_norm, None),
-    "instance_norm": (instance_norm, None),
-    "local_response_norm": (functional.local_response_norm, None),
-    "grid_sample": (functional.grid_sample, None),
+FUNCTIONS = {
+    **_by_axes(conv, conv_transpose, functional.max_pool, functional.avg_pool, functional.lp_pool),
+    **_by_axes(functional.adaptive_avg_pool, functional.adaptive_max_pool),
+    **_named(None, functional.interpolate, functional.channel_shuffle, functional.unfold),
+    **_named(None, functional.group_norm, instance_norm, functional.local_response_norm),
+    **_named(None, functional.grid_sample),
+    **_named(2, functional.pixel_shuffle, functional.pixel_unshuffle),
+    **_named(1, functional.fold),
 }
 WEIGHTS = {
     "Conv": "`weight` (O, I / groups, *k) is `kernel` [*k, I / groups, O].",

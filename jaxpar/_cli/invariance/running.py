@@ -41,10 +41,6 @@ class Script:
     seconds: float
     folder: Path
 
-    def takes_accumulation(self) -> bool:
-        """Whether an argument, or the script's own text, has the number of accumulated batches."""
-        return any("{accumulate}" in x for x in self.arguments) or ACCUMULATE in Path(self.path).read_text()
-
 
 @dataclass(frozen=True)
 class WorldRun:
