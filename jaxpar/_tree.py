@@ -236,5 +236,5 @@ def warn_narrowed(leaf: Any, name: str, function: str) -> None:
         _narrowed.add((name, str(leaf.dtype)))
         warn(
             f"{function}: {name} is {leaf.dtype} and becomes {narrow}, because jax_enable_x64 is off. Turn "
-            f"it on, or convert before: {name}.astype(np.{narrow}).",
+            f"it on, or convert before: {name}.astype(np.{narrow})."
         )

@@ -127,7 +127,7 @@ def _warn_of_few_threads(n: int) -> None:
     if max(threads, n) < least:
         warn(
             f"{what} fewer than {least} threads, and a training loop on {n} virtual devices may stop for "
-            f"ever in an all-reduce. {cure}",
+            f"ever in an all-reduce. {cure}"
         )
 
 

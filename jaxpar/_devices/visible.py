@@ -61,7 +61,7 @@ def check() -> None:
         warn(
             f"{VARIABLE} is {now} now and was {then} when JAX started. The devices of a running process do "
             "not change, so this has no effect. Set it before JAX is used for the first time: outside of the "
-            f"script ({VARIABLE}={change.now or '0'} python script.py), or in its first lines.",
+            f"script ({VARIABLE}={change.now or '0'} python script.py), or in its first lines."
         )
 
 

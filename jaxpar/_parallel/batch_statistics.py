@@ -59,5 +59,5 @@ def _warn(wrapper: str, N: int) -> None:
         f"{wrapper}: BatchNorm takes the statistics of each of {N} replicas' own rows, as in torch. Under "
         f"jax.jit with a sharded batch and without {wrapper} they would be those of the whole batch. "
         "Call jaxpar.convert_sync_batchnorm(module) before you wrap it to have these. This warning comes "
-        "once.",
+        "once."
     )

@@ -125,7 +125,7 @@ def _check_shapes(shapes: Sequence[Shape], dim: int, name: str) -> None:
 def _warn_scalars() -> None:
     warn(
         "Was asked to gather along dimension 0, but all input tensors were scalars; will instead "
-        "unsqueeze and return a vector.",
+        "unsqueeze and return a vector."
     )
 
 

@@ -55,10 +55,7 @@ def scatter(inputs: PyTree, target_gpus: Iterable[DeviceLike] | Placement, dim: 
 
 @outside
 def scatter_kwargs(
-    inputs: PyTree,
-    kwargs: dict[str, Any] | None,
-    target_gpus: Iterable[DeviceLike] | Placement,
-    dim: int = 0,
+    inputs: PyTree, kwargs: dict[str, Any] | None, target_gpus: Iterable[DeviceLike] | Placement, dim: int = 0
 ) -> tuple[Shards, Shards]:
     """`scatter` for arguments and keyword arguments, split as one batch.
 
@@ -192,10 +189,7 @@ def _brought(x: Array, axis: int | None, placement: Placement) -> Array:
     if isinstance(x, np.ndarray):
         return x
     return brought(
-        x,
-        placement.mesh,
-        lambda: placement.replicated if axis is None else over_devices(x, placement),
-        axis,
+        x, placement.mesh, lambda: placement.replicated if axis is None else over_devices(x, placement), axis
     )
 
 

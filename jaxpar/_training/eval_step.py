@@ -43,10 +43,7 @@ Nets: TypeAlias = Annotated[nnx.Module | Sequence[nnx.Module], EXPLAINED]
 
 
 def eval_step(
-    net: Nets,
-    function: Callable[..., Any] | None = None,
-    *,
-    precision: Precision | None = None,
+    net: Nets, function: Callable[..., Any] | None = None, *, precision: Precision | None = None
 ) -> Callable[..., Any]:
     """Compile `evaluate(*batch)` for a module in evaluation mode.
 

@@ -97,14 +97,7 @@ class Announced:
 class Join:
     """`with net.join():`, torch's `torch.distributed.algorithms.Join` (docs/semantics.md rows J1-J7)."""
 
-    def __init__(
-        self,
-        state: EngineState,
-        world: World,
-        divides_by_all: bool,
-        enable: bool,
-        throws: bool,
-    ):
+    def __init__(self, state: EngineState, world: World, divides_by_all: bool, enable: bool, throws: bool):
         self._state, self._enable = state, enable and world.size > 1
         shares_buffers = state.usual.shares_buffers
         self._strategy = Announced(world, state.timeout, divides_by_all, throws, shares_buffers)

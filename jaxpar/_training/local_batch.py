@@ -114,7 +114,7 @@ class Batches:
             if len(self._shapes) == MANY - 1:
                 warn(
                     f"train_step: this is the third shape of batches, {[s[0] for s in shapes if s]}, and "
-                    "every one is compiled by itself. Drop or pad uneven batches.",
+                    "every one is compiled by itself. Drop or pad uneven batches."
                 )
         return form, shapes
 

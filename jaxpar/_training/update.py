@@ -318,10 +318,7 @@ def _refuse_integers(net: NNXView, optimizer: nnx.Optimizer) -> None:
 
 
 def update_of(
-    arrays: TrainingArrays,
-    accumulate: int,
-    on_nonfinite: str,
-    precision: Precision | None,
+    arrays: TrainingArrays, accumulate: int, on_nonfinite: str, precision: Precision | None
 ) -> Update:
     """Return the update of these networks by their optimizers, after checking that they fit."""
     net, optimizer = arrays.net, arrays.optimizer.thing

@@ -99,7 +99,7 @@ class Epoch:
         warn(
             f"DataLoader: the iterable data set is longer than it said: len(loader) was {promised}, and "
             f"batch {promised} has been read. Whatever asked for the length is wrong; correct "
-            f"__len__.{share}",
+            f"__len__.{share}"
         )
 
     def _read(self) -> Batch:

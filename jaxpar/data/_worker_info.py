@@ -92,9 +92,7 @@ class Job:
     def info(self, worker: int, method: str) -> WorkerInfo:
         seed = self.base_seed + worker
         rng = WorkerGenerators(
-            random.Random(seed),
-            Generator(seed),
-            np.random.RandomState(numpy_seed(self.base_seed, worker)),
+            random.Random(seed), Generator(seed), np.random.RandomState(numpy_seed(self.base_seed, worker))
         )
         return WorkerInfo(worker, self.workers, seed, self.dataset, rng, method)
 

@@ -145,10 +145,7 @@ def _coordinator_port(port: int) -> int:
 
 def _local() -> tuple[int | None, int | None]:
     rank, size = (os.environ.get(name) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-    return (
-        number("LOCAL_RANK", rank) if rank else None,
-        number("LOCAL_WORLD_SIZE", size) if size else None,
-    )
+    return (number("LOCAL_RANK", rank) if rank else None, number("LOCAL_WORLD_SIZE", size) if size else None)
 
 
 def _variable(name: str, otherwise: str) -> int:

@@ -141,9 +141,7 @@ def member(group: object, function: str) -> Group | None:
     """Resolve a `group=` argument; on a rank outside the group return None with torch's warning."""
     if isinstance(group, NonMember):
         global_rank = default_group().rank
-        warn(
-            f"Running {function} on global rank {global_rank} which does not belong to the given group.",
-        )
+        warn(f"Running {function} on global rank {global_rank} which does not belong to the given group.")
         return None
     return _resolved(group, function)
 

@@ -159,11 +159,7 @@ def settable(*names: str) -> Callable[[Callable[P, Tx]], Callable[P, Tx]]:
     return decorate
 
 
-def _keep(
-    numbers: dict[str, float],
-    tx: Tx,
-    make: Callable[[dict[str, jax.Array]], Tx],
-) -> Tx:
+def _keep(numbers: dict[str, float], tx: Tx, make: Callable[[dict[str, jax.Array]], Tx]) -> Tx:
     def init(params):
         return HyperparametersState({name: _exact.scalar(x) for name, x in numbers.items()}, tx.init(params))
 

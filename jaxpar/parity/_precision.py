@@ -22,13 +22,7 @@ from ._comparison import Comparison
 from ._comparison_data import Cause, Divergence
 from ._levels import Batches
 from ._model_pair import ModelPair
-from ._runs.operation_types import (
-    FLOATS,
-    TypeDifference,
-    asked_precisions,
-    differences,
-    together,
-)
+from ._runs.operation_types import FLOATS, TypeDifference, asked_precisions, differences, together
 from ._sides.flax_side import FlaxSide
 from ._sides.jax_in_types import JaxTypes
 from ._sides.step_data import OWN, Batch, Named, Observation

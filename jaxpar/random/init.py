@@ -189,7 +189,7 @@ def trunc_normal_(
     if mean < a - 2 * std or mean > b + 2 * std:
         warn(
             "mean is more than 2 std from [a, b] in nn.init.trunc_normal_. "
-            "The distribution of values may be incorrect.",
+            "The distribution of values may be incorrect."
         )
     if _below((b - mean) / std) - _below((a - mean) / std) <= 0.3:
         return _accepted(x, mean, std, a, b, generator)

@@ -31,12 +31,7 @@ class LinenDefinition(Definition):
     capture: Static  # the filter of `capture_intermediates`, or False
 
     def apply(
-        self,
-        function: Callable[..., Any],
-        values: dict,
-        replica: jax.Array | None,
-        args: tuple,
-        kwargs: dict,
+        self, function: Callable[..., Any], values: dict, replica: jax.Array | None, args: tuple, kwargs: dict
     ) -> tuple[PyTree, Changed]:
         variables, rngs = values["variables"], values["rngs"]
         # Each replica's stream is its own, as torch's generators on several devices are once they have run.

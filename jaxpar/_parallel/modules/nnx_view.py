@@ -76,12 +76,7 @@ class NNXDefinition(Definition):
         return [leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf for leaf in _leaves(module)]
 
     def apply(
-        self,
-        function: Callable[..., Any],
-        values: list,
-        replica: jax.Array | None,
-        args: tuple,
-        kwargs: dict,
+        self, function: Callable[..., Any], values: list, replica: jax.Array | None, args: tuple, kwargs: dict
     ) -> tuple[PyTree, dict[int, PyTree]]:
         _, outputs, changes = self._called(function, values, replica, args, kwargs, {})
         return outputs, {i: x for i, x in changes.items() if self.kinds[i] != "sown"}

@@ -10,16 +10,7 @@ import jax
 import numpy as np
 
 from ..._typing import Shape
-from ..._upstream import (
-    ClosedJaxpr,
-    Jaxpr,
-    JaxprEqn,
-    Literal,
-    called,
-    has_own_jvp,
-    has_own_vjp,
-    opened,
-)
+from ..._upstream import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, called, has_own_jvp, has_own_vjp, opened
 from ..same_program import programs_in, same_program
 from .derivatives import cotangents, moves, tangents
 from .rows import DependentError, Rows, axis_of, unified

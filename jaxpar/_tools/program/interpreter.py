@@ -179,9 +179,7 @@ class Interpreter:
         )
 
 
-PASSED = {
-    *("opt-barrier", "optimization-barrier", "async-update", "domain", "copy-start", "add-dependency"),
-}
+PASSED = {*("opt-barrier", "optimization-barrier", "async-update", "domain", "copy-start", "add-dependency")}
 """The result is the first operand."""
 
 

@@ -85,11 +85,8 @@ def reducing_operation(i: Instruction, module: Module) -> str:
 
 def kind_of(i: Instruction, module: Module) -> str:
     """Return how an instruction's result depends on its operands: as `Shares.combined` takes it."""
-    if (
-        i.operation in ("reduce", "reduce-window")
-        and not i.is_tuple
-        and reducing_operation(i, module) == "add"
-    ):
+    reduces = i.operation in ("reduce", "reduce-window") and not i.is_tuple
+    if reduces and reducing_operation(i, module) == "add":
         return "sum"
     if i.operation == "scatter" and reducing_operation(i, module) in ("add", "parameter"):
         return "sum"

@@ -40,7 +40,7 @@ def broadcast_pair(input: ArrayLike, target: ArrayLike) -> tuple[jax.Array, jax.
         warn(
             f"Using a target size ({target.shape}) that is different to the input size ({input.shape}). This "
             "will likely lead to incorrect results due to broadcasting. "
-            "Please ensure they have the same size.",
+            "Please ensure they have the same size."
         )
     dtype = jnp.result_type(input, target)
     shape = jnp.broadcast_shapes(input.shape, target.shape)

@@ -145,7 +145,7 @@ def kl_div(
     if reduction == "mean":
         warn(
             "reduction: 'mean' divides the total loss by both the batch size and the support size."
-            "'batchmean' divides only by the batch size, and aligns with the KL div math definition.",
+            "'batchmean' divides only by the batch size, and aligns with the KL div math definition."
         )
     target = values(target, "target")
     if log_target:

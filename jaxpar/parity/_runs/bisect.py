@@ -12,13 +12,12 @@ from typing import Any
 
 from ...errors import FileError
 from .batches import batch_causes
-from .buffers import extra_causes, optimizer_causes
 from .envelope import ORDER, PartCurve, Parting, Walk, walked
 from .matching import MatchedNames, matched
 from .operation_types import differences, together
 from .passes import Scene, gradient_causes, loss_causes
 from .run import TappedRun, read_run
-from .updates import rate_causes, update_causes
+from .updates import extra_causes, optimizer_causes, rate_causes, update_causes
 from .world_causes import guesses, world_causes
 from .worlds import WorldSize, compare_ends, compare_ranks, compare_starts, narrow, parsed
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-BITS = {"bfloat16": 8, "float16": 11}
-"""Significant bits of each type."""
+from .operation_types import FLOATS
 
 LEAST = 6
 """Nonzero values that must be representable: a few are so by chance."""
@@ -18,7 +17,8 @@ def representable(x: np.ndarray) -> str:
     # Integers and simple fractions are representable in any type.
     if len(values) < LEAST or np.array_equal(mantissas * 16, np.round(mantissas * 16)):
         return ""
-    for kind, bits in BITS.items():
+    for kind in ("bfloat16", "float16"):
+        bits = FLOATS[kind]
         # float16 has no values between the multiples of 2**-24.
         scaled = np.ldexp(mantissas, np.minimum(bits, exponents + 24) if kind == "float16" else bits)
         if np.array_equal(scaled, np.round(scaled)):

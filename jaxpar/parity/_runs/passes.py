@@ -15,6 +15,9 @@ from .run import LARGEST, LEAST, NORM, Table, TappedRun
 NEAR_ONE = 0.05
 """Of 1 - cosine: gradients of a pass in a smaller type differ by less, with other dropout masks by more."""
 
+FORMS = ("the global norm", "the values", "the norm of each array")
+"""What a limit of gradients may be about."""
+
 
 @dataclass(frozen=True)
 class Scene:
@@ -242,14 +245,8 @@ def _zero_causes(aligned: Aligned) -> Iterator[str]:
 
 def _clip_cause(scene: Scene, aligned: Aligned) -> str:
     """Name a limit that the gradients of one run, or of each run, meet in several steps."""
-    steps = scene.walk.steps
-    tables = [
-        [run.steps[k].parts["gradients"] for k in steps if "gradients" in run.steps[k].parts]
-        for run in (scene.a, scene.b)
-    ]
-    limits = [limits_of(rows) for rows in tables]
-    forms = ("the global norm", "the values", "the norm of each array")
-    for i, form in enumerate(forms):
+    limits = gradient_limits(scene)
+    for i, form in enumerate(FORMS):
         one, other = limits[0][i], limits[1][i]
         if one and other:
             if abs(one - other) <= 1e-4 * one:
@@ -259,7 +256,7 @@ def _clip_cause(scene: Scene, aligned: Aligned) -> str:
             return f"run A clips {form} at {one:.4g}, run B at {other:.4g}"
     kinds = [next((i for i in range(3) if limit[i]), None) for limit in limits]
     texts = [
-        None if kind is None else f"clips {forms[kind]} at {limits[side][kind]:.4g}"
+        None if kind is None else f"clips {FORMS[kind]} at {limits[side][kind]:.4g}"
         for side, kind in enumerate(kinds)
     ]
     if texts[0] and texts[1]:
@@ -270,12 +267,20 @@ def _clip_cause(scene: Scene, aligned: Aligned) -> str:
     return f"run {'AB'[side]} {texts[side]}; run {'BA'[side]} does not"
 
 
-def limits_of(tables: list[Table]) -> tuple[float, float, float]:
-    """Return the limits of the global norm, the values, and the norm of an array; 0 means no limit."""
-    norms = np.array([np.linalg.norm(t.values[:, NORM]) for t in tables])
-    extremes = np.array([np.abs(t.values[:, [LEAST, LARGEST]]).max() for t in tables])
-    leaves = np.array([t.values[:, NORM].max() for t in tables])
-    return _met(norms), _met(extremes), _met(leaves)
+def gradient_limits(scene: Scene) -> list[list[float]]:
+    """Return each run's limits of FORMS; 0 means no limit."""
+    limits = []
+    for run in (scene.a, scene.b):
+        steps = [run.steps[k].parts for k in scene.walk.steps]
+        rows = [magnitudes(parts["gradients"]) for parts in steps if "gradients" in parts]
+        limits.append([_met(np.array(column)) for column in zip(*rows, strict=True)] or [0.0] * len(FORMS))
+    return limits
+
+
+def magnitudes(table: Table) -> tuple[float, float, float]:
+    """Return the magnitudes of FORMS in one step."""
+    norms, extremes = table.values[:, NORM], table.values[:, [LEAST, LARGEST]]
+    return float(np.linalg.norm(norms)), float(np.abs(extremes).max()), float(norms.max())
 
 
 def _met(values: np.ndarray) -> float:

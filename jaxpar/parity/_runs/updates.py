@@ -1,4 +1,7 @@
-"""Name why parameters differ after equal gradients: sampled elements are a small training by themselves."""
+"""Name why parameters differ after equal gradients, and why running statistics or the optimizer's state do.
+
+Sampled elements are a small training by themselves.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ from .._loops.rates import rate_changes
 from .._loops.reading import KEYS, KINDS
 from .._loops.recipe import Recipe
 from .._loops.solving import solutions
-from .passes import Scene, cast_causes, listed, unchanged
+from .matching import Aligned
+from .passes import Scene, cast_causes, listed, mode_causes, unchanged
 from .run import TappedRun
 
 STEPS = 48
@@ -39,6 +43,8 @@ USUAL: dict[str, dict[str, Any]] = {
     "adagrad": {"eps": 1e-10, "initial_accumulator_value": 0.0, "weight_decay": 0.0, "coupled": True},
     "adadelta": {"rho": 0.9, "eps": 1e-6, "weight_decay": 0.0, "coupled": True},
 }
+
+VARIANCES = ("var", "running_var")
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -215,3 +221,34 @@ def _varied(recipe: Recipe) -> Iterator[Recipe]:
             for name, old in recipe.settings.items()
         }
         yield replace(recipe, settings=settings)
+
+
+def extra_causes(scene: Scene) -> list[str]:
+    """Name how the updates of running statistics differ: the momentum, the variance's divisor, the mode."""
+    if causes := [*mode_causes(scene), *cast_causes(scene, ("extra",))]:
+        return causes
+    after = scene.aligned("extra")
+    before = Aligned("extra", scene.a.before(scene.step), scene.b.before(scene.step), scene.names)
+    if not before or before.names != after.names:
+        return []
+    ratios: dict[str, float] = {}
+    for i, name in enumerate(after.names):
+        x, y = (t.samples[i] - u.samples[i] for t, u in ((after.a, before.a), (after.b, before.b)))
+        square = float(np.vdot(x, x))
+        ratio = float(np.vdot(x, y)) / square if square else np.nan
+        if square and np.abs(y - ratio * x).max() <= 1e-4 * np.abs(y).max() and abs(ratio - 1) > 1e-6:
+            ratios[name] = ratio
+    means = [r for name, r in ratios.items() if name.split(".")[-1] not in VARIANCES]
+    variances = [r for name, r in ratios.items() if name.split(".")[-1] in VARIANCES]
+    if means and max(means) - min(means) <= 1e-3 * max(means):
+        reversed_ = min(abs(means[0] - 9), 81 * abs(means[0] - 1 / 9)) < 0.1
+        suffix = " (0.9 for 0.1: the two conventions)" if reversed_ else ""
+        return [f"running statistics move {means[0]:.4g} times as far in run B: another momentum{suffix}"]
+    if variances and not means:
+        return ["the running variance alone differs: one run divides by n, the other by n - 1"]
+    return []
+
+
+def optimizer_causes(scene: Scene) -> list[str]:
+    """Name why the optimizer's state differs: its type, or a setting without effect on the first update."""
+    return list(cast_causes(scene, ("optimizer",))) or setting_causes(scene)

@@ -8,8 +8,8 @@ import numpy as np
 
 from .batches import sequence
 from .envelope import Parting, common_factor
-from .passes import Scene, limits_of, listed
-from .run import NORM, TappedStep
+from .passes import FORMS, Scene, gradient_limits, listed, magnitudes
+from .run import TappedStep
 from .worlds import START, WorldSize, processes_apart, row_count
 
 IGNORED = (0, -100, -1)
@@ -205,21 +205,10 @@ def _gradient_causes(scene: Scene, worlds: tuple[WorldSize, WorldSize]) -> Itera
 
 def _clipped_parts(scene: Scene) -> Iterator[str]:
     """Name clipping before the mean: run A meets a limit, and run B's mean of clipped parts stays lower."""
-    tables = [
-        [run.steps[k].parts["gradients"] for k in scene.walk.steps if "gradients" in run.steps[k].parts]
-        for run in (scene.a, scene.b)
-    ]
-    limits = [limits_of(rows) for rows in tables]
-    largest = [
-        (
-            np.linalg.norm(t.values[:, NORM]),
-            np.abs(t.values[:, 2:4]).max(),
-            t.values[:, NORM].max(),
-        )
-        for t in (run.steps[scene.step].parts["gradients"] for run in (scene.a, scene.b))
-    ]
-    for i, form in enumerate(("the global norm", "the values", "the norm of each array")):
-        limit = limits[0][i]
+    limits = gradient_limits(scene)[0]
+    largest = [magnitudes(run.steps[scene.step].parts["gradients"]) for run in (scene.a, scene.b)]
+    for i, form in enumerate(FORMS):
+        limit = limits[i]
         if limit and largest[0][i] >= limit * (1 - 2e-5) and largest[1][i] < limit * (1 - 1e-9):
             yield (
                 f"gradients are clipped before they are averaged: run A limits {form} to {limit:.4g}, and "

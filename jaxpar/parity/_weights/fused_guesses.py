@@ -26,11 +26,7 @@ Paths = tuple[str, ...]
 
 
 def fused(
-    pairing: Pairing,
-    torch: Sequence[str],
-    flax: Sequence[str],
-    calls: Calls | None = None,
-    groups: int = 1,
+    pairing: Pairing, torch: Sequence[str], flax: Sequence[str], calls: Calls | None = None, groups: int = 1
 ) -> dict[Key, Target]:
     """Return entries for unpaired layers with the roles of a fused layer that the other side has.
 

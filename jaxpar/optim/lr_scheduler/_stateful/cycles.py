@@ -90,10 +90,7 @@ class CyclicLR(LRScheduler):
     def state_dict(self) -> dict[str, Any]:
         """Return the state; for `scale_fn` an object's attributes, as in torch."""
         custom = self._scale_fn_custom
-        return {
-            **super().state_dict(),
-            "_scale_fn_custom": None if custom is None else attributes(custom),
-        }
+        return {**super().state_dict(), "_scale_fn_custom": None if custom is None else attributes(custom)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         custom, saved = self._scale_fn_custom, state_dict["_scale_fn_custom"]

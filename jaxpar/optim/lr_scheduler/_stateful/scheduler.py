@@ -64,7 +64,7 @@ class LRScheduler:
         if self._step_count == 1 and int(self.optimizer.step[...]) == 0:
             warn(
                 "Detected call of `lr_scheduler.step()` before `optimizer.step()`: the first value of the "
-                "learning rate schedule is skipped. Train first, then step the scheduler.",
+                "learning rate schedule is skipped. Train first, then step the scheduler."
             )
         self._step_count += 1
         if epoch is not None:
