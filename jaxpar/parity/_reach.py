@@ -34,7 +34,7 @@ def without_gradient(differences: Iterable[Difference]) -> list[str]:
 
 def layers_without_gradient(differences: Sequence[Difference]) -> list[str]:
     """Return the layers of which no parameter has a gradient."""
-    parameters = {d.name: _layer(d.name) for d in differences if d.kind is Kind.GRADIENT}
+    parameters = {d.name: d.name.rpartition(".")[0] for d in differences if d.kind is Kind.GRADIENT}
     unreached = set(without_gradient(differences))
     reached = {layer for name, layer in parameters.items() if name not in unreached}
     return [layer for layer in dict.fromkeys(parameters.values()) if layer not in reached]
@@ -121,10 +121,6 @@ def of_rows(rows: Mapping[str, np.ndarray]) -> Iterator[str]:
 def some(names: Sequence[str], most: int = NAMED) -> str:
     more = len(names) - most
     return ", ".join(name or "the model" for name in names[:most]) + (f" and {more} more" if more > 0 else "")
-
-
-def _layer(name: str) -> str:
-    return name.rpartition(".")[0]
 
 
 def _drops(layer: torch.nn.Module) -> bool:

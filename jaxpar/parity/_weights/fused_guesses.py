@@ -15,7 +15,7 @@ from ..._typing import Shape
 from .mapping import Concatenated, Split, Stacked, Target
 from .pairing import Pairing
 from .suggest import Calls, Signature, flax_layers, role, torch_layers
-from .tree import inside, last, owner
+from .tree import inside, last, owner, prefixes
 from .unstacked import Key
 
 TOGETHER = (("query", "key", "value"), ("key", "value"), ("gate", "up"))
@@ -113,7 +113,7 @@ def _lists(pairing: Pairing, torch: Iterable[str]) -> Iterator[tuple[str, int, i
 
 def _containers(leaves: Mapping[str, Shape], count: int, size: int) -> list[str]:
     """Return the innermost paths of which all leaves are `count` long, with `size` numbers in each entry."""
-    paths = dict.fromkeys(path for leaf in leaves for path in _owners(leaf))
+    paths = dict.fromkeys(path for leaf in leaves for path in prefixes(leaf)[1:-1])
     containers: dict[frozenset[str], str] = {}
     for path in sorted(paths, key=lambda path: path.count(".")):
         inner = {leaf: shape for leaf, shape in leaves.items() if inside(leaf, path) is not None}
@@ -121,13 +121,6 @@ def _containers(leaves: Mapping[str, Shape], count: int, size: int) -> list[str]
         if long and sum(prod(shape[1:]) for shape in inner.values()) == size:
             containers[frozenset(inner)] = path
     return list(containers.values())
-
-
-def _owners(leaf: str) -> Iterator[str]:
-    path = owner(leaf)
-    while path:
-        yield path
-        path = owner(path)
 
 
 def reason(target: Target) -> str:
