@@ -17,6 +17,7 @@ from .fragment import Fragment, Hole
 from .gradients import value_of
 from .indexing import PART, set_part, subscript
 from .memory import KEEPS, entry_of, memory_of, stored, without_memory
+from .packed import packed_assignment
 from .pairs import assigned_field
 
 VERBS = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide", ast.Pow: "power"}
@@ -36,6 +37,8 @@ def assign(ctx: Context, node: ast.Assign) -> str | None:
         return set_part(ctx, target, "set", value_of(ctx, node.value))
     if isinstance(target, ast.Subscript) and ctx.in_call(node) and is_kept(ctx, target):
         raise Hole(KEEPS)
+    if (written := packed_assignment(ctx, node)) is not None:
+        return written or None
     if (written := assigned_field(ctx, node)) is not None:
         return written
     if isinstance(target, ast.Tuple) and any(

@@ -46,6 +46,7 @@ from .memory import taken_by
 from .methods import COLLECTIONS, method
 from .names import left_out, reference
 from .omitted import is_of_batch_norm
+from .packed import packed
 from .pairs import pair
 
 PARTIAL = "from functools import partial"
@@ -62,6 +63,8 @@ RANDOM_FUNCTIONS = ("randint", "randint_like", "multinomial", "normal")
 
 @expression(ast.Call)
 def call(ctx: Context, node: ast.Call) -> Fragment:
+    if sequence := packed(ctx, node):
+        return sequence
     if isinstance(node.func, ast.Attribute) and (fragment := method(ctx, node, node.func)):
         return fragment
     target = ctx.scope.value(node.func)

@@ -37,6 +37,7 @@ from .context import Context, variables_of
 from .expressions import expression, hole, is_none, root_of, text, translated
 from .fragment import NOT, Fragment, Hole, parsed
 from .memory import variable_of
+from .packed import packed_name
 from .pairs import FIELDS, pair
 
 LITERALS = (bool, int, float, str, NoneType)
@@ -50,6 +51,7 @@ def name(ctx: Context, node: ast.Name) -> Fragment:
             return hole(ctx, node, "no line that ran assigns it")
         if site.kinds == {torch.device}:  # its assignment is left out
             return Fragment("None", value=None)
+    packed_name(ctx, node)
     value = ctx.scope.value(node)
     if value is not UNKNOWN:
         return reference(ctx, node, value, node.id)
