@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 import jaxpar
 
@@ -126,3 +127,32 @@ def test_the_import_is_light(environment):
 def test_the_change_log_speaks_of_this_version():
     assert re.search(rf"^## {re.escape(jaxpar.__version__)}$", (ROOT / "CHANGELOG.md").read_text(), re.M)
     assert f"\nversion: {jaxpar.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+WORKFLOWS = ROOT / ".github" / "workflows"
+
+
+def jobs_of(workflow: str) -> dict:
+    return yaml.safe_load((WORKFLOWS / workflow).read_text())["jobs"]
+
+
+def commands(job: dict) -> list[str]:
+    return [step["run"] for step in job["steps"] if "run" in step]
+
+
+@pytest.mark.parametrize(("tag", "code"), [(f"v{jaxpar.__version__}", 0), ("v99.0.0", 1), ("main", 1)])
+def test_a_release_has_the_version_of_its_tag(tag, code):
+    line = next(line for line in commands(jobs_of("release.yml")["build"]) if "GITHUB_REF_NAME" in line)
+    ended = subprocess.run(["bash", "-c", line], cwd=ROOT, env=os.environ | {"GITHUB_REF_NAME": tag})
+    assert ended.returncode == code
+
+
+def test_a_release_is_tried_as_it_was_built_before_it_is_signed():
+    build, tried, publish = (jobs_of("release.yml")[name] for name in ("build", "try", "publish"))
+    assert (tried["needs"], publish["needs"]) == ("build", "try")
+    assert commands(build)[-1:] == commands(tried) == [".ci/package python dist"]
+    assert tried["strategy"]["matrix"] == jobs_of("tests.yml")["test"]["strategy"]["matrix"]
+    assert [name for name, job in jobs_of("release.yml").items() if "permissions" in job] == ["publish"]
+    assert {"id-token": "write", "attestations": "write"}.items() <= publish["permissions"].items()
+    used = [step["uses"].partition("@")[0] for step in publish["steps"]]
+    assert used[-2:] == ["actions/attest-build-provenance", "pypa/gh-action-pypi-publish"]
