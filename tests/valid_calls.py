@@ -332,6 +332,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "jaxpar.nn.channels_first.functional.scatter": {"index": jnp.zeros((2, 4, 6), int), "src": X},
     "scatter_add": {"index": jnp.zeros((2, 4, 6), int), "src": X},
     "searchsorted": {"sorted_sequence": jnp.arange(4.0), "values": 2.0},
+    "linspace": {"start": 0.0, "end": 1.0, "steps": 3},
     "unflatten": {"sizes": (2, 2)},
     "Unflatten": {"unflattened_size": (2, 2)},
     "prelu": {"weight": jnp.array([0.25])},

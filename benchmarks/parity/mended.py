@@ -4,8 +4,7 @@
 
 For each planted bug the recorder writes torch's trace, a contract is made of it, and port.py is the planted
 model. The loop asks `jaxpar contract check`, applies `edit.diff` with git, and asks again, until the contract
-is met or the answer has no edit. The exit status is 1 if a contract that is met has a port that
-`parity.compare` calls different.
+is met or the answer has no edit.
 """
 
 from __future__ import annotations
@@ -69,6 +68,9 @@ def page(rows: dict[str, tuple[bool, list[str]]]) -> str:
     met = sum(row[0] for row in rows.values())
     lines = [
         "# Planted bugs mended by the edits of a contract's answers",
+        "",
+        "`benchmarks/parity/mended.py` wrote it: each planted model is a port.py, whose source has no more than",
+        "the model's construction. In *mended* stand the causes whose edits were applied, or the cause without one.",
         "",
         "| frame | asked | met after the edits |",
         "|---|---|---|",

@@ -13,6 +13,7 @@ from ._exact import celu as celu
 from ._exact import clamp as clamp
 from ._exact import div as div
 from ._exact import hardsigmoid as hardsigmoid
+from ._exact import linspace as linspace
 from ._exact import norm as norm
 from ._exact import pow as pow
 from ._exact import scatter as scatter

@@ -1,4 +1,4 @@
-"""Functions whose derivative at 0, at a bound or at equal values is torch's; jax.numpy's differs."""
+"""Functions whose values, or derivatives at 0, bounds or equal values, are torch's; jax.numpy's differ."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from ...._arguments import INFINITE, Extended, Least
+from ...._arguments import INFINITE, Extended, Least, Size
 from ... import functional as last
 
 Axes = int | Sequence[int] | None
@@ -140,3 +140,25 @@ def _sources(src: ArrayLike, index: jax.Array) -> ArrayLike:
 def affine_grid(theta: jax.Array, size: Sequence[int], align_corners: bool | None = None) -> jax.Array:
     """`jaxpar.nn.functional.affine_grid` for a `size` [N, C, *S]. torch counterpart: `F.affine_grid`."""
     return last.affine_grid(theta, (size[0], *size[2:], size[1]), align_corners)
+
+
+def linspace(start: ArrayLike, end: ArrayLike, steps: Size, *, dtype: Any = None) -> jax.Array:
+    """`steps` values from `start` to `end` at equal distances; in float32 each has torch's last bit.
+
+    torch counterpart: `torch.linspace`. `jnp.linspace` rounds otherwise, so that rates of dropout which are
+    read from it (`x.item()`) differ in the eighth digit. Within `jax.jit`, traced bounds take `jnp.linspace`.
+
+    >>> from jaxpar.nn.channels_first import functional as F
+    >>> [round(x.item(), 3) for x in F.linspace(0, 0.3, 4)]
+    [0.0, 0.1, 0.2, 0.3]
+    """
+    float_type = jax.dtypes.canonicalize_dtype(float if dtype is None else dtype)
+    in_numpy = float_type.name in ("float32", "float64") and steps > 1
+    if not in_numpy or any(isinstance(x, jax.core.Tracer) for x in (start, end)):
+        return jnp.linspace(start, end, steps, dtype=float_type)
+    first, last_value = float_type.type(start), float_type.type(end)
+    step = (last_value - first) / float_type.type(steps - 1)
+    # torch counts from the nearer end, and rounds once (a fused multiply-add), which the wider type does.
+    counts = np.arange(steps, dtype=np.longdouble)
+    from_start, from_end = counts * step + first, last_value - counts[::-1] * step
+    return jnp.asarray(np.where(np.arange(steps) < steps // 2, from_start, from_end).astype(float_type))

@@ -53,6 +53,7 @@ from ._layouts import kthvalue as kthvalue
 from ._layouts import l1_loss as l1_loss
 from ._layouts import layer_norm as layer_norm
 from ._layouts import leaky_relu as leaky_relu
+from ._layouts import linspace as linspace
 from ._layouts import local_response_norm as local_response_norm
 from ._layouts import log_softmax as log_softmax
 from ._layouts import lp_pool1d as lp_pool1d

@@ -34,8 +34,9 @@ FUNCTIONS = table("""
     torch.full_like(input, fill_value, dtype=, device?) -> jnp.full_like({input}, {fill_value}<, {dtype}>)
     torch.arange(start, end=, step=, dtype=, device?) -> \
         jnp.arange({start}<, {end}><, {step}><, dtype={dtype}>)
-    torch.linspace|torch.logspace(start, end, steps, dtype=, device?) -> \
-        jnp.{}({start}, {end}, {steps}<, dtype={dtype}>)
+    torch.linspace(start, end, steps, dtype=, device?) -> F.linspace({start}, {end}, {steps}<, dtype={dtype}>)
+    torch.logspace(start, end, steps, dtype=, device?) -> \
+        jnp.logspace({start}, {end}, {steps}<, dtype={dtype}>)
     torch.eye(n, m=, dtype=, device?) -> jnp.eye({n}<, {m}><, dtype={dtype}>)
     torch.tensor(data, dtype=, device?) -> jnp.array({data}<, {dtype}>)
     torch.as_tensor(data, dtype=, device?) -> jnp.asarray({data}<, {dtype}>)
