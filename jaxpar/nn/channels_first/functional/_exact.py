@@ -145,8 +145,8 @@ def affine_grid(theta: jax.Array, size: Sequence[int], align_corners: bool | Non
 def linspace(start: ArrayLike, end: ArrayLike, steps: Size, *, dtype: Any = None) -> jax.Array:
     """`steps` values from `start` to `end` at equal distances; in float32 each has torch's last bit.
 
-    torch counterpart: `torch.linspace`. `jnp.linspace` rounds otherwise, so that rates of dropout which are
-    read from it (`x.item()`) differ in the eighth digit. Within `jax.jit`, traced bounds take `jnp.linspace`.
+    torch counterpart: `torch.linspace`. `jnp.linspace` rounds otherwise, and `x.item()` of a value then gives
+    a rate of dropout with another eighth digit. Traced bounds take `jnp.linspace`.
 
     >>> from jaxpar.nn.channels_first import functional as F
     >>> [round(x.item(), 3) for x in F.linspace(0, 0.3, 4)]
