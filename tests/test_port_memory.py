@@ -13,7 +13,7 @@ FORGOTTEN = {
     "Guarded": ("self.distances", "if "),
     "Rotary": ("_length", "self._s", "self._c", "if "),
     "Returned": ("self.mask", "self.scales", "None", "if "),
-    "Keyed": ("self.tables", "self.ramps", "lru_cache", "functools"),
+    "Keyed": ("self.tables", "self.ramps", "lru_cache", "functools", "is None"),
 }
 """By class: what its file does not have."""
 REMEMBERED = ("FromTheFirst", "Longest", "Chosen", "Partly")

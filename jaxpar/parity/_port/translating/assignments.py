@@ -16,7 +16,7 @@ from .expressions import expression, is_none, list_as_tuple, spliced, text, tran
 from .fragment import Fragment, Hole
 from .gradients import value_of
 from .indexing import PART, set_part, subscript
-from .memory import KEEPS, entry_of, memory_of, stored, without_memory
+from .memory import KEEPS, computed_first, entry_of, memory_of, stored, without_memory
 from .packed import packed_assignment
 from .pairs import assigned_field
 
@@ -29,6 +29,8 @@ def assign(ctx: Context, node: ast.Assign) -> str | None:
     target, single = node.targets[0], len(node.targets) == 1
     if memory := stored(ctx, node):
         return kept_in_variable(ctx, node, *memory)
+    if computed_first(ctx, node):
+        return None
     if (remaining := without_memory(ctx, node)) is not None:
         ctx.source.parents.update(dict.fromkeys(remaining, ctx.source.parents[node]))
         lines = [line for part in remaining if (line := assign(ctx, part))]

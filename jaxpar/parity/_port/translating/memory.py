@@ -78,6 +78,20 @@ def entry_of(ctx: Context, node: ast.expr) -> str | None:
     return variable_of(ctx, node.value) if isinstance(node, ast.Subscript) and is_entry else None
 
 
+def computed_first(ctx: Context, node: ast.stmt) -> bool:
+    """Return whether a statement is `x = self.tables.get(key)` or the next one, `if x is None: x = ...`."""
+    siblings = getattr(ctx.source.parents[node], "body", [])
+    if node not in siblings:
+        return False
+    at = siblings.index(node) - isinstance(node, ast.If)
+    first, second = [*siblings, None][max(at, 0) :][:2]
+    if not (isinstance(first, ast.Assign) and isinstance(second, ast.If) and not second.orelse):
+        return False
+    name, entries = ast.unparse(first.targets[0]), memory_of(ctx, node).entries
+    sets = any(isinstance(x, ast.Assign) and ast.unparse(x.targets[0]) == name for x in second.body)
+    return is_get(first.value, entries) and ast.unparse(second.test) == f"{name} is None" and sets
+
+
 def stored(ctx: Context, node: ast.stmt) -> tuple[str, ast.expr] | None:
     """Return the attribute that a statement sets, and its value, if it becomes a local variable."""
     name, value = set_by(node)

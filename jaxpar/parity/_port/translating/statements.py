@@ -21,7 +21,7 @@ from .expressions import spliced, text, translated
 from .fragment import Hole
 from .gradients import is_in_place, stops_gradients, value_of
 from .indexing import PARTS, changed_in_place, rebound
-from .memory import KEEPS, decided, returned_by, stored
+from .memory import KEEPS, computed_first, decided, returned_by, stored
 from .methods import is_method
 from .omitted import is_below, is_drawn_for_chance
 
@@ -32,6 +32,8 @@ KEEPING = ("append", "appendleft", "extend", "insert", "add", "update", "setdefa
 def branch(ctx: Context, node: ast.If) -> str | None:
     if written := _by_chance(ctx, node):
         return written
+    if computed_first(ctx, node):
+        return dedented(ctx, node.body, begin_of(node)[1])
     # torch raises there on certain values; without them both compute the same.
     refuses = all(isinstance(child, ast.Raise) for child in node.body) and not node.orelse
     if refuses and _is_unchecked(ctx, node, node.test):
