@@ -40,6 +40,13 @@ def test_weights_that_are_frozen_on_both_sides_have_no_gradient(recorded, tmp_pa
         assert parity.compare(torchs, flax, x, steps=3, optimizer=(sgd, optax.sgd(0.1))).same
 
 
+def test_lists_of_a_module_are_joined_with_others():
+    port = parity.port(operations.JoinsSizes, torch.randn(operations.JoinsSizes.inputs[0]))
+    assert (port.status, port.failure) == (0, "")
+    assert "reshape([len(x), *size, 1])" in port.source
+    assert "reshape([*self.size, len(x)])" in port.source
+
+
 RECURRENT = {"LSTM": {"proj_size": 2}, "GRU": {"bidirectional": True}, "RNN": {"batch_first": True}}
 
 

@@ -198,3 +198,19 @@ class Layers(nn.Module):
 
     def forward(self, signal, image, sequence):
         return self.spectrum(signal), self.spectral(image), self.recurrent(sequence)
+
+
+class JoinsSizes(nn.Module):
+    """A list of the module's own, which is a tuple in Flax, between lists."""
+
+    inputs = ((3, 6),)
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+        self.size = [2, 3]
+
+    def forward(self, x):
+        size = self.size
+        y = self.layer(x).view([len(x)] + size + [1])  # noqa: RUF005
+        return y.reshape(self.size + [len(x)]), y.flatten(1).cumsum(1, dtype=y.dtype)  # noqa: RUF005

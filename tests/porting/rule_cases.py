@@ -28,6 +28,7 @@ x.var(1, keepdim=True), x.var(1, correction=0), x.std(1, keepdim=True), x.std((0
 x.std(dim=0, correction=0, keepdim=True), x.std(unbiased=False), x.amax(1), x.amin((0, 1)),
 x.amax(1, keepdim=True), x.amin(0, True), x.amax(), k.all(), k.any(1), k.all(1, keepdim=True), x.argmax(),
 x.argmax(1), x.argmin(1, keepdim=True), x.logsumexp(1), b.logsumexp((1, 2), keepdim=True), x.cumsum(0),
+x.cumsum(0, dtype=torch.float64),
 x.cumprod(1), x.softmax(1), x.log_softmax(-1), x.relu(), x.sigmoid(), x.tanh(), x.exp(), x.expm1(), p.log(),
 p.log1p(), p.log2(), p.log10(), x.sin(), x.cos(), x.tan(), x.sinh(), x.cosh(), x.abs(), x.absolute(),
 x.sign(), p.sqrt(), x.square(), x.floor(), x.ceil(), x.round(), x.trunc(), k.logical_not(), x.isinf(),

@@ -85,6 +85,8 @@ PLANTS = [
         ('return Fragment(f"jax.lax.stop_gradient({fragment.text})") if _carries(ctx, node) else fragment', 'return fragment', "tests/test_port.py -k colleague"),
     ),
     *plants("jaxpar/parity/_port/translating/conditions.py",
+        ("text(ctx, part, 's') for part in summands", "text(ctx, part) for part in summands", "tests/test_port_operations.py -k joined"),
+        ('site.kinds == {list}', 'False', "tests/test_port_operations.py -k joined"),
         ('if any(map(ctx.is_tensor, operands)):', 'if False:', "tests/test_port.py -k \"hole and Numbers\""),
     ),
     *plants("jaxpar/parity/_port/translating/indexing.py",

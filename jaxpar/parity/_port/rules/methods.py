@@ -91,7 +91,7 @@ METHODS = table("""
     argmax|argmin(dim=, keepdim=) -> jnp.{}({self}<, {dim}><, keepdims={keepdim}>)
     logsumexp(dim, keepdim=) -> jax.nn.logsumexp({self}, {dim:t}<, keepdims={keepdim}>)
     logcumsumexp(dim) -> jax.lax.cumlogsumexp({self}, {dim})
-    cumsum|cumprod(dim) -> {self:a}.{}({dim})
+    cumsum|cumprod(dim, dtype=) -> {self:a}.{}({dim}<, dtype={dtype}>)
     softmax|log_softmax(dim) -> nnx.{}({self}, {dim})
     relu|sigmoid|tanh() -> nnx.{}({self})
     exp|exp2|expm1|log|log1p|log2|log10|sin|cos|tan|sinh|cosh|sign|sqrt|square|sinc() -> jnp.{}({self})

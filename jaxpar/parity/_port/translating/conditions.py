@@ -36,12 +36,27 @@ def and_or(ctx: Context, node: ast.BoolOp) -> Fragment:
 
 @expression(ast.BinOp)
 def operation(ctx: Context, node: ast.BinOp) -> Fragment:
-    """Write `2**i` of integers, whose exponents can be negative, as a call."""
+    """Write `2**i` of integers, whose exponents can be negative, as a call, and `[n] + sizes` as one list."""
+    summands = _summands(node)
+    if any(isinstance(part, ast.List) for part in summands) and any(_is_list(ctx, part) for part in summands):
+        return Fragment(f"[{', '.join(text(ctx, part, 's') for part in summands)}]")
     exponent, base = ctx.site(node.right), ctx.site(node.left)
     has_floats = _is_float(node.left) or any(site and _has_floats(site) for site in (exponent, base))
     if isinstance(node.op, ast.Pow) and exponent and exponent.types and not has_floats:
         return Fragment(f"F.pow({text(ctx, node.left)}, {text(ctx, node.right)})")
     return spliced(ctx, node)
+
+
+def _summands(node: ast.expr) -> list[ast.expr]:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return [*_summands(node.left), *_summands(node.right)]
+    return [node]
+
+
+def _is_list(ctx: Context, node: ast.expr) -> bool:
+    """Return whether a name or an attribute is a list in torch: a module's own is a tuple in Flax."""
+    site = ctx.site(node) if isinstance(node, ast.Name | ast.Attribute) else None
+    return bool(site and site.kinds == {list})
 
 
 def _has_floats(site: Site) -> bool:
