@@ -157,7 +157,7 @@ OPEN = {
     "",
 }
 # How the texts of jaxpar.parity and of torch spell an argument.
-SPELLED = {"torch_module": {"torch", "path"}, "flax_module": {"Flax"}, "like": {"torch"}}
+SPELLED = {"model": {"module"}, "torch_module": {"torch", "path"}, "flax_module": {"Flax"}, "like": {"torch"}}
 CLEAR = (TypeError, ValueError, RuntimeError, OSError)
 TORCHS = (IndexError, AssertionError, NotImplementedError)
 
@@ -197,9 +197,18 @@ def arguments(function: Any) -> list[inspect.Parameter]:
 
 def outcome(name: str, function: Callable[..., Any], argument: inspect.Parameter, hostile: str) -> str:
     """Return "" or what is wrong with the answer to a hostile value."""
+    return verdict(name.rpartition(".")[2], function, *valid_call(name, function), argument, hostile)
+
+
+def verdict(
+    short: str,
+    function: Callable[..., Any],
+    args: list[Any],
+    kwargs: dict[str, Any],
+    argument: inspect.Parameter,
+    hostile: str,
+) -> str:
     value, takers = HOSTILE[hostile]
-    args, kwargs = valid_call(name, function)
-    short = name.rpartition(".")[2]
     kinds = kinds_of(argument.annotation) | ({"None"} if argument.default is None else set())
     if hostile in ODD_NUMBERS and ("float" in kinds or kinds & {"int", "any", "Array"} == {"int"}):
         kinds = kinds - {"Array"} | ({"any"} if meaning(short, argument, hostile) else set())

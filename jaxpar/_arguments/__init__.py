@@ -4,6 +4,7 @@
 what an annotation accepts, `values` checks numbers and paths by hand, and `warn` points to the caller's line.
 """
 
+from .checked import check_class as check_class
 from .checked import check_on_import as check_on_import
 from .kinds import EXPLAINED as EXPLAINED
 from .kinds import INFINITE as INFINITE

@@ -72,17 +72,23 @@ def _check_names(module: types.ModuleType, names: set[str]) -> None:
             for holder in (module, sys.modules[value.__module__]):
                 if vars(holder).get(name) is value:
                     setattr(holder, name, function)
-        elif isinstance(value, type) and not _is_result(value):
-            _check_class(value)
+        elif isinstance(value, type):
+            check_class(value)
 
 
-def _check_class(kind: type) -> None:
-    for method in ("__new__", "__init__", "load_state_dict"):
-        owner = next((base for base in kind.__mro__ if method in vars(base)), object)
-        function: Any = getattr(owner, method, None)
-        if owner.__module__.startswith("jaxpar.") and not _is_checked(function):
-            check = checked(function, owner)
-            setattr(owner, method, staticmethod(check) if method == "__new__" else check)
+def check_class(kind: type) -> None:
+    """Check the arguments of a class's constructor, unless its objects are results, and of its methods."""
+    for name, owner in {name: base for base in reversed(kind.__mro__) for name in vars(base)}.items():
+        value = vars(owner)[name]
+        function = getattr(value, "__func__", value)
+        makes = name in ("__new__", "__init__")
+        is_checked = not _is_result(kind) if makes else not name.startswith("_")
+        if not (is_checked and owner.__module__.startswith("jaxpar.") and inspect.isfunction(function)):
+            continue
+        if not _is_checked(function):
+            is_static = isinstance(value, staticmethod) and not makes
+            check = checked(function, None if is_static else owner)
+            setattr(owner, name, check if function is value else type(value)(check))
 
 
 def _is_result(kind: type) -> bool:
@@ -165,10 +171,10 @@ class _Parameters:
 
     def name(self, args: Sequence[Any]) -> str:
         if self.owner is None:
-            return self.function.__name__
-        kind = args[0] if self.function.__name__ == "__new__" else type(args[0])
-        is_method = self.function.__name__ == "load_state_dict"
-        return f"{kind.__name__}.load_state_dict" if is_method else str(kind.__name__)
+            return self.function.__qualname__.rpartition("<locals>.")[2]
+        kind = args[0] if isinstance(args[0], type) else type(args[0])
+        method = self.function.__name__
+        return f"{kind.__name__}{'' if method in ('__new__', '__init__') else f'.{method}'}"
 
     def by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         named = itertools.takewhile(lambda p: p.kind is not p.VAR_POSITIONAL, self.parameters.values())
@@ -210,21 +216,24 @@ class _Parameters:
             if is_kind(value):
                 kind = ValueError if least is None else least.error
                 return kind(f"{text} {limits(annotation)}."), least is not None or has_path(annotation)
-            return TypeError(f"{text} {described(annotation)}."), False
+            return TypeError(f"{text} {described(annotation)}."), has_path(annotation)
         return None, False
 
     def explain(self, error: Exception, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Add the arguments to an error's notes; raise ValueError instead of an error of Python's own."""
         values = self.by_name(args, kwargs)
         is_own = _is_raised_by_library(error)
-        if not is_own and not all(map(is_data, values.values())):
+        # A method may call what its object holds.
+        reads = self.owner is None or re.match("__|load_state_dict", self.function.__name__)
+        if not is_own and (not reads or not all(map(is_data, values.values()))):
             return  # the user's code that runs inside may raise anything
         listed = ", ".join(f"{name}={shown(value)}" for name, value in values.items())
         text = f"{self.name(args)} was called with {listed or 'no arguments'}"
         if not is_own and isinstance(error, _RAW) and type(error).__module__ != "jaxpar.errors":
             raise ValueError(f"{text}: {type(error).__name__}: {error}") from error
         are_named = values.keys() <= set(re.findall(r"\w+", str(error)))
-        if not are_named or not str(error).startswith(f"{self.name(args)}:"):
+        names_itself = str(error).startswith(f"{self.name(args)}:")
+        if values and (not names_itself or (reads and not are_named)):
             error.add_note(text)
 
 

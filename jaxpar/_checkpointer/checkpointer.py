@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
-from .._arguments import Positive, warn, whole
+from .._arguments import Count, Positive, warn, whole
 from .._training.watchdog import reached
 from .._typing import PyTree
 from ..errors import CheckpointError
@@ -349,7 +349,7 @@ class Checkpointer:
                 )
         return self.restore(**items).next if self.latest_step() is not None else 0
 
-    def epochs(self, n: int, /, **items: PyTree) -> Iterator[int]:
+    def epochs(self, n: Count, /, **items: PyTree) -> Iterator[int]:
         """Yield the remaining epochs of `n`, starting after the last saved one, which is restored first.
 
         Each epoch is saved when the loop asks for the next one, the last epoch regardless of `save_every`.

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
+from .._arguments import Count
 from ..errors import MetricError
 from .progress import is_first
 from .rows import Csv, File, Json, Number, Row, check_scalar, is_device_array, is_ready, read
@@ -125,7 +126,7 @@ class MetricsLog:
         self._waiting.append((int(step), {name: _sent(value) for name, value in values.items()}))
         _write(self._waiting, self._files, self._board, wait=False)
 
-    def resume_from(self, step: int) -> None:
+    def resume_from(self, step: Count) -> None:
         """Remove this step and all later ones, because a restored run will log them again."""
         self.flush()
         self._last = None

@@ -11,6 +11,7 @@ import jax
 from flax import linen, nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from .._arguments import check_class
 from .._counterparts import TorchNames
 from .._devices.context import Outside, is_explicit, returned
 from .._statistics.linen_batch_norm import over_replicas
@@ -373,6 +374,7 @@ for _kind in (_NNXDataParallel, _LinenDataParallel, _FunctionDataParallel, _Pytr
     # One public name: this is what repr, isinstance and Linen's automatic names show.
     _kind.__name__ = "DataParallel"  # not __qualname__, by which pickle finds the class
     DataParallel.register(_kind)
+    check_class(_kind)
 
 
 def _placed(module: Any, placement: Placement) -> Any:

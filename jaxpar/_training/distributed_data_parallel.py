@@ -13,7 +13,7 @@ import jax
 from flax import linen, nnx
 from jax.sharding import Mesh
 
-from .._arguments import NonNegative, warn
+from .._arguments import NonNegative, check_class, warn
 from .._devices.context import outside, returned
 from .._parallel.backends import backend as _backend
 from .._parallel.mesh_placement import placement_for
@@ -312,4 +312,5 @@ for _kind in (_NNXDistributed, _LinenDistributed, _FunctionDistributed, _PytreeD
     # One public name: this is what repr and isinstance show.
     _kind.__name__ = "DistributedDataParallel"
     DistributedDataParallel.register(_kind)
+    check_class(_kind)
 Distributed.of_nnx = _NNXDistributed

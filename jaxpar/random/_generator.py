@@ -14,6 +14,7 @@ from typing import Any, SupportsIndex, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
+from .._arguments import Count
 from . import _normal, _shuffle, _uniform
 from ._dtypes import c_name, digits, floating, is_floating, largest, name, supported
 from ._state import State, from_bytes, to_bytes
@@ -97,7 +98,7 @@ class Generator:
         self._bits.state = {"bit_generator": "MT19937", "state": {"key": state.key, "pos": state.position}}
         self._seed, self._fresh, self._waiting = state.seed, state.fresh, state.normal
 
-    def words(self, n: int) -> np.ndarray:
+    def words(self, n: Count) -> np.ndarray:
         """Return the next n 32-bit numbers, in uint64; all other draws are computed from these."""
         self._fresh = self._fresh and n == 0
         return self._bits.random_raw(n)

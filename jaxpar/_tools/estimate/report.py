@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
+from ..._arguments import Count
 from ..._metrics.chart import figure, save
 from .hardware import Hardware
 from .largest import Largest
@@ -90,7 +91,7 @@ class Estimate:
         exchanges = self.schedule.exchanges
         return Traffic(len(exchanges), int(sum(slot.bytes for slot in exchanges)))
 
-    def longest(self, n: int = LARGEST) -> list[TimeSlot]:
+    def longest(self, n: Count = LARGEST) -> list[TimeSlot]:
         """Return the kernels that take most of the step; equal ones from the same operation are summed."""
         alike: dict[tuple, TimeSlot] = {}
         for slot in self.schedule.slots:
