@@ -10,7 +10,7 @@ from processes import outputs, ranks
 
 import jaxpar
 from jaxpar import parity
-from jaxpar.parity._stochastic_arithmetic import Perturbation, judged_by
+from jaxpar.parity._stochastic_arithmetic import Perturbation, _off_by_one, judged_by
 from jaxpar.parity.measuring import Outcome, Policy, judge, measure
 
 torch = pytest.importorskip("torch")
@@ -169,3 +169,12 @@ def test_a_variance_that_cancels_is_no_difference(mean, epsilon, same):
     assert all(
         row.difference.relative > 1e-10 for row in compared.rows if row.difference.kind is parity.Kind.OUTPUT
     )
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 1)])
+def test_numbers_move_by_a_unit_and_keep_their_shape(shape):
+    x = np.full(shape, 0.1)
+    moved = _off_by_one(x, np.uint64(1))
+    assert moved.shape == shape
+    assert np.all(moved != x)
+    np.testing.assert_allclose(moved, x, rtol=2.0**-51)

@@ -47,6 +47,13 @@ def test_lists_of_a_module_are_joined_with_others():
     assert "reshape([*self.size, len(x)])" in port.source
 
 
+def test_a_type_that_is_an_argument_may_be_none():
+    x = torch.randn(operations.CastsToAnArgument.inputs[0])
+    port = parity.port(operations.CastsToAnArgument, x)
+    assert (port.status, port.failure) == (0, "")
+    assert port.module(x.numpy(), "float16").dtype == np.float16
+
+
 RECURRENT = {"LSTM": {"proj_size": 2}, "GRU": {"bidirectional": True}, "RNN": {"batch_first": True}}
 
 

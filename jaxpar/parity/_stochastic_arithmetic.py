@@ -239,7 +239,7 @@ def _off_by_one(x: np.ndarray, key: np.uint64) -> np.ndarray:
         return x
     from ._sides.torch_float64 import draws_by_value
 
-    wide = np.ascontiguousarray(x, np.float64)
+    wide = np.asarray(x, np.float64, order="C")  # `ascontiguousarray` gives a scalar an axis
     with np.errstate(over="ignore"):
         exact = wide.astype(np.float16).astype(np.float64) == wide
     return np.where(exact, wide, wide * (1 + 2.0**-52 * np.sign(draws_by_value(wide, key))))

@@ -214,3 +214,12 @@ class JoinsSizes(nn.Module):
         size = self.size
         y = self.layer(x).view([len(x)] + size + [1])  # noqa: RUF005
         return y.reshape(self.size + [len(x)]), y.flatten(1).cumsum(1, dtype=y.dtype)  # noqa: RUF005
+
+
+class CastsToAnArgument(nn.Module):
+    """A type that is an argument, without a value when it runs."""
+
+    inputs = ((3, 4),)
+
+    def forward(self, x, dtype=None):
+        return x.to(device=x.device, dtype=dtype) * 2

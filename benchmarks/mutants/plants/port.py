@@ -78,6 +78,7 @@ PLANTS = [
         ('if any(isinstance(other, ast.Assign) and isinstance(other.value, ast.Call) for other in tuples):', 'if False:', "tests/test_port.py::test_ports_are_the_same[Adapted]"),
     ),
     *plants("jaxpar/parity/_port/translating/methods.py",
+        ('if {dtype} is None else {array.grouped}', 'if {dtype} is not None else {array.grouped}', "tests/test_port_operations.py -k may_be_none"),
         ('if name in ("modules", "named_modules")', 'if name in ("modules",)', "tests/test_port_reasons.py -k Walked"),
         ('if getattr(x, "arg", None) not in rules.DROPPED', '', "tests/test_port.py::test_ports_are_the_same[Normalised]"),
     ),

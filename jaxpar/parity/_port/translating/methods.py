@@ -75,9 +75,9 @@ def is_method(name: str) -> bool:
 
 def _to(ctx: Context, node: ast.Call, owner: ast.expr) -> Fragment:
     """Write `to` and `type`: they convert to a type; a device is left out."""
-    keywords = (keyword for keyword in node.keywords if keyword.arg not in ("device", "copy", "non_blocking"))
+    keywords = {k.arg: k.value for k in node.keywords if k.arg not in ("device", "copy", "non_blocking")}
     array = translated(ctx, owner)
-    for argument in (*node.args, *(keyword.value for keyword in keywords)):
+    for argument in (*node.args, *keywords.values()):
         site, value = ctx.site(argument), ctx.scope.value(argument)
         if isinstance(value, torch.dtype) or (site and torch.dtype in site.kinds):
             return Fragment(f"{array.grouped}.astype({text(ctx, argument)})")
@@ -85,6 +85,9 @@ def _to(ctx: Context, node: ast.Call, owner: ast.expr) -> Fragment:
             return Fragment(f"{array.grouped}.astype({text(ctx, argument, 'a')}.dtype)")
         if isinstance(value, torch.device) or (site and site.kinds <= {torch.device}):
             continue
+        if argument is keywords.get("dtype") and isinstance(owner, ast.Name | ast.Attribute):
+            dtype = text(ctx, argument)
+            return Fragment(f"({array.text} if {dtype} is None else {array.grouped}.astype({dtype}))")
         # "cuda" and "float" are both strings, but `type` takes only the name of a type.
         named = isinstance(argument, ast.Constant) and isinstance(argument.value, str)
         if not named or (isinstance(node.func, ast.Attribute) and node.func.attr == "type"):
