@@ -52,13 +52,31 @@ class Encoder(nn.Module):
         return h[-1]
 
 
+class Longest(nn.Module):
+    """As long as the longest sequence, to which batches are padded."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(3, 4, batch_first=True)
+
+    def forward(self, x, lengths):
+        n = lengths.clone()
+        packed = pack_padded_sequence(x, n, batch_first=True, enforce_sorted=False)
+        n[1] = 1
+        out, _ = self.lstm(packed)
+        out, _ = pad_packed_sequence(out, batch_first=True)
+        return out
+
+
 class All(nn.Module):
     def __init__(self):
         super().__init__()
         self.tagger, self.sorted, self.encoder = Tagger(), Sorted(), Encoder()
+        self.longest = Longest()
 
     def forward(self, x, lengths):
-        return self.tagger(x, lengths), self.sorted(x.transpose(0, 1), lengths), self.encoder(x, lengths)
+        states = self.sorted(x.transpose(0, 1), lengths), self.encoder(x, lengths)
+        return self.tagger(x, lengths), self.longest(x, lengths), states
 
 
 class Refused(nn.Module):
@@ -73,6 +91,5 @@ class Refused(nn.Module):
         packed = pack_padded_sequence(x, lengths, enforce_sorted=False)
         out, _ = self.gru(packed)
         _, h = self.first(packed)
-        shorter, _ = pad_packed_sequence(out)
         filled, _ = pad_packed_sequence(out, padding_value=1.0, total_length=5)
-        return out.data, h, shorter, filled
+        return out.data, h, filled

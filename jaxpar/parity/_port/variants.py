@@ -35,7 +35,10 @@ def ties(x: Any) -> Any:
     x = x.detach().clone()
     if x.is_floating_point():
         x = (2 * x).round().clamp(-2, 2) / 2
-    x[1:2] = x[:1]
+    # Of the lengths of sequences the longest one decides torch's shapes, and stays.
+    is_integer = not (x.is_floating_point() or x.is_complex() or x.dtype is torch.bool)
+    is_lengths = is_integer and x.ndim == 1 and len(x) > 1
+    x[:2] = x[:2].max() if is_lengths else x[:1]
     return x
 
 

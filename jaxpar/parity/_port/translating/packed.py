@@ -17,8 +17,8 @@ from .expressions import argument, text
 from .fragment import Fragment, Hole
 
 ONLY_LAYERS = "a packed sequence can only be the input of a recurrent layer or of pad_packed_sequence"
-NO_LENGTH = "its length depends on data; pass total_length, the steps of the padded input"
-STEPS = "the result has the steps of the padded input, which total_length has to be"
+TOTAL_LENGTH = "the result has the steps of the padded input, which total_length has to be"
+LONGEST = "the result has the steps of the padded input: torch's has those of the longest sequence"
 
 
 class Packing(NamedTuple):
@@ -83,9 +83,7 @@ def _padded(ctx: Context, node: ast.Call) -> tuple[str, str]:
     packing, first = _packing(ctx, node.args[0]), argument(node, 1, "batch_first")
     if argument(node, 2, "padding_value"):
         raise Hole("jaxpar's layers pad with zeros")
-    if not argument(node, 3, "total_length"):
-        raise Hole(NO_LENGTH)
-    ctx.note(node, STEPS)
+    ctx.note(node, TOTAL_LENGTH if argument(node, 3, "total_length") else LONGEST)
     array = _array(ctx, node.args[0])
     swapped = _flag(first) != packing.batch_first
     return f"{array}.swapaxes(0, 1)" if swapped else array, packing.lengths
@@ -122,11 +120,12 @@ def _packing(ctx: Context, node: ast.expr, before: int | None = None) -> Packing
 def _packing_of(ctx: Context, node: ast.Call, name: str = "") -> Packing:
     function = ctx.source.around(node)
     assert function is not None
-    stores = [x for x in ast.walk(function) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)]
+    stored = [x for x in ast.walk(function) if isinstance(getattr(x, "ctx", None), ast.Store)]
+    changed = [x.value if isinstance(x, ast.Subscript) else x for x in stored]  # `n[0] = 1`, or `n = ...`
     arguments = {x.arg for x in ast.walk(function) if isinstance(x, ast.arg)}
     written = _lengths(ctx, node)
     # The text is the same lengths wherever the function reads it, if nothing is assigned to it again.
-    count = sum(x.id == written for x in stores) + (written in arguments)
+    count = sum(isinstance(x, ast.Name) and x.id == written for x in changed) + (written in arguments)
     if not (written.isidentifier() and count == 1):
         if not name:
             raise Hole("assign the packed sequence to a variable")
