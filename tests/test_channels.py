@@ -29,6 +29,7 @@ ABSENT = {
     *("device", "dtype", "inplace", "size_average", "reduce", "out", "_stacklevel", "_weight", "_freeze"),
     *("min_value", "max_value", "enable_nested_tensor", "mask_check", "compute_mode", "out_int32"),
     "stable",  # as all sorts of JAX are
+    *("layout", "requires_grad"),  # of functions that make a tensor
 }
 """Arguments of torch that mean nothing in JAX or are torch's own older spelling."""
 RENAMED = {

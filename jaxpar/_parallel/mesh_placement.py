@@ -53,7 +53,7 @@ class MeshPlacement(Placement):
         assert self.user_mesh is not None
         return np.moveaxis(self.user_mesh.devices, self.user_mesh.axis_names.index(self.axis), 0)
 
-    def extended(self, positions: np.ndarray) -> MeshPlacement:
+    def extended(self, positions: Any) -> MeshPlacement:
         assert self.user_mesh is not None
         names, kinds = self.user_mesh.axis_names, self.user_mesh.axis_types
         devices = np.moveaxis(positions, 0, names.index(self.axis))

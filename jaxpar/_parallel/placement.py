@@ -64,8 +64,8 @@ class Placement:
         """The devices of each replica, [N, ...]."""
         return np.array(self.devices)
 
-    def extended(self, positions: np.ndarray) -> Placement:
-        """Return this placement over more replicas, on the devices `positions`, [N, ...]."""
+    def extended(self, positions: Any) -> Placement:
+        """Return this placement over more replicas; `positions` is an array of devices, [N, ...]."""
         return Placement(tuple(positions), self.dim, self.devices[0])
 
     def own_part(self, x: Any, name: str, function: str) -> Any:
