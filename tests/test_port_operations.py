@@ -54,6 +54,14 @@ def test_a_type_that_is_an_argument_may_be_none():
     assert port.module(x.numpy(), "float16").dtype == np.float16
 
 
+def test_a_class_in_a_class_is_written_there():
+    port = parity.port(operations.ClassesInside, torch.randn(operations.ClassesInside.inputs[0]))
+    assert (port.status, port.failure) == (0, "")
+    assert "    class Block(nnx.Module):\n        def __init__(self, width, *, rngs" in port.source
+    assert "        class Block(nnx.Module):\n            def __call__" in port.source
+    assert "self.Block(4, rngs=rngs)" in port.source
+
+
 RECURRENT = {"LSTM": {"proj_size": 2}, "GRU": {"bidirectional": True}, "RNN": {"batch_first": True}}
 
 

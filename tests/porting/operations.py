@@ -223,3 +223,42 @@ class CastsToAnArgument(nn.Module):
 
     def forward(self, x, dtype=None):
         return x.to(device=x.device, dtype=dtype) * 2
+
+
+class ClassesInside(nn.Module):
+    """Classes in a class: a layer, settings, and another layer of the same name beside it."""
+
+    inputs = ((3, 4),)
+
+    class Block(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.fc = nn.Linear(width, width)
+
+        def forward(self, x):
+            return torch.relu(self.fc(x))
+
+    class Settings:
+        depth = 2
+
+    class Head(nn.Module):
+        class Block(nn.Module):
+            def forward(self, x):
+                return 2 * x
+
+        def __init__(self):
+            super().__init__()
+            self.block = self.Block()
+
+        def forward(self, x):
+            return self.block(x)
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([self.Block(4) for _ in range(ClassesInside.Settings.depth)])
+        self.head = ClassesInside.Head()
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)

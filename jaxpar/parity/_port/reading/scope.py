@@ -134,6 +134,14 @@ def defined_by_user(value: Any) -> bool:
     return bool(path and is_users(path) and "." not in value.__qualname__)
 
 
+def defined_in_class(value: Any) -> bool:
+    """Return whether a user's class is defined in the body of another, with which it is written."""
+    outer = sys.modules.get(getattr(value, "__module__", ""))
+    for name in getattr(value, "__qualname__", "").split(".")[:-1]:
+        outer = getattr(outer, name, None)
+    return inspect.isclass(value) and inspect.isclass(outer) and defined_by_user(outer)
+
+
 def definition(value: Any) -> tuple[Source, ast.stmt]:
     if isinstance(value, FunctionType):
         value = inspect.unwrap(value)

@@ -131,7 +131,9 @@ def _class(ctx: Context, value: type, node: ast.ClassDef) -> str:
     for member, member_text in _members(ctx, value, node):
         if member_text is None:
             continue
-        separated = isinstance(member, Function) or isinstance(previous, Function)
+        separated = isinstance(member, Function | ast.ClassDef) or isinstance(
+            previous, Function | ast.ClassDef
+        )
         written.append(("\n" if separated and previous is not None else "") + member_text)
         previous = member
     # Members are separated by one line, and methods by an empty one, which has no indent.
@@ -153,6 +155,9 @@ def _members(ctx: Context, value: type, node: ast.ClassDef) -> Iterator[tuple[as
             continue
         if isinstance(member, Function):
             yield member, _method(ctx, value, member)
+        elif isinstance(member, ast.ClassDef):
+            inner = vars(value)[member.name]
+            yield member, _class(_context(inner, ctx.watched, ctx.needs), inner, member)
         else:
             yield member, written_statement(ctx, member)
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from .. import rules
-from ..reading.scope import UNKNOWN, defined_by_user, definition, is_layer, rule_name
+from ..reading.scope import UNKNOWN, defined_by_user, defined_in_class, definition, is_layer, rule_name
 from ..reading.source import Function
 from ..reading.watching import is_users
 from ..rules import CallRule
@@ -143,9 +143,9 @@ def needs_rngs(ctx: Context, target: Any) -> bool:
         return target.__name__ in rules.ACCEPTING
     if inspect.isclass(target) and issubclass(target, nn.Module):
         base = next(base for base in target.__mro__ if "__init__" in vars(base))
-        constructed = defined_by_user(base) or takes_rngs_as_base(base)
+        constructed = defined_by_user(base) or defined_in_class(base) or takes_rngs_as_base(base)
         return constructed or any(draws_itself(ctx, base) for base in target.__mro__)
-    if inspect.isclass(target) and defined_by_user(target):  # a plain class
+    if inspect.isclass(target) and (defined_by_user(target) or defined_in_class(target)):  # a plain class
         return needs_rngs(ctx, vars(target).get("__init__"))
     if not isinstance(target, FunctionType | nn.Module) and defined_by_user(type(target)):
         return method_needs_rngs(ctx, vars(type(target)).get("__call__"))
