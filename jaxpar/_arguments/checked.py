@@ -149,7 +149,7 @@ class _Parameters:
             if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
                 break
             positional.append(checks[name])
-        # `save(3, step=step)`: a positional parameter's name can be that of one of `**kwargs`.
+        # In `save(3, step=step)` the keyword is one of `**kwargs`, and no positional parameter.
         kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         return positional, {name: checks[name] for name, p in self.parameters.items() if p.kind in kinds}
 
