@@ -208,20 +208,20 @@ def _mends(before: Comparison, after: Comparison) -> bool:
 
 
 def _reproduction(folder: Path, port: Path, answer: dict[str, Any]) -> Path:
-    """Write the smallest program that shows the difference: the port, the trace, and the place."""
+    """Write a program that shows the difference, and ends with 1 while there is one."""
     path = folder / "reproduction.py"
     path.write_text(
         f'''"""{answer["place"]["sentence"]}"""
 
-import runpy
+import sys
+from pathlib import Path
 
 from jaxpar.parity.contract.checking import judged
-from pathlib import Path
 
 comparison = judged(Path({str(folder.resolve())!r}), Path({str(port.resolve())!r}))
 divergence = comparison.divergence
 print(divergence.where if divergence else "The same.")
-assert comparison.same
+sys.exit(not comparison.same)
 ''',
         encoding="utf-8",
     )
