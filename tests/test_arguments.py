@@ -164,9 +164,10 @@ def test_only_errors_that_describe_the_librarys_code_become_value_errors(kept, r
 def test_a_keyword_of_the_user_may_be_called_like_a_positional_parameter():
     """As in `checkpointer.save(3, step=step)`."""
 
-    def save(step: int, /, **state: object) -> object:
+    def save(step: int = 0, /, **state: object) -> object:
         return step, state
 
+    assert checked(save)(step="any object") == (0, {"step": "any object"})
     assert checked(save)(3, step="any object") == (3, {"step": "any object"})
     with pytest.raises(TypeError, match=r"save: step is 'x'; it must be int"):
         checked(save)("x", step=3)

@@ -149,9 +149,10 @@ class _Parameters:
             if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
                 break
             positional.append(checks[name])
-        # In `save(3, step=step)` the keyword is one of `**kwargs`, and no positional parameter.
-        kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        return positional, {name: checks[name] for name, p in self.parameters.items() if p.kind in kinds}
+        several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        return positional, {
+            name: checks[name] for name, p in self.parameters.items() if p.kind not in several
+        }
 
     def annotation(self, name: str) -> Any:
         """Return a parameter's type, or Any if it has none or names what only type checkers import."""
@@ -178,8 +179,9 @@ class _Parameters:
     def by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         named = itertools.takewhile(lambda p: p.kind is not p.VAR_POSITIONAL, self.parameters.values())
         values = [(p.name, value) for p, value in zip(named, args, strict=False)][self.owner is not None :]
-        positional = dict(values)
-        return positional | {name: value for name, value in kwargs.items() if name not in positional}
+        # In `save(3, step=step)` the keyword is one of `**kwargs`, and no positional parameter.
+        only_positional = {p.name for p in self.parameters.values() if p.kind is p.POSITIONAL_ONLY}
+        return dict(values) | {name: value for name, value in kwargs.items() if name not in only_positional}
 
     def call_with_wrong(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call with an argument that its annotation excludes, and raise if the function does not."""
@@ -203,10 +205,8 @@ class _Parameters:
         A default is accepted. Bounds and paths go before the call, which could write files, or take a huge
         number for the length of a loop.
         """
-        positional, named_checks = self.checks
-        checks = named_checks | dict(zip(self.parameters, positional, strict=False))
         for name, value in self.by_name(args, kwargs).items():
-            accepts = checks.get(name)
+            accepts = self.checks[1].get(name)
             if accepts is None or accepts(value) or value is self.parameters[name].default:
                 continue
             annotation = self.annotation(name)

@@ -5,8 +5,7 @@ from ..plant import plants
 
 PLANTS = [
     *plants("jaxpar/_arguments/checked.py",
-        ('for name, p in self.parameters.items() if p.kind in kinds', 'for name in self.parameters', "tests/test_arguments.py -k called_like_a_positional"),
-        ('if name not in positional', '', "tests/test_arguments.py -k called_like_a_positional"),
+        ('if name not in only_positional', '', "tests/test_arguments.py -k called_like_a_positional"),
         ('if isinstance(value, types.FunctionType) and not _is_checked(value):', 'if False:', "tests/test_hostile_calls.py -k signature"),
         ('for holder in (module, sys.modules[value.__module__]):', 'for holder in (module,):', "tests/test_hostile_calls.py -k signature"),
         ('if problem is None or (_is_raised_by_library(error) and not isinstance(error, KeyError)):', 'if problem is None:', "tests/test_lr_scheduler.py -k refused"),
