@@ -19,7 +19,7 @@ import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 from .kinds import Accepts, accepts_of, described, has_path, is_data, least_of, limits
 from .values import shown
@@ -212,7 +212,8 @@ class _Parameters:
             annotation = self.annotation(name)
             text = f"{self.name(args)}: {name} is {shown(value)}; it must be"
             is_kind = accepts_of(annotation, bounded=False) or accepts
-            if isinstance(value, int) and value.bit_length() > 64 and is_kind(0):
+            is_huge = isinstance(value, int) and value.bit_length() > 64 and annotation is not SupportsIndex
+            if is_huge and is_kind(0):  # a SupportsIndex is a seed, and has torch's message
                 return ValueError(f"{text} a number of 64 bits."), True
             least = least_of(annotation)
             if is_kind(value):
