@@ -69,7 +69,7 @@ def page(rows: dict[str, tuple[bool, list[str]]]) -> str:
     lines = [
         "# Planted bugs mended by the edits of a contract's answers",
         "",
-        "`benchmarks/parity/mended.py` wrote it: each planted model is a port.py, whose source has no more",
+        "Printed by `benchmarks/parity/mended.py`: each planted model is a port.py, whose source has no more",
         "than the construction. In *mended* stand the causes whose edits were applied, or the one without.",
         "",
         "| frame | asked | met after the edits |",
