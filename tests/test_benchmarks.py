@@ -156,7 +156,7 @@ def run(name: str, *arguments: str) -> str:
     return process.stdout
 
 
-OFTEN = ("distributed_data_parallel.py", "from_jax.py", "virtual_devices.py")
+OFTEN = ("from_jax.py", "virtual_devices.py")
 
 
 @pytest.mark.parametrize(

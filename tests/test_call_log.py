@@ -137,6 +137,7 @@ def test_two_ranks_in_different_calls(one, other, tmp_path):
     found_apart([CALLS[one], CALLS[other]], {0: one, 1: other}, tmp_path)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("other", ["train_step", "value_and_grad"])
 def test_a_collective_for_the_first_time_against_a_step(other, tmp_path):

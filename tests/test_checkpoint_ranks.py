@@ -70,6 +70,7 @@ print("DONE")
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
@@ -223,6 +224,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("calls", OTHERS.values(), ids=OTHERS)
 def test_a_save_without_rank_0_is_named(calls, tmp_path):

@@ -82,6 +82,7 @@ def python(*command: object, **environment: str) -> subprocess.CompletedProcess[
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", marked(LAST))
 def test_it_runs(name):
@@ -113,6 +114,7 @@ def test_every_twin_is_compared():
     assert set(BESIDE_TORCH) == {path.name for path in TWINS.glob("*.py")}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", marked(BESIDE_TORCH))
 def test_it_does_what_torch_does(name):

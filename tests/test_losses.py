@@ -24,7 +24,7 @@ X = np.random.RandomState(0).randn(4, 5)
 T = np.array([0, 3, 1, 4])
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_values_and_gradients_equal_torch(case):
     assert difference(case) <= TOLERANCE

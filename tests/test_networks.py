@@ -251,6 +251,7 @@ def compare_with_torch(scene, kind):
                 assert_equal_trees(scene.__name__, values(a), torch_values(b))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
 def test_networks_train_as_in_torch(scene, kind):

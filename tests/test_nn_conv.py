@@ -20,7 +20,7 @@ from against_torch.layers import TOLERANCE, difference, refusal, round_trip  # n
 torch.set_num_threads(1)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_five_steps_equal_torch(case):

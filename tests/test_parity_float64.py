@@ -274,6 +274,7 @@ FLAX = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("what", FLAX)
 def test_flax_computes_in_float64(what):
     narrow, wide = FLAX[what]

@@ -67,6 +67,7 @@ KINKS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", KINKS)
 def test_a_derivative_at_a_kink_is_compared(name, monkeypatch):
     """Planted: jax.numpy's functions, whose values are torch's."""

@@ -128,6 +128,7 @@ CIRCLE = ("step", "step", "save_one"), ("step", "save_one"), ("step", "accumulat
 """Rank 0 waits in its save for rank 2, which asks about its step and waits for rank 1, which is in a save."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("job", [(2, 2, 300), (2, 3, 60), (3, 2, 12), (3, 3, 4)], ids=str)
 def test_given_programs_end_in_every_order_as_in_the_explored_ones(job):
     size, length, count = job

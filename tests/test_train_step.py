@@ -364,7 +364,7 @@ def test_a_buffer_may_come_back_in_another_type(way):
 SHAPES = [(), (3,), (3, 1), (1, 3), (2, 3, 4), (1030,), (1100, 2), (4097,), (1100, 4)]
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float64, jnp.complex64])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

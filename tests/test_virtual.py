@@ -151,6 +151,7 @@ SAYS = {
 ALONE = 'jaxpar.distributed.init_process_group(init_method="tcp://127.0.0.1:1", rank=0, world_size=2)'
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("call", ["jaxpar.virtual_devices(2)", ALONE])
 @pytest.mark.parametrize("case", SAYS)
