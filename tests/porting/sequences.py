@@ -48,8 +48,12 @@ class Encoder(nn.Module):
         self.gru = nn.GRU(3, 4, batch_first=True)
 
     def forward(self, x, lengths):
-        _, h = self.gru(pack_padded_sequence(x, lengths, True, enforce_sorted=False))
-        return h[-1]
+        n = lengths + 0
+        packed = pack_padded_sequence(x, n, True, enforce_sorted=False)
+        n.clamp_(max=1)
+        _, h = self.gru(packed)
+        _, other = self.gru(pack_padded_sequence(x, lengths, True, enforce_sorted=False))
+        return h[-1], other
 
 
 class Longest(nn.Module):

@@ -131,9 +131,7 @@ def _class(ctx: Context, value: type, node: ast.ClassDef) -> str:
     for member, member_text in _members(ctx, value, node):
         if member_text is None:
             continue
-        separated = isinstance(member, Function | ast.ClassDef) or isinstance(
-            previous, Function | ast.ClassDef
-        )
+        separated = any(isinstance(x, Function | ast.ClassDef) for x in (member, previous))
         written.append(("\n" if separated and previous is not None else "") + member_text)
         previous = member
     # Members are separated by one line, and methods by an empty one, which has no indent.

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from .. import rules
 from .context import Context
 from .expressions import argument, text
 from .fragment import Fragment, Hole
@@ -121,7 +122,9 @@ def _packing_of(ctx: Context, node: ast.Call, name: str = "") -> Packing:
     function = ctx.source.around(node)
     assert function is not None
     stored = [x for x in ast.walk(function) if isinstance(getattr(x, "ctx", None), ast.Store)]
-    changed = [x.value if isinstance(x, ast.Subscript) else x for x in stored]  # `n[0] = 1`, or `n = ...`
+    methods = [x for x in ast.walk(function) if isinstance(x, ast.Attribute) and x.attr in rules.IN_PLACE]
+    # `n[0] = 1`, `n = ...`, `n.clamp_(1)`
+    changed = [x.value if isinstance(x, ast.Subscript | ast.Attribute) else x for x in (*stored, *methods)]
     arguments = {x.arg for x in ast.walk(function) if isinstance(x, ast.arg)}
     written = _lengths(ctx, node)
     # The text is the same lengths wherever the function reads it, if nothing is assigned to it again.
