@@ -37,6 +37,7 @@ RENAMED = {
     "rms_norm": {"weight": "scale"},
     "group_norm": {"weight": "scale"},
     "instance_norm": {"weight": "scale"},
+    "batch_norm": {"weight": "scale"},
     "embedding": {"weight": "embedding"},
     "bilinear": {"input1": "x1", "input2": "x2", "weight": "kernel"},
 }

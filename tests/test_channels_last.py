@@ -72,6 +72,7 @@ FUNCTIONS = [
     ("channel_shuffle", (2,), {}, IMAGE),
     ("group_norm", (2,), {}, IMAGE),
     ("instance_norm", (), {}, IMAGE),
+    ("batch_norm", (None, None, None, None, True), {}, IMAGE),
     ("local_response_norm", (3,), {}, IMAGE),
     ("grid_sample", (GRID,), {"align_corners": False}, IMAGE),
     ("prelu", (torch.rand(4),), {}, IMAGE),

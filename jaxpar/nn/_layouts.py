@@ -51,6 +51,20 @@ def conv_transpose(
     return functional.conv_transpose(x, _kernel(weight), bias, *options)
 
 
+def batch_norm(
+    x: jax.Array,
+    running_mean: jax.Array | None,
+    running_var: jax.Array | None,
+    scale: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    training: bool = False,
+    momentum: NonNegative = 0.1,
+    eps: NonNegative = 1e-5,
+) -> jax.Array:
+    """`jaxpar.nn.functional.batch_norm` without the new running statistics."""
+    return functional.batch_norm(x, running_mean, running_var, scale, bias, training, momentum, eps)[0]
+
+
 def instance_norm(
     x: jax.Array,
     running_mean: jax.Array | None = None,
@@ -96,7 +110,7 @@ FUNCTIONS = {
     **_by_axes(conv, conv_transpose, functional.max_pool, functional.avg_pool, functional.lp_pool),
     **_by_axes(functional.adaptive_avg_pool, functional.adaptive_max_pool),
     **_named(None, functional.interpolate, functional.channel_shuffle, functional.unfold),
-    **_named(None, functional.group_norm, instance_norm, functional.local_response_norm),
+    **_named(None, functional.group_norm, batch_norm, instance_norm, functional.local_response_norm),
     **_named(None, functional.grid_sample),
     **_named(2, functional.pixel_shuffle, functional.pixel_unshuffle),
     **_named(1, functional.fold),

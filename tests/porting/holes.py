@@ -143,7 +143,10 @@ class Random(Layer):
     holes = (
         "torch.randint(5, (2, 3)): JAX draws other random numbers",
         "torch.rand([]): JAX draws other random numbers",
-        "torch.unique(x): its length depends on data",
+        "torch.unique(x): its shape depends on data",
+        "torch.where(x > 0): its shape depends on data",
+        "x.nonzero(): its shape depends on data",
+        "x.masked_select(x > 0): its shape depends on data",
         "torch.zeros(2, 3).normal_(): JAX draws other random numbers",
     )
 
@@ -153,6 +156,7 @@ class Random(Layer):
             + torch.randint(5, (2, 3))
             + torch.rand([])
             + torch.unique(x).sum()
+            + len(torch.where(x > 0)) * len(x.nonzero()) * x.masked_select(x > 0).sum()
             + torch.zeros(2, 3).normal_()
         )
 

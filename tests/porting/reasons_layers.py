@@ -113,9 +113,9 @@ class NormAct(nn.BatchNorm2d):
 
 class StandardConv2d(nn.Conv2d):
     def forward(self, x):
-        weight = F.batch_norm(
-            self.weight.reshape(1, self.out_channels, -1), None, None, training=True, momentum=0.0, eps=1e-6
-        ).reshape_as(self.weight)
+        rows, gain = self.weight.reshape(1, self.out_channels, -1), self.bias.exp()
+        weight = F.batch_norm(rows, None, None, weight=gain, training=True, momentum=0.0, eps=1e-6)
+        weight = weight.reshape_as(self.weight)
         return F.conv2d(x, weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
 

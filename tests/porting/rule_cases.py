@@ -149,7 +149,8 @@ F.hardtanh(x), F.hardtanh(x, -0.5, 1.0), F.threshold(x, 0.5, 2.0), F.normalize(x
 F.normalize(x, p=1.0, dim=0, eps=1e-06), F.pad(x, (1, 2)), F.pad(x, (1, 1, 0, 2), value=1.5),
 F.pad(im, (1, 1, 1, 1), mode='reflect'), F.pad(im, (1, 1), mode='constant'), F.layer_norm(x, (4,)),
 F.layer_norm(x, [4], v, v, 0.001), F.rms_norm(x, (4,)), F.rms_norm(x, (4,), v, 0.001), F.group_norm(im, 2),
-F.batch_norm(x, None, None, training=True, eps=0.001),
+F.batch_norm(x, None, None, training=True, eps=0.001), F.batch_norm(im, None, None, v, v, True),
+F.batch_norm(c, m.sum(1).detach(), m.detach().abs().sum(0), weight=v, bias=v, eps=0.01),
 F.group_norm(im, 2, v, v, eps=0.001), F.instance_norm(im), F.instance_norm(im, weight=v, bias=v, eps=0.001),
 F.pixel_shuffle(im, 2), F.pixel_unshuffle(im, 2), F.channel_shuffle(im, 2), F.unfold(im, 2),
 F.unfold(im, kernel_size=3, dilation=1, padding=1, stride=2),
@@ -200,7 +201,13 @@ F.triplet_margin_loss(x, y, p), F.triplet_margin_loss(x, y, p, margin=0.5, swap=
 ELSEWHERE = {
     *("torch.bernoulli(input)", "torch.bernoulli_(self, p)", "x.bernoulli_(p)", "torch.randn_like(input)"),
     *("torch.rand(*size, device?, requires_grad?)", "torch.randn(*size, device?, requires_grad?)"),
-    "torch.unique(input, sorted==True?, return_inverse==False?, return_counts=)",
+    *(f"torch.{call}" for call in ("where(condition)", "masked_select(self, mask)")),
+    *(f"torch.{name}(self, as_tuple==False?)" for name in ("nonzero", "argwhere")),
+    "torch.nonzero(self, as_tuple==True)",
+    "torch.unique(self, sorted==True?, return_inverse==False?, return_counts=)",
+    *(f"x.{name}(as_tuple==False?)" for name in ("nonzero", "argwhere")),
+    *("x.nonzero(as_tuple==True)", "x.masked_select(mask)"),
+    "x.unique(sorted==True?, return_inverse==False?, return_counts=)",
     *("torch.cuda(self, device?)", "x.cuda(device?)", "torch.zero(self)", "x.zero()"),
     *(
         f"torch.nn.utils.{name}(module, name=='weight'?, dim=={dim})"

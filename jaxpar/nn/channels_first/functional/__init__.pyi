@@ -28,6 +28,7 @@ from ._layouts import adaptive_max_pool3d as adaptive_max_pool3d
 from ._layouts import avg_pool1d as avg_pool1d
 from ._layouts import avg_pool2d as avg_pool2d
 from ._layouts import avg_pool3d as avg_pool3d
+from ._layouts import batch_norm as batch_norm
 from ._layouts import channel_shuffle as channel_shuffle
 from ._layouts import conv1d as conv1d
 from ._layouts import conv2d as conv2d

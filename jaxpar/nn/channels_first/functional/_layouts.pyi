@@ -6,6 +6,7 @@ conv3d = _layouts.conv
 conv_transpose1d = _layouts.conv_transpose
 conv_transpose2d = _layouts.conv_transpose
 conv_transpose3d = _layouts.conv_transpose
+batch_norm = _layouts.batch_norm
 instance_norm = _layouts.instance_norm
 max_pool1d = functional.max_pool
 max_pool2d = functional.max_pool

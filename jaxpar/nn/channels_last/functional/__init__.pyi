@@ -12,6 +12,7 @@ from ._layouts import atan2 as atan2
 from ._layouts import avg_pool1d as avg_pool1d
 from ._layouts import avg_pool2d as avg_pool2d
 from ._layouts import avg_pool3d as avg_pool3d
+from ._layouts import batch_norm as batch_norm
 from ._layouts import bilinear as bilinear
 from ._layouts import binary_cross_entropy as binary_cross_entropy
 from ._layouts import binary_cross_entropy_with_logits as binary_cross_entropy_with_logits

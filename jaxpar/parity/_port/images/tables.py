@@ -20,7 +20,16 @@ IMAGES = frozenset(
     (
         *("conv2d", "conv_transpose2d", "max_pool2d", "avg_pool2d", "lp_pool2d", "adaptive_avg_pool2d"),
         *("adaptive_max_pool2d", "interpolate", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle"),
-        *("group_norm", "instance_norm", "local_response_norm", "grid_sample", "prelu", "fold", "unfold"),
+        *(
+            "group_norm",
+            "batch_norm",
+            "instance_norm",
+            "local_response_norm",
+            "grid_sample",
+            "prelu",
+            "fold",
+            "unfold",
+        ),
     )
 )
 """Functions of images in jaxpar.nn.channels_last."""

@@ -9,7 +9,7 @@ call's name, `<...>` is left out if an argument inside was not passed. `:a` pare
 writes a shape or axes as a tuple, however they were passed, `:s` a list as single arguments, `:n` a flag as a
 number. `{rngs}` is the stream that random numbers are drawn from. If a call has several lines, the first one
 that accepts all arguments applies; a call without a line becomes a hole. The text after `#` is added to
-`port.notes`.
+`port.notes`; a line whose text is `SHAPE` is for constructors, whose numbers are known, and a hole in a call.
 
 `methods` lists a tensor's methods, `functions` torch's functions, `names` whatever is not called, and
 `layers` describes torch's layers.
@@ -31,6 +31,7 @@ from .names import CONTEXTS as CONTEXTS
 from .names import MODULES as MODULES
 from .names import NAMES as NAMES
 from .names import SILENT as SILENT
+from .rule import SHAPE as SHAPE
 from .rule import CallRule as CallRule
 from .transformers_names import LIBRARY_NAMES as LIBRARY_NAMES
 from .transformers_names import LIBRARY_SILENT as LIBRARY_SILENT

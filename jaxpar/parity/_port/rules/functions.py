@@ -4,7 +4,7 @@ import ast
 import re
 
 from .methods import METHODS
-from .rule import CallRule, table
+from .rule import SHAPE, CallRule, table
 from .transformers_names import FUNCTIONS as OF_TRANSFORMERS
 
 # By name rather than by object: a function that a release of torch lacks needs no special case.
@@ -16,14 +16,13 @@ FUNCTIONS = table("""
     torch.broadcast_tensors(*tensors) -> jnp.broadcast_arrays({tensors:s})
     torch.atleast_1d|torch.atleast_2d|torch.atleast_3d(input) -> jnp.{}({input})
     torch.tensordot(a, b, dims) -> jnp.tensordot({a}, {b}, {dims})
-    torch.unique(input, sorted==True?, return_inverse==False?, return_counts=) -> \
-        jnp.unique({input}<, return_counts={return_counts}>)
     torch.isin(elements, test_elements) -> jnp.isin({elements}, {test_elements})
     torch.trapezoid(y) -> jnp.trapezoid({y})
     torch.result_type(tensor1, tensor2) -> jnp.result_type({tensor1}, {tensor2})
     torch.rsub(input, other) -> {other:a} - {input:a}
     torch.stack(tensors, dim=) -> jnp.stack({tensors}<, axis={dim}>)
     torch.where(condition, input, other) -> jnp.where({condition}, {input}, {other})
+    torch.where(condition) -> jnp.where({condition})  # its shape depends on data
     torch.einsum(equation, *operands) -> jnp.einsum({equation}, {operands:s})
     torch.max(input, other) -> jnp.maximum({input}, {other})
     torch.min(input, other) -> jnp.minimum({input}, {other})
@@ -138,9 +137,12 @@ FUNCTIONS = table("""
     torch.nn.functional.instance_norm(input, running_mean==None?, running_var==None?, weight=, bias=, \
         use_input_stats==True?, momentum?, eps=) -> \
         F.instance_norm({input}<, scale={weight}><, bias={bias}><, eps={eps}>)
-    torch.nn.functional.batch_norm(input, running_mean==None, running_var==None, weight==None?, bias==None?, \
+    torch.nn.functional.batch_norm(input, running_mean==None, running_var==None, weight=, bias=, \
         training==True, momentum?, eps=) -> \
-        jax.nn.standardize({input}, (0, *range(2, {input:a}.ndim))<, epsilon={eps}>)
+        F.batch_norm({input}, None, None<, scale={weight}><, bias={bias}>, training=True<, eps={eps}>)
+    torch.nn.functional.batch_norm(input, running_mean, running_var, weight=, bias=, training==False?, \
+        momentum?, eps=) -> \
+        F.batch_norm({input}, {running_mean}, {running_var}<, scale={weight}><, bias={bias}><, eps={eps}>)
     torch.nn.utils.parametrizations.spectral_norm(module, name=='weight'?, n_power_iterations=, eps=) -> \
         nn.SpectralNorm({module}<, n_power_iterations={n_power_iterations}><, eps={eps}>, rngs=rngs)
     torch.nn.utils.spectral_norm(module, name=='weight'?, n_power_iterations=, eps=) -> \
@@ -261,6 +263,8 @@ def as_value(name: str) -> str | None:
     for rule in FUNCTIONS.get(name, []):
         needed = [parameter for parameter in rule.signature if parameter[-1] not in "=?"]
         if len(needed) != 1 or needed[0].startswith("*") or "{rngs}" in rule.template:
+            continue
+        if rule.note == SHAPE:
             continue
         call = re.fullmatch(r"([\w.]+)\(\{\w+\}(?:<[^>]*>)*(?:, ([^{}<>]+))?\)", rule.template)
         if call:

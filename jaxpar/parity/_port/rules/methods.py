@@ -168,6 +168,11 @@ METHODS = table("""
     is_floating_point() -> jnp.issubdtype({self:a}.dtype, jnp.floating)
     is_complex() -> jnp.iscomplexobj({self})
     element_size() -> {self:a}.itemsize
+    nonzero(as_tuple==True) -> jnp.nonzero({self})  # its shape depends on data
+    nonzero|argwhere(as_tuple==False?) -> jnp.argwhere({self})  # its shape depends on data
+    masked_select(mask) -> {self:a}[{mask}]  # its shape depends on data
+    unique(sorted==True?, return_inverse==False?, return_counts=) -> \
+        jnp.unique({self}<, return_counts={return_counts}>)  # its shape depends on data
 """)
 _TIES = "which of equal values it takes is not defined in torch, and their gradients are exchanged"
 PAIRS = table(f"""

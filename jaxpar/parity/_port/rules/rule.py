@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 Text = Callable[[ast.expr, str], str]
 """Writes an argument; the second argument is its form: "", "a", "t", "s" or "n"."""
+SHAPE = "its shape depends on data"
+"""The note of a rule that is for constructors alone, whose numbers are known."""
 LINE = re.compile(r"([\w.|]+)\((.*?)\) -> +(.+?)(?:  # (.+))?")
 PLACEHOLDER = re.compile(r"\{(\w+)(?::(\w))?\}")
 OPTIONAL = re.compile(r"<([^<>]*\{[^<>]*)>")

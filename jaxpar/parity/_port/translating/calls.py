@@ -159,8 +159,6 @@ def _of_torch(ctx: Context, node: ast.Call, target: Any) -> Fragment:
         raise Hole(DRAWN)
     if several := pair(ctx, node):
         return several
-    if name == "torch.unique" and not ctx.only_making(node):
-        raise Hole("its length depends on data")
     if len(node.args) == 1 and name in LISTED and not ctx.is_int(node.args[0]):
         return Fragment(f"jnp.array({text(ctx, node.args[0])}, {LISTED[name]})")
     candidates = function_rules(ctx, node, name)

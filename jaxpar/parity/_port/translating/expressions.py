@@ -17,7 +17,7 @@ import torch
 from ..reading.runtime import Beyond
 from ..reading.scope import UNKNOWN
 from ..reading.source import end_of, start_of
-from ..rules import CallRule
+from ..rules import SHAPE, CallRule
 from .context import Context, Registry
 from .drawing import require_stream, stream
 from .fragment import Fragment, Hole, joined, level, parsed
@@ -261,7 +261,9 @@ def by_rule(
         if written is not None:
             if ctx.kind and rule.draws(node):
                 require_stream(ctx)
-            if rule.note:
+            if rule.note == SHAPE and not ctx.only_making(node):
+                raise Hole(SHAPE)
+            if rule.note and rule.note != SHAPE:
                 ctx.note(node, rule.note)
             return parsed(written)
     raise Hole(f"there is no rule for {what} with these arguments")

@@ -14,6 +14,7 @@ import torch
 from ..reading.effects import changed
 from ..reading.scope import definition, has_definition, is_torchs
 from ..reading.source import Function
+from ..rules import SHAPE
 from .context import Context
 from .drawing import targets_of
 from .expressions import spliced, text, translated
@@ -21,7 +22,6 @@ from .fragment import Fragment, Hole
 from .gradients import is_in_place, stopped, value_of
 from .pairs import FIELDS, literal, pair
 
-SHAPE = "its shape depends on data"
 SIGNS = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/", "power": "**"}
 PART = "it changes a part of an array in place"
 PARTS = {"zero_": "set", "fill_": "set", "copy_": "set", "add_": "add", "mul_": "multiply"}

@@ -25,6 +25,7 @@ from .memory import KEEPS, computed_first, decided, returned_by, stored
 from .methods import is_method
 from .omitted import is_below, is_drawn_for_chance
 
+ASSERTIONS = (torch._assert, torch._assert_async)
 KEEPING = ("append", "appendleft", "extend", "insert", "add", "update", "setdefault")
 
 
@@ -152,9 +153,8 @@ def call_statement(ctx: Context, node: ast.Expr) -> str | None:
         return kept_in_variable(ctx, node, *memory)
     if variables := returned_by(ctx, call):
         return None if ctx.only_making(node) else f"{variables} = {text(ctx, call)}"
-    if ctx.scope.value(call.func) is torch._assert:
-        if ctx.is_tensor(call.args[0]):
-            note_unchecked(ctx, node)
+    if any(ctx.scope.value(call.func) is check for check in ASSERTIONS):
+        if _is_unchecked(ctx, node, call.args[0]):
             return None
         message = f", {text(ctx, call.args[1])}" if len(call.args) > 1 else ""
         return f"assert {test(ctx, call.args[0]).text}{message}"
