@@ -6,14 +6,17 @@ N: replicas. B: rows of the global batch. b: rows of one replica. k: replicas th
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import jax
 import numpy as np
 
+from ._arguments import FLOATING
+
 PyTree: TypeAlias = Any
 TreeDef: TypeAlias = jax.tree_util.PyTreeDef
 Array: TypeAlias = jax.Array | np.ndarray
+Floating: TypeAlias = Annotated[jax.Array, FLOATING]  # JAX would promote integers, which torch refuses
 Shape: TypeAlias = tuple[int, ...]
 DeviceLike: TypeAlias = int | str | jax.Device
 

@@ -7,6 +7,7 @@ what an annotation accepts, `values` checks numbers and paths by hand, and `warn
 from .checked import check_class as check_class
 from .checked import check_on_import as check_on_import
 from .kinds import EXPLAINED as EXPLAINED
+from .kinds import FLOATING as FLOATING
 from .kinds import INFINITE as INFINITE
 from .kinds import AnyFloat as AnyFloat
 from .kinds import Count as Count

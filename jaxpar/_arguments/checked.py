@@ -16,12 +16,27 @@ import itertools
 import opcode
 import re
 import sys
+import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, SupportsIndex
 
-from .kinds import Accepts, accepts_of, described, has_path, is_data, least_of, limits
+from .kinds import (
+    LIBRARIES,
+    Accepts,
+    accepts_of,
+    described,
+    error_class,
+    has_path,
+    is_array,
+    is_array_type,
+    is_bounded,
+    is_data,
+    is_floating,
+    is_tensor,
+    limits,
+)
 from .values import shown
 
 _PUBLIC: dict[str, set[str]] = {}
@@ -77,12 +92,17 @@ def _check_names(module: types.ModuleType, names: set[str]) -> None:
 
 
 def check_class(kind: type) -> None:
-    """Check the arguments of a class's constructor, unless its objects are results, and of its methods."""
+    """Check the arguments of a class's constructor, unless its objects are results, and of its methods.
+
+    Of calls only a layer's are checked, which happen while a program is traced. Those of steps and wrappers
+    happen at every step.
+    """
     for name, owner in {name: base for base in reversed(kind.__mro__) for name in vars(base)}.items():
         value = vars(owner)[name]
         function = getattr(value, "__func__", value)
         makes = name in ("__new__", "__init__")
-        is_checked = not _is_result(kind) if makes else not name.startswith("_")
+        is_layers_call = name == "__call__" and owner.__module__.startswith("jaxpar.nn.")
+        is_checked = not _is_result(kind) if makes else is_layers_call or not name.startswith("_")
         if not (is_checked and owner.__module__.startswith("jaxpar.") and inspect.isfunction(function)):
             continue
         if not _is_checked(function):
@@ -135,6 +155,7 @@ class _Parameters:
 
     def __init__(self, function: Callable[..., Any], owner: type | None):
         self.function, self.owner = function, owner
+        self.is_call = owner is not None and function.__name__ == "__call__"
 
     @functools.cached_property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
@@ -143,7 +164,7 @@ class _Parameters:
     @functools.cached_property
     def checks(self) -> tuple[list[Accepts | None], dict[str, Accepts | None]]:
         """The checks of positional arguments, and of named ones."""
-        checks = {name: accepts_of(self.annotation(name)) for name in self.parameters}
+        checks = {name: self.check(name) for name in self.parameters}
         positional = []
         for name, parameter in self.parameters.items():
             if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
@@ -153,6 +174,13 @@ class _Parameters:
         return positional, {
             name: checks[name] for name, p in self.parameters.items() if p.kind not in several
         }
+
+    def check(self, name: str, *, bounded: bool = True) -> Accepts | None:
+        annotation = self.annotation(name)
+        accepts = accepts_of(annotation, bounded=bounded)
+        if accepts is None or not self.is_call or not is_array_type(annotation):
+            return accepts
+        return lambda value: is_tensor(value) and accepts(value)
 
     def annotation(self, name: str) -> Any:
         """Return a parameter's type, or Any if it has none or names what only type checkers import."""
@@ -174,7 +202,7 @@ class _Parameters:
             return self.function.__qualname__.rpartition("<locals>.")[2]
         kind = args[0] if isinstance(args[0], type) else type(args[0])
         method = self.function.__name__
-        return f"{kind.__name__}{'' if method in ('__new__', '__init__') else f'.{method}'}"
+        return kind.__name__ if method in ("__new__", "__init__", "__call__") else f"{kind.__name__}.{method}"
 
     def by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         named = itertools.takewhile(lambda p: p.kind is not p.VAR_POSITIONAL, self.parameters.values())
@@ -203,23 +231,26 @@ class _Parameters:
         """Return the error of the first argument that its annotation excludes, and whether it goes first.
 
         A default is accepted. Bounds and paths go before the call, which could write files, or take a huge
-        number for the length of a loop.
+        number for the length of a loop; a layer's arguments, as its call may count a batch or draw a number.
         """
         for name, value in self.by_name(args, kwargs).items():
             accepts = self.checks[1].get(name)
             if accepts is None or accepts(value) or value is self.parameters[name].default:
                 continue
             annotation = self.annotation(name)
-            text = f"{self.name(args)}: {name} is {shown(value)}; it must be"
-            is_kind = accepts_of(annotation, bounded=False) or accepts
+            # Not the shape, which has a different order inside of a layer whose channels are first.
+            is_integers = is_floating(annotation) and is_tensor(value)
+            value_text = f"an array of {value.dtype}" if is_integers else shown(value)
+            text = f"{self.name(args)}: {name} is {value_text}; it must be"
+            is_kind = self.check(name, bounded=False) or accepts
             is_huge = isinstance(value, int) and value.bit_length() > 64 and annotation is not SupportsIndex
             if is_huge and is_kind(0):  # a SupportsIndex is a seed, and has torch's message
                 return ValueError(f"{text} a number of 64 bits."), True
-            least = least_of(annotation)
             if is_kind(value):
-                kind = ValueError if least is None else least.error
-                return kind(f"{text} {limits(annotation)}."), least is not None or has_path(annotation)
-            return TypeError(f"{text} {described(annotation)}."), has_path(annotation)
+                is_first = is_bounded(annotation) or has_path(annotation)
+                return error_class(annotation)(f"{text} {limits(annotation)}."), is_first
+            cure = f": pass jnp.asarray({name})" if self.is_call and is_array(value) else ""
+            return TypeError(f"{text} {described(annotation)}{cure}."), has_path(annotation) or self.is_call
         return None, False
 
     def explain(self, error: Exception, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -228,6 +259,8 @@ class _Parameters:
         is_own = _is_raised_by_library(error)
         # A method may call what its object holds.
         reads = self.owner is None or re.match("__|load_state_dict", self.function.__name__)
+        if self.is_call and not _is_inside_libraries(error):
+            return
         if not is_own and (not reads or not all(map(is_data, values.values()))):
             return  # the user's code that runs inside may raise anything
         listed = ", ".join(f"{name}={shown(value)}" for name, value in values.items())
@@ -240,16 +273,23 @@ class _Parameters:
             error.add_note(text)
 
 
+def _is_inside_libraries(error: Exception) -> bool:
+    """Whether none of the user's code was running, as a function that a layer holds."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    roots = {frame.f_globals.get("__name__", "").partition(".")[0] for frame in frames}
+    return roots <= LIBRARIES | sys.stdlib_module_names
+
+
 def _is_raised_by_library(error: Exception) -> bool:
     """Whether a `raise` statement of this package is where an error comes from."""
-    traceback = error.__traceback__
-    while traceback is not None and traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    module = "" if traceback is None else traceback.tb_frame.f_globals.get("__name__", "")
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    module = "" if last is None else last.tb_frame.f_globals.get("__name__", "")
     # Not the check of a function that is called inside, which names that function's argument.
-    if traceback is None or not module.startswith("jaxpar.") or module == __name__:
+    if last is None or not module.startswith("jaxpar.") or module == __name__:
         return False
-    return traceback.tb_frame.f_code.co_code[traceback.tb_lasti] == opcode.opmap["RAISE_VARARGS"]
+    return last.tb_frame.f_code.co_code[last.tb_lasti] == opcode.opmap["RAISE_VARARGS"]
 
 
 _CODE = checked(lambda: None).__code__

@@ -15,15 +15,20 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 Accepts: TypeAlias = Callable[[Any], bool]
 
 
+LIBRARIES = {"numpy", "jax", "jaxlib", "ml_dtypes", "jaxpar", "flax"}
+"""The packages whose code runs inside of a call, besides Python's and the user's."""
+
+
 class Mark(enum.Enum):
     """The meanings of marks in `Annotated[type, mark]`."""
 
     EXPLAINED = "the function itself refuses other types, and its text explains more"
     INFINITE = "infinity means something there; any other float is finite"
     NAN = "NaN means something there, too"
+    FLOATING = "an array of integers or booleans is refused, with torch's class"
 
 
-EXPLAINED, INFINITE, NAN = Mark
+EXPLAINED, INFINITE, NAN, FLOATING = Mark
 
 
 class Least(NamedTuple):
@@ -52,7 +57,7 @@ def accepts_of(annotation: Any, *, bounded: bool = True) -> Accepts | None:
         if any(getattr(member, "__name__", "").endswith("SupportsDType") for member in members):
             checks = [_is_dtype, *(_is_none for member in members if member is types.NoneType)]
         if float in map(_without_marks, members) and complex not in members:
-            checks = [_is_no_number_but_array if check is _is_array else check for check in checks]
+            checks = [_is_no_number_but_array if check is is_array else check for check in checks]
         if bounded and any(map(_is_path_type, members)):
             paths = [kind is str or _is_path_type(kind) for kind in members]
             checks = [_is_path if named else check for named, check in zip(paths, checks, strict=True)]
@@ -68,8 +73,8 @@ def accepts_of(annotation: Any, *, bounded: bool = True) -> Accepts | None:
         return None
     if kind in _KINDS:
         return _KINDS[kind]
-    if _is_array_type(kind):
-        return _is_array
+    if is_array_type(kind):
+        return is_array
     if not isinstance(kind, type):
         return None
     if getattr(kind, "_is_protocol", False):
@@ -93,6 +98,8 @@ def _annotated(annotation: Any, bounded: bool) -> Accepts | None:
     accepts = accepts_of(kind, bounded=bounded and INFINITE not in marks and NAN not in marks)
     if EXPLAINED in marks or accepts is None:
         return None
+    if FLOATING in marks:
+        return accepts if not bounded else lambda value: accepts(value) and not _is_integer_array(value)
     least = least_of(annotation)
     if not bounded or NAN in marks:
         return accepts if least is None else lambda value: not isinstance(value, bool) and accepts(value)
@@ -174,14 +181,14 @@ def _has_kind(value: Any, kinds: str) -> bool:
     return kind is not None and kind in kinds and getattr(value, "shape", None) == ()
 
 
-def _is_array(value: Any) -> bool:
+def is_array(value: Any) -> bool:
     kind = type(value)
     if kind in _ARRAYS or isinstance(value, (int, float, complex)):
         return True
     if isinstance(
         value, (list, tuple)
     ):  # losses take lists; JAX's own functions refuse them with a clear text
-        return bool(value) and all(map(_is_array, value))
+        return bool(value) and all(map(is_array, value))
     if not hasattr(value, "shape") or getattr(getattr(value, "dtype", None), "kind", "V") in "OSUMm":
         return False
     if kind.__module__.startswith("jax"):
@@ -189,9 +196,18 @@ def _is_array(value: Any) -> bool:
     return hasattr(value, "dtype")
 
 
+def is_tensor(value: Any) -> bool:
+    """Whether it is one array, and not a list or a number of Python's that could become one."""
+    return hasattr(value, "dtype") and is_array(value)
+
+
+def _is_integer_array(value: Any) -> bool:
+    return getattr(getattr(value, "dtype", None), "kind", None) in ("b", "i", "u")
+
+
 def _is_no_number_but_array(value: Any) -> bool:
     is_number = isinstance(value, (int, float)) or getattr(value, "shape", None) == ()
-    return not is_number and _is_array(value)
+    return not is_number and is_array(value)
 
 
 def _is_path(value: Any) -> bool:
@@ -210,8 +226,8 @@ def _without_marks(annotation: Any) -> Any:
     return typing.get_args(annotation)[0] if typing.get_origin(annotation) is Annotated else annotation
 
 
-def _is_array_type(kind: Any) -> bool:
-    return getattr(kind, "__name__", "").rpartition(".")[2] in ("Array", "ndarray")
+def is_array_type(kind: Any) -> bool:
+    return getattr(_without_marks(kind), "__name__", "").rpartition(".")[2] in ("Array", "ndarray")
 
 
 def _is_dtype(value: Any) -> bool:
@@ -245,9 +261,24 @@ def _is_iterable(value: Any) -> bool:
     )
 
 
+def error_class(annotation: Any) -> type[Exception]:
+    """Return the class of the error for a value of the type that is out of its bounds."""
+    least = least_of(annotation)
+    return RuntimeError if is_floating(annotation) else ValueError if least is None else least.error
+
+
 def least_of(annotation: Any) -> Least | None:
     """Return the bound of a type or of its members, or None."""
     return next((mark for mark in _parts(annotation) if isinstance(mark, Least)), None)
+
+
+def is_bounded(annotation: Any) -> bool:
+    """Whether a type excludes values of its kind before the call."""
+    return least_of(annotation) is not None or is_floating(annotation)
+
+
+def is_floating(annotation: Any) -> bool:
+    return FLOATING in _parts(annotation)
 
 
 def has_path(annotation: Any) -> bool:
@@ -260,6 +291,8 @@ def limits(annotation: Any) -> str:
     if has_path(annotation):
         return "a path, neither empty nor with NUL"
     parts, least = list(_parts(annotation)), least_of(annotation)
+    if is_floating(annotation):
+        return "an array of floating-point numbers; x.astype(jnp.float32) makes one of it"
     bounds = ["finite"] if float in parts and INFINITE not in parts else []
     bounds += [] if least is None else [f"{least.bound:g} or more"]
     return " and ".join(bounds) or "a number"
@@ -305,7 +338,7 @@ def described(annotation: Any) -> str:
         return "None"
     if kind is collections.abc.Callable:
         return "a function"
-    if _is_array_type(kind):
+    if is_array_type(kind):
         return "an array"
     name: str = getattr(kind, "__name__", str(kind))
     if kind in _CONTAINERS and members:
@@ -322,6 +355,5 @@ def is_data(value: Any) -> bool:
     kind = type(value)
     if kind.__module__ == "flax.nnx.rnglib":
         return True
-    libraries = ("numpy", "jax", "jaxlib", "ml_dtypes", "jaxpar", "flax")
     builtin = (object, str, bytes, int, float, complex, bool, types.NoneType, set, slice)
-    return not callable(value) and (kind in builtin or kind.__module__.partition(".")[0] in libraries)
+    return not callable(value) and (kind in builtin or kind.__module__.partition(".")[0] in LIBRARIES)

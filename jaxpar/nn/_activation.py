@@ -10,6 +10,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from .._arguments import Size
+from .._typing import Floating
 from .._upstream import promote_dtype
 from . import functional
 from ._checks import check_bounds
@@ -61,7 +62,7 @@ class PReLU(Layer):
         self.negative_slope = nnx.Param(jnp.full((num_parameters,), init, param_dtype))
         self.dtype = dtype
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Floating) -> jax.Array:
         x, slope = promote_dtype((x, self.negative_slope[...]), dtype=self.dtype)
         return functional.prelu(x, slope)
 

@@ -8,6 +8,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from .._arguments import Size
+from .._typing import Floating
 from .._upstream import promote_dtype
 from . import functional
 from ._layer import Layer, arrays, drawn, optional
@@ -59,7 +60,7 @@ class Bilinear(Layer):
         self.bias = optional(bias, lambda: uniform(out_features))
         self.dtype = dtype
 
-    def __call__(self, x1: jax.Array, x2: jax.Array) -> jax.Array:
+    def __call__(self, x1: Floating, x2: Floating) -> jax.Array:
         inputs = (x1, x2, *arrays(self.kernel, self.bias))
         x1, x2, kernel, bias = promote_dtype(inputs, dtype=self.dtype)
         return functional.bilinear(x1, x2, kernel, bias)

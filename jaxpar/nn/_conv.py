@@ -11,6 +11,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from .._arguments import Size
+from .._typing import Floating
 from .._upstream import promote_dtype
 from ._checks import conv_options, output_padding_for, transposed_options
 from ._layer import Layer, arrays, optional, uniform
@@ -86,7 +87,7 @@ class Conv(Layer):
         self.padding_mode = padding_mode
         self.dtype = dtype
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Floating) -> jax.Array:
         x, kernel, bias = _promoted(self, x)
         return conv(x, kernel, bias, self.stride, self.padding, self.dilation, self.groups, self.padding_mode)
 
@@ -158,7 +159,7 @@ class ConvTranspose(Layer):
         self.groups = groups
         self.dtype = dtype
 
-    def __call__(self, x: jax.Array, output_size: Sequence[int] | None = None) -> jax.Array:
+    def __call__(self, x: Floating, output_size: Sequence[int] | None = None) -> jax.Array:
         x, kernel, bias = _promoted(self, x)
         more = self.output_padding
         if output_size is not None:

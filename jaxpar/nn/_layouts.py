@@ -115,6 +115,14 @@ FUNCTIONS = {
     **_named(2, functional.pixel_shuffle, functional.pixel_unshuffle),
     **_named(1, functional.fold),
 }
+RANK_ERRORS: dict[Any, type[Exception]] = {
+    **dict.fromkeys((_pool.MaxPool, _pool.AvgPool, _pool.LPPool, _pool.AdaptiveMaxPool), RuntimeError),
+    **dict.fromkeys((functional.max_pool, functional.avg_pool, functional.lp_pool), RuntimeError),
+    functional.adaptive_max_pool: RuntimeError,
+    **dict.fromkeys((_resize.ReflectionPad, _resize.ReplicationPad), NotImplementedError),
+    _resize.CircularPad: ValueError,
+}
+"""torch's error for an input that is neither a batch nor one row."""
 WEIGHTS = {
     "Conv": "`weight` (O, I / groups, *k) is `kernel` [*k, I / groups, O].",
     "ConvTranspose": "`weight` (I, O / groups, *k) is `kernel` [*k, O / groups, I].",

@@ -11,6 +11,7 @@ from flax import nnx
 from jax.typing import ArrayLike, DTypeLike
 
 from .._arguments import Size
+from .._typing import Floating
 from . import functional
 from ._checks import check_probability
 from ._layer import TypedLayer, cast, constant, optional, uniform
@@ -93,9 +94,9 @@ class MultiheadAttention(TypedLayer):
 
     def __call__(
         self,
-        query: jax.Array,
-        key: jax.Array,
-        value: jax.Array,
+        query: Floating,
+        key: Floating,
+        value: Floating,
         key_padding_mask: ArrayLike | None = None,
         need_weights: bool = True,
         attn_mask: ArrayLike | None = None,

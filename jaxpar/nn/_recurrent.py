@@ -17,6 +17,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from .._arguments import warn
+from .._typing import Floating
 from . import functional
 from ._gates import Lengths, weight_names
 from ._layer import TypedLayer, arrays, cast, optional, uniform
@@ -135,7 +136,7 @@ class LSTM(_Stack):
     proj_size: int = 0
 
     def __call__(
-        self, input: jax.Array, hx: tuple[jax.Array, jax.Array] | None = None, *, lengths: Lengths = None
+        self, input: Floating, hx: tuple[jax.Array, jax.Array] | None = None, *, lengths: Lengths = None
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         return self._run(functional.lstm, input, hx, lengths)
 
@@ -153,7 +154,7 @@ class GRU(_Stack):
     num_gates = 3
 
     def __call__(
-        self, input: jax.Array, hx: jax.Array | None = None, *, lengths: Lengths = None
+        self, input: Floating, hx: jax.Array | None = None, *, lengths: Lengths = None
     ) -> tuple[jax.Array, jax.Array]:
         return self._run(functional.gru, input, hx, lengths)
 
@@ -191,7 +192,7 @@ class RNN(_Stack):
         self.nonlinearity = nonlinearity
 
     def __call__(
-        self, input: jax.Array, hx: jax.Array | None = None, *, lengths: Lengths = None
+        self, input: Floating, hx: jax.Array | None = None, *, lengths: Lengths = None
     ) -> tuple[jax.Array, jax.Array]:
         function = functional.rnn_tanh if self.nonlinearity == "tanh" else functional.rnn_relu
         return self._run(function, input, hx, lengths)
@@ -235,7 +236,7 @@ class LSTMCell(_Cell):
     num_gates = 4
 
     def __call__(
-        self, input: jax.Array, hx: tuple[jax.Array, jax.Array] | None = None
+        self, input: Floating, hx: tuple[jax.Array, jax.Array] | None = None
     ) -> tuple[jax.Array, jax.Array]:
         return self._step(functional.lstm_cell, input, hx)
 
@@ -250,7 +251,7 @@ class GRUCell(_Cell):
 
     num_gates = 3
 
-    def __call__(self, input: jax.Array, hx: jax.Array | None = None) -> jax.Array:
+    def __call__(self, input: Floating, hx: jax.Array | None = None) -> jax.Array:
         return self._step(functional.gru_cell, input, hx)
 
 
@@ -271,7 +272,7 @@ class RNNCell(_Cell):
         _check_nonlinearity(self.nonlinearity)
         super().__post_init__(rngs)
 
-    def __call__(self, input: jax.Array, hx: jax.Array | None = None) -> jax.Array:
+    def __call__(self, input: Floating, hx: jax.Array | None = None) -> jax.Array:
         function = functional.rnn_tanh_cell if self.nonlinearity == "tanh" else functional.rnn_relu_cell
         return self._step(function, input, hx)
 

@@ -16,6 +16,7 @@ from flax import nnx
 from jax.typing import ArrayLike, DTypeLike
 
 from .._arguments import Count, NonNegative, Size
+from .._typing import Floating
 from . import functional
 from ._dropout import Dropout
 from ._layer import Layer, deepcopy, drawn
@@ -124,7 +125,7 @@ class TransformerEncoderLayer(_Layer):
 
     def __call__(
         self,
-        src: jax.Array,
+        src: Floating,
         src_mask: Mask = None,
         src_key_padding_mask: Mask = None,
         is_causal: bool = False,
@@ -148,8 +149,8 @@ class TransformerDecoderLayer(_Layer):
 
     def __call__(
         self,
-        tgt: jax.Array,
-        memory: jax.Array,
+        tgt: Floating,
+        memory: Floating,
         tgt_mask: Mask = None,
         memory_mask: Mask = None,
         tgt_key_padding_mask: Mask = None,
@@ -188,7 +189,7 @@ class TransformerEncoder(Layer):
         self.norm = nnx.data(norm)
 
     def __call__(
-        self, src: jax.Array, mask: Mask = None, src_key_padding_mask: Mask = None, is_causal: bool = False
+        self, src: Floating, mask: Mask = None, src_key_padding_mask: Mask = None, is_causal: bool = False
     ) -> jax.Array:
         x = src
         for layer in self.layers:
@@ -211,7 +212,7 @@ class TransformerDecoder(Layer):
         self.norm = nnx.data(norm)
 
     def __call__(
-        self, tgt: jax.Array, memory: jax.Array, *masks: Mask | bool, **named: Mask | bool
+        self, tgt: Floating, memory: Floating, *masks: Mask | bool, **named: Mask | bool
     ) -> jax.Array:
         x = tgt
         for layer in self.layers:
@@ -286,8 +287,8 @@ class Transformer(Layer):
 
     def __call__(
         self,
-        src: jax.Array,
-        tgt: jax.Array,
+        src: Floating,
+        tgt: Floating,
         src_mask: Mask = None,
         tgt_mask: Mask = None,
         memory_mask: Mask = None,

@@ -9,7 +9,7 @@ import jax
 from .. import _activation
 from .._batch_norm import BatchNorm, InstanceNorm
 from .._conv import ConvTranspose
-from .._layouts import LAYERS, SHAPES, build_layer, describe
+from .._layouts import LAYERS, RANK_ERRORS, SHAPES, build_layer, describe
 from .._window import sizes as sizes
 from .axes import ChannelsFirst, turned
 
@@ -29,7 +29,7 @@ class _BatchNorm(ChannelsFirst, BatchNorm):
     def __call__(self, x: jax.Array) -> jax.Array:
         # BatchNorm1d reads two axes as [N, C], never as one row [C, L].
         _check_rank(self, x, (2, 3) if self.axes == 1 else (self.axes + 2,))
-        return turned(super(ChannelsFirst, self).__call__, x)
+        return turned(super(ChannelsFirst, self).__call__, x, type(self).__name__)
 
 
 class _InstanceNorm(ChannelsFirst, InstanceNorm):
@@ -50,7 +50,7 @@ class PReLU(_activation.PReLU):
     """`jaxpar.nn.PReLU` for [N, C, *S]; the arguments are the same. torch counterpart: `torch.nn.PReLU`."""
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return turned(super().__call__, x) if x.ndim > 1 else super().__call__(x)
+        return turned(super().__call__, x, "PReLU") if x.ndim > 1 else super().__call__(x)
 
 
 # Bases whose calls check the number of axes or accept a size in torch's layout.
@@ -60,4 +60,5 @@ _OWN = {ConvTranspose: _ConvTranspose, BatchNorm: _BatchNorm, InstanceNorm: _Ins
 for _name, (_base, _axes) in LAYERS.items():
     _bases = (_OWN[_base],) if _base in _OWN else (ChannelsFirst, _base)
     _doc = describe(_name, _base, SHAPES[_axes])
-    globals()[_name] = build_layer(_name, _bases, __name__, axes=_axes, __doc__=_doc)
+    _error = RANK_ERRORS.get(_base)
+    globals()[_name] = build_layer(_name, _bases, __name__, axes=_axes, rank_error=_error, __doc__=_doc)

@@ -11,6 +11,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from ..._arguments import Size
+from ..._typing import Floating
 from ..._upstream import promote_dtype
 from .._embedding import Embedding
 from .._layer import Layer, uniform
@@ -58,6 +59,14 @@ class Linear(Layer, nnx.Linear):
         for name, shape in list(shapes.items())[: 1 + bias]:
             getattr(self, name).set_value(uniform(rngs, shape, in_features, param_dtype)[...])
 
+    def __call__(self, x: Floating, *args: Any, **kwargs: Any) -> jax.Array:
+        if x.shape[-1:] != (self.in_features,):
+            raise RuntimeError(
+                f"{type(self).__name__}: x has shape {x.shape}, whose last axis is not "
+                f"in_features={self.in_features}."
+            )
+        return super().__call__(x, *args, **kwargs)
+
 
 class TiedLinear(Layer):
     """[..., D] to [..., V]: a Linear whose weight is the table of an Embedding.
@@ -80,7 +89,7 @@ class TiedLinear(Layer):
             )
         self.embedding, self.bias, self.dtype = table, linear.bias, linear.dtype
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Floating) -> jax.Array:
         bias = None if self.bias is None else self.bias[...]
         x, table, bias = promote_dtype((x, self.embedding[...], bias), dtype=self.dtype)
         return x @ table.T if bias is None else x @ table.T + bias

@@ -148,6 +148,10 @@ def multi_head_attention_forward(
             "`generate_square_subsequent_mask` to create this mask."
         )
     B, L, E = q.shape
+    if k.shape[0] != B:
+        raise RuntimeError(
+            f"multi_head_attention_forward: query has a batch of {B}, but key and value {k.shape[0]}"
+        )
     # Only under these conditions does torch use the hint in place of the mask.
     is_causal = is_causal and key_padding_mask is None and not need_weights
     allowed = _merged(None if is_causal else attn_mask, key_padding_mask, (B, num_heads, L, k.shape[1]))
@@ -228,6 +232,8 @@ def _projected(
         raise ValueError(f"was expecting embedding dimension of {E}, but got {query.shape[-1]}")
     if E % num_heads:
         raise ValueError(f"embed_dim {E} not divisible by num_heads {num_heads}")
+    if "in_proj_weight" in params and key.shape[-1] != E:
+        raise RuntimeError(f"was expecting key and value dimension of {E}, but got {key.shape[-1]}")
     biases = jnp.split(params["in_proj_bias"], 3) if "in_proj_bias" in params else [None] * 3
     if "in_proj_weight" not in params:
         weights = [params[f"{letter}_proj_weight"] for letter in "qkv"]

@@ -10,13 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..._typing import Floating
 from .._checks import check_divisor, check_norm_type, check_output_size
 from .._window import Ints, Sizes, Window, check_counts, pool_windows, spatial_rank, window_elements
 from ._max_pool import larger, positions, running_max
 
 
 def avg_pool(
-    x: jax.Array,
+    x: Floating,
     kernel_size: Ints,
     stride: Ints | None = None,
     padding: Ints = 0,
@@ -122,7 +123,7 @@ def _counts(n: int, window: Window, count_include_pad: bool) -> np.ndarray:
 
 
 # Window i of o over n elements is [floor(i n / o), ceil((i + 1) n / o)), so sizes differ by one at most.
-def adaptive_avg_pool(x: jax.Array, output_size: Sizes) -> jax.Array:
+def adaptive_avg_pool(x: Floating, output_size: Sizes) -> jax.Array:
     """The mean of each of `output_size` windows that cover x, [..., *output_size, C].
 
     Args:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from ..._arguments import NonNegative
 from ..._statistics.moments import moments, standardize, widened
-from ..._typing import Shape
+from ..._typing import Floating, Shape
 from .._checks import check_size, checked_shape
 
 
@@ -104,7 +104,7 @@ def _last_axes(x: jax.Array, shape: Shape, *parameters: jax.Array | None) -> tup
 
 
 def local_response_norm(
-    x: jax.Array, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
+    x: Floating, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
 ) -> jax.Array:
     """x / (k + alpha * mean of x^2 over `size` neighbouring channels) ** beta.
 

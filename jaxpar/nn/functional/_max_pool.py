@@ -118,6 +118,8 @@ def larger(
 def _lowest(dtype: jnp.dtype) -> np.ndarray:
     if jnp.issubdtype(dtype, jnp.inexact):
         return np.array(-np.inf, dtype)
+    if dtype == jnp.bool_:
+        raise NotImplementedError("max_pool: not implemented for bool; x.astype(jnp.float32) has numbers.")
     return np.array(jnp.iinfo(dtype).min, dtype)
 
 

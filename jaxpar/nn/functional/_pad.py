@@ -44,7 +44,8 @@ def pad(x: jax.Array, pad: Sequence[int], mode: str = "constant", value: AnyFloa
     for i in range(len(pad) // 2):
         pairs[x.ndim - 2 - i] = (pad[2 * i], pad[2 * i + 1])
     for axis, (before, after) in enumerate(pairs):
-        _check_pair(x, axis, before, after, mode)
+        if before or after:  # a batch without rows may be padded along its other axes
+            _check_pair(x, axis, before, after, mode)
     if mode == "constant":
         fill = jnp.asarray(0 if value is None else value, x.dtype)
         return jax.lax.pad(x, fill, [(before, after, 0) for before, after in pairs])

@@ -8,15 +8,17 @@ from typing import Any
 
 import jax
 
-from ..._layouts import FUNCTIONS, SHAPES, describe
+from ..._layouts import FUNCTIONS, RANK_ERRORS, SHAPES, describe
 from ..axes import turned
 
 
 def _channels_first(name: str, function: Callable[..., Any], axes: int | None) -> Callable[..., Any]:
+    error = RANK_ERRORS.get(function)
+
     # `wraps` also gives the signature, through `__wrapped__`.
     @functools.wraps(function)
     def in_torchs_layout(x: jax.Array, *args: Any, **options: Any) -> Any:
-        return turned(lambda rows: function(rows, *args, **options), x, axes)
+        return turned(lambda rows: function(rows, *args, **options), x, name, axes, error)
 
     in_torchs_layout.__name__ = in_torchs_layout.__qualname__ = name
     in_torchs_layout.__module__ = __name__

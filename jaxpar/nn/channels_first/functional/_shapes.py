@@ -98,7 +98,7 @@ def sliding_windows(x: jax.Array, dim: int, size: int, step: int) -> jax.Array:
 
 def prelu(x: jax.Array, weight: jax.Array) -> jax.Array:
     """`jaxpar.nn.functional.prelu` of [N, C, *S]. torch counterpart: `F.prelu`."""
-    return turned(lambda rows: last.prelu(rows, weight), x) if x.ndim > 1 else last.prelu(x, weight)
+    return turned(lambda rows: last.prelu(rows, weight), x, "prelu") if x.ndim > 1 else last.prelu(x, weight)
 
 
 def pad(x: jax.Array, pad: Sequence[int], mode: str = "constant", value: AnyFloat | None = None) -> jax.Array:
