@@ -9,8 +9,6 @@ import html
 import json
 import math
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -278,125 +276,6 @@ def test_text_can_be_read(scheme, tmp_path):
             assert contrast(colours[name], colours[ground]) >= 4.5, f"{name} on {ground}"
     assert contrast("#ffffff", "#000000") == pytest.approx(21)
     assert contrast("#777777", "#ffffff") < 4.5  # WCAG's own example of too little
-
-
-# ---------------------------------------------------------------------------------------- a browser
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
-
-
-@pytest.fixture(scope="module")
-def browse(tmp_path_factory):
-    """Opens a page in a window of some width; what a script on it leaves in the title, and complaints."""
-    if BROWSER is None:
-        pytest.skip(f"none of {', '.join(BROWSERS)} is installed")
-
-    def open_it(path, width=1280) -> tuple[str, str]:
-        profile = tmp_path_factory.mktemp("profile")
-        arguments = [
-            "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom",
-            f"--user-data-dir={profile}", f"--window-size={width},900", f"file://{path}",
-        ]  # fmt: skip
-        run = subprocess.run([BROWSER, *arguments], capture_output=True, timeout=120, check=True)
-        console = [line for line in run.stderr.decode().splitlines() if "CONSOLE" in line]
-        return run.stdout.decode(), "\n".join(console)
-
-    return open_it
-
-
-PROBE = """
-document.querySelectorAll("th button")[2].click();
-var first = document.querySelector("tbody th").textContent, head = document.querySelectorAll("thead th");
-document.querySelectorAll("th button")[5].click();
-var numbers = Array.from(document.querySelectorAll("tbody tr")).map(r => r.cells[5].dataset.v);
-document.querySelectorAll("th button")[5].click();
-var last = Array.from(document.querySelectorAll("tbody tr")).map(r => r.cells[5].dataset.v);
-var root = document.documentElement, sorted = Array.from(head).map(h => h.getAttribute("aria-sort"));
-document.title = JSON.stringify({
-  first: first, numbers: numbers, last: last, sorted: sorted,
-  wide: root.scrollWidth, window: root.clientWidth,
-  cut: Array.from(document.querySelectorAll("main, main *")).filter(function (e) {
-    var style = getComputedStyle(e);
-    return style.display !== "inline" && !e.closest("svg") && style.textOverflow !== "ellipsis"
-      && e.scrollWidth > e.clientWidth + 1;
-  }).map(e => e.tagName + "." + e.className),
-  height: document.querySelector("svg[role=img]").clientHeight
-});
-"""
-
-
-def probed(path, planted=""):
-    """The page with a script that presses headings, which its policy would forbid."""
-    text = path.read_text().replace("<main>", f"<main>{planted}")
-    text = re.sub(r"<meta http-equiv=.*\n", "", text).replace("</body>", f"<script>{PROBE}</script></body>")
-    other = path.with_name("probed.html")
-    other.write_text(text)
-    return other
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("width", [500, 1280])
-def test_in_a_browser(width, tmp_path, browse):
-    c = REPORTS["different"]()
-    c.save_html(tmp_path / "report.html")
-    dom, console = browse(probed(tmp_path / "report.html"), width)
-    assert console == ""
-    seen = json.loads(re.search(r"<title>(.*?)</title>", dom, re.S)[1])
-    assert seen["first"].startswith("fc1.bias")
-    numbers = [float(number) for number in seen["numbers"]]
-    assert numbers == sorted(numbers, reverse=True)
-    assert [float(number) for number in seen["last"]] == sorted(numbers)
-    assert [each for each in seen["sorted"] if each] == ["ascending"]
-    assert seen["wide"] <= seen["window"], "the page is wider than its window"
-    assert seen["height"] > 100
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("report", ["different", "numeric", "hostile"])
-def test_in_a_browser_nothing_is_cut_off_at_1200_pixels(report, tmp_path, browse):
-    """Neither the table nor anything else is wider than what it stands in: nothing must be scrolled to."""
-    REPORTS[report]().save_html(tmp_path / "report.html")
-    dom, _ = browse(probed(tmp_path / "report.html"), 1200)
-    assert json.loads(html.unescape(re.search(r"<title>(.*?)</title>", dom, re.S)[1]))["cut"] == []
-
-
-@pytest.mark.slow
-def test_in_a_browser_what_is_planted_to_be_cut_off_is_seen(tmp_path, browse):
-    REPORTS["different"]().save_html(tmp_path / "report.html")
-    planted = '<div class="scroll"><p style="width:1400px;max-width:none">wide</p></div>'
-    dom, _ = browse(probed(tmp_path / "report.html", planted), 1200)
-    assert json.loads(html.unescape(re.search(r"<title>(.*?)</title>", dom, re.S)[1]))["cut"] == [
-        "DIV.scroll"
-    ]
-
-
-@pytest.mark.slow
-def test_in_a_browser_a_name_is_no_script(tmp_path, browse):
-    REPORTS["hostile"]().save_html(tmp_path / "report.html")
-    dom, console = browse(tmp_path / "report.html")
-    assert console == ""
-    assert "<title>taken" not in dom
-    assert dom.count("<script>") == 1
-    assert "<img" not in dom
-
-
-@pytest.mark.slow
-def test_in_a_browser_a_planted_script_is_refused(tmp_path, browse):
-    path = tmp_path / "report.html"
-    compared().save_html(path)
-    path.write_text(path.read_text().replace("<main>", f"<main>{SCRIPT}"))
-    dom, console = browse(path)
-    assert "Content Security Policy" in console
-    assert "<title>taken" not in dom
-
-
-@pytest.mark.slow
-def test_in_a_browser_a_planted_width_is_seen(tmp_path, browse):
-    REPORTS["different"]().save_html(tmp_path / "report.html")
-    dom, _ = browse(probed(tmp_path / "report.html", '<div style="width:3000px">wide</div>'))
-    seen = json.loads(re.search(r"<title>(.*?)</title>", dom, re.S)[1])
-    assert seen["wide"] > seen["window"]
 
 
 def test_the_text_names_the_first_and_the_last_step_of_a_trajectory():
