@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import dataclasses
 import hashlib
-import html
-import json
 import math
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The HTML reports in a real browser: they sort, run no script of others, and nothing is cut off on a phone or a desk."""
+"""The HTML reports in a real browser: they sort, run no foreign script, and fit a phone and a desk."""
 
 import html
 import json
@@ -142,9 +142,8 @@ def on_a_phone(path):
     outer = path.with_name("phone.html")
     text = html.escape(probed(path).read_text())
     take = "document.title = document.querySelector('iframe').contentDocument.title"
-    outer.write_text(
-        f'<title></title><iframe style="width:{PHONE}px;height:800px;border:0" onload="{take}" srcdoc="{text}"></iframe>'
-    )
+    style = f"width:{PHONE}px;height:800px;border:0"
+    outer.write_text(f'<title></title><iframe style="{style}" onload="{take}" srcdoc="{text}"></iframe>')
     return outer
 
 
