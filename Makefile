@@ -7,7 +7,7 @@ WORKERS ?= auto
 SEED ?= 31
 # JAX 0.11 and later need Python 3.12.
 CONSTRAINTS = constraints-python$(shell $(PYTHON) -c 'import sys; print("3.11" if sys.version_info < (3, 12) else "3.12")').txt
-QUICK = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal --quiet -m "not slow and not long"
+QUICK = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal --quiet -m "not slow and not long and not full"
 
 .PHONY: help demo test gpu gpu-host gpu-programs proof quick lint docs next-defaults newest package benchmark abroad ports \
   mutants clean

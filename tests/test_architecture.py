@@ -98,6 +98,7 @@ def imports(path: Path, module: Name, known: dict[Name, Path]) -> set[Name]:
     return found
 
 
+@pytest.mark.full
 def test_imports_point_down():
     for (room, *_), target in arrows_between_rooms():
         other = target[0] if target else "jaxpar"

@@ -212,6 +212,7 @@ def test_the_page_is_valid_xml_with_a_curve(runs, tmp_path):
     assert 'id="rate-title"' in text
 
 
+@pytest.mark.full
 def test_the_benchmark_prints_its_page(capsys):
     main(["--pairs", "2", "--healthy", "1", "--seed", "0"])
     output = capsys.readouterr().out

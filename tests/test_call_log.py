@@ -131,13 +131,13 @@ PAIRS = [
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("one", "other"), PAIRS)
 def test_two_ranks_in_different_calls(one, other, tmp_path):
     found_apart([CALLS[one], CALLS[other]], {0: one, 1: other}, tmp_path)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(7)
 @pytest.mark.slow
 @pytest.mark.parametrize("other", ["train_step", "value_and_grad"])
 def test_a_collective_for_the_first_time_against_a_step(other, tmp_path):
@@ -156,7 +156,7 @@ def test_a_step_in_no_sync_for_the_first_time(tmp_path):
         )
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(7)
 @pytest.mark.slow
 @pytest.mark.parametrize("call", list(CALLS)[:-1])
 def test_one_rank_has_ended(call, tmp_path):
@@ -173,7 +173,7 @@ THREE = {
 }
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(7)
 @pytest.mark.slow
 @pytest.mark.parametrize("names", THREE.values(), ids=THREE)
 def test_three_ranks(names, tmp_path):
@@ -207,7 +207,7 @@ net.value_and_grad(loss)(x, x)
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("late", SLOW.values(), ids=SLOW)
 def test_a_slow_rank_is_none_that_is_in_another_call(late, tmp_path):
     for out in outputs(ranks(2, SCRIPT + late, env={"RUN": str(tmp_path)}, timeout=90)):

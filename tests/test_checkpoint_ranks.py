@@ -224,7 +224,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(7)
 @pytest.mark.slow
 @pytest.mark.parametrize("calls", OTHERS.values(), ids=OTHERS)
 def test_a_save_without_rank_0_is_named(calls, tmp_path):

@@ -33,7 +33,7 @@ def test_a_healthy_loop_is_the_same(loop):
     assert str(result).startswith("The loops are the same.")
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("loop", "plant", "faulty"), PAIRS)
 def test_a_fault_is_named(loop, plant, faulty):
     result, _ = comparison(loop, faulty)

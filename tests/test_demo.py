@@ -125,7 +125,8 @@ def images_in_reverse(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(parity, "compare", compared)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.full
+@pytest.mark.sampled(7)
 @needs_torch
 @pytest.mark.parametrize(
     ("plant", "first"),

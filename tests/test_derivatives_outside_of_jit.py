@@ -94,7 +94,6 @@ def w(request, devices):
     )
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("derivative", DERIVATIVES)
 @pytest.mark.parametrize(("form", "module"), CASES)
 def test_derivatives_are_those_of_the_module_and_return_to_its_device(form, module, derivative, w, devices):

@@ -85,7 +85,6 @@ def fits(message: str, text: str) -> bool:
     return re.fullmatch(".*".join(map(re.escape, shown.split("..."))), said) is not None
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("page", PAGES)
 def test_every_block_runs(page, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", stand_in()[0])
@@ -308,6 +307,7 @@ def test_figures_of_the_summary_are_those_of_the_tables():
     assert summary <= printed
 
 
+@pytest.mark.full
 def test_the_picture_of_the_floors_is_the_tested_one():
     (picture,) = re.findall(r"^```text\n(__main__\n.*?)^```$", PAGES["design.md"], re.M | re.S)
     assert [set(line.split()) for line in reversed(picture.splitlines())] == FLOORS

@@ -31,7 +31,6 @@ def failures(tests: list[doctest.DocTest]) -> str:
     return "".join(report)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT / "jaxpar")))
 def test_examples_print_what_they_show(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

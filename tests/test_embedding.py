@@ -18,7 +18,6 @@ from against_torch.layers import difference, refusal  # noqa: E402
 torch.set_num_threads(1)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_case(case):
     difference(case)

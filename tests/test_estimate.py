@@ -563,6 +563,7 @@ def test_the_largest_batch_is_the_largest(name, begin):
     assert found.sure or name == "a square" or begin != 16  # far off, or no line
 
 
+@pytest.mark.full
 def test_the_largest_batch_of_a_network():
     def told(b: int, **options) -> Estimate:
         return estimate(

@@ -145,6 +145,7 @@ def test_a_planted_fault_is_found(kind):
         check(*nnx_step(kind, TRANSFORMATIONS["polyak"](), lambda *a: mse(*a) * (1 + 1e-8)), expected)
 
 
+@pytest.mark.full
 def test_a_loss_scale_is_taken_off():
     precision = jaxpar.Precision("float64", loss_scale=1024.0)
     expected = by_hand(TRANSFORMATIONS["lbfgs"](), loss_by_hand(ROWS[4]))  # uses gradients elsewhere, too

@@ -92,7 +92,7 @@ def is_same(name: str, dtype: str, differences: tuple[float, float], steps: int)
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("dtype", scripts.BOUNDS)
 @pytest.mark.parametrize("name", NAMES)
 def test_both_give_the_same_numbers(name, dtype):

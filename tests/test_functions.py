@@ -308,6 +308,7 @@ def run(name, kind, loss_fn=None, batches=None, **options):
     return step, losses, (params, buffers)
 
 
+@pytest.mark.full
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("name", CASES)
@@ -321,6 +322,7 @@ def test_steps_are_those_by_hand(name, kind):
     assert jax.tree.structure(step.state.params) == jax.tree.structure(params)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("name", ["function", "Equinox dropout", "Haiku state"])
 def test_a_planted_fault_is_found(name, kind):
@@ -331,6 +333,7 @@ def test_a_planted_fault_is_found(name, kind):
         close(step.state.params, params)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mode", ["batch", "ema"])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_module_buffers(kind, mode):
@@ -368,6 +371,7 @@ def test_module_buffers(kind, mode):
         bad(*batches_of()[0])
 
 
+@pytest.mark.full
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("name", ["function", "Equinox dropout", "Haiku state"])
@@ -380,6 +384,7 @@ def test_float32(name, kind):
     close(step.state.params, params, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("name", ["function", "Equinox dropout", "Haiku state"])
 def test_accumulation_and_an_update_that_is_left_out(name, kind):
@@ -435,6 +440,7 @@ def test_precision_is_that_of_a_module(kind):
     np.testing.assert_allclose(steps[2].state.params.weight.T, dense.kernel[...], rtol=2e-3)
 
 
+@pytest.mark.full
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("name", CASES)
@@ -458,6 +464,7 @@ def test_a_restart_is_bit_identical(name, kind, tmp_path):
             np.testing.assert_array_equal(x, y, err_msg=jax.tree_util.keystr(path))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_evaluation(kind):
     """In evaluation mode, with a state or the parameters alone; a module's flags are Equinox's."""
@@ -478,6 +485,7 @@ def test_evaluation(kind):
     )
 
 
+@pytest.mark.full
 def test_what_a_step_is_given_and_gives():
     net, state, _, _ = start(CASES["function"])
     step = jaxpar.train_step(data_parallel(net), state, CASES["function"].loss_fn)
@@ -645,6 +653,7 @@ def test_a_leaf_that_no_device_holds(wrapper):
         WRAPPERS[wrapper](Text()).apply({"params": {"w": "a text"}}, jnp.ones((4, 3)))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_a_hook_and_a_pure_step(kind):
     """The hook is given trees of the user's; `pure` and the step itself give the same."""

@@ -124,6 +124,7 @@ def test_there_and_back(wrap):
     assert_same_tensors(parity.to_torch(ours, mapping=MAPPING), theirs.state_dict())
 
 
+@pytest.mark.full
 def test_outputs_gradients_and_training():
     sgd = (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), optax.sgd(0.1, momentum=0.9))
     found = parity.compare(model(), Flax(), X, mapping=MAPPING, optimizer=sgd, steps=3)
@@ -159,6 +160,7 @@ def test_pieces_in_another_order_are_another_model(planted):
     assert not found.same
 
 
+@pytest.mark.full
 def test_a_fault_beside_fused_layers_is_placed():
     found = parity.compare(model(), Flax(factor=1.001), X, mapping=MAPPING)
     assert not found.same

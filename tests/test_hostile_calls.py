@@ -252,6 +252,7 @@ PUBLIC = public()
 CASES = [(name, argument) for name, function in PUBLIC.items() for argument in arguments(function)]
 
 
+@pytest.mark.full
 @given(st.sampled_from(CASES), st.sampled_from(sorted(HOSTILE)))
 @settings(max_examples=600, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_a_hostile_value_is_refused_by_name(case, hostile):
@@ -260,6 +261,7 @@ def test_a_hostile_value_is_refused_by_name(case, hostile):
     assert not wrong, f"{name}({argument.name}={hostile}) {wrong}"
 
 
+@pytest.mark.full
 def test_an_odd_number_without_a_meaning_is_refused():
     numbers = [(n, a) for n, a in CASES if kinds_of(a.annotation) & {"int", "float"}]
     wrong = [

@@ -284,6 +284,7 @@ def outcome(name: str, argument: inspect.Parameter, hostile: str) -> str:
     return verdict(method, replaced, [], {}, argument, hostile)
 
 
+@pytest.mark.full
 @given(st.sampled_from(ASKED), st.sampled_from(sorted(HOSTILE)))
 @settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_a_hostile_value_is_refused_by_name(case, hostile):

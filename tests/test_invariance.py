@@ -382,7 +382,7 @@ def test_a_train_step_needs_no_line(script):
         assert len(pair["bisection"]["curves"]["loss"]["steps"]) == 6
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(7)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "words", "named"),
@@ -444,7 +444,7 @@ for step in range(5):
 )
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(7)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "named"),

@@ -64,6 +64,7 @@ def test_gather_undoes_scatter(batch, N):
         assert all(a is b for a, b in others)
 
 
+@pytest.mark.full
 @given(st.integers(0, 20), st.integers(2, 8), st.integers(0, 2**31))
 @settings(max_examples=25, deadline=None)
 def test_rows_do_not_care_about_replicas(B, N, seed):

@@ -70,6 +70,7 @@ def test_statistics_come_back_from_replica_zero(net):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), got, want["batch_stats"])
 
 
+@pytest.mark.full
 def test_gradients_equal_the_module(net):
     variables = variables_of(net)
 

@@ -153,7 +153,8 @@ LAYERS = {
 }
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.full
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("B", [8, 10, 3])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_data_parallel_equals_one_device(layer, B):
@@ -196,6 +197,7 @@ def test_value_and_grad_equals_one_device(B):
     np.testing.assert_allclose(outputs, want["y"], rtol=1e-10)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ids", [[0], []])
 def test_one_device_is_one_replica(ids, monkeypatch):
     if not ids:
@@ -277,6 +279,7 @@ def test_types_are_flaxs(dtype):
         )
 
 
+@pytest.mark.full
 def test_a_name_that_a_vmap_binds_stays_the_vmaps():
     """Each replica's rows in pairs, normalised by a vmap of the user's own."""
     x, pairs = X[:8, 0], lambda x: x.reshape(-1, 2, C)

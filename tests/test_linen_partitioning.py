@@ -94,6 +94,7 @@ def test_gradients_by_hand_keep_their_boxes(B):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10), got, want)
 
 
+@pytest.mark.full
 def test_a_mesh_that_has_the_axis_gets_the_constraint():
     mesh = jax.make_mesh(
         (2,), ("model",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2]

@@ -107,6 +107,7 @@ def test_a_target_that_does_not_fit_into_its_steps():
         assert_equal_numbers("gradient", jax.grad(loss)(x), theirs.grad.numpy(), 1e-12)
 
 
+@pytest.mark.full
 def test_labels_behind_each_other():
     """In jit, where the longest target is not known, too."""
     x = jax.nn.log_softmax(np.random.RandomState(0).randn(6, 3, 5))
@@ -117,6 +118,7 @@ def test_labels_behind_each_other():
     assert_equal_numbers("jit", jax.jit(F.ctc_loss)(x, flat, steps, counts), want, 1e-15)
 
 
+@pytest.mark.full
 def test_float32_is_kept():
     x, t = X.astype(np.float32), T
     for loss in (F.cross_entropy(x, t), F.cross_entropy(x, t, np.ones(5, np.float32), label_smoothing=0.1)):

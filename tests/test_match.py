@@ -304,6 +304,7 @@ class FlaxTables(nnx.Module):
         return y @ self.shared.embedding[...].T
 
 
+@pytest.mark.full
 def test_what_is_ignored_keeps_its_values():
     """Flax computes the table: a random one would make every guess look wrong."""
     words, answers = (np.random.RandomState(0).randint(11, size=(2, n)) for n in (7, 5))

@@ -116,6 +116,7 @@ def test_metrics_count_all_rows(kind, rows, k):
     close(counted(rows, kind, k), by_hand(rows))
 
 
+@pytest.mark.full
 def test_a_planted_fault_is_found():
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         close(counted(11, distributed, fault=1 + 1e-9), by_hand(11))

@@ -77,7 +77,6 @@ def check(title: str, folder: Path) -> None:
     assert ours[-1].strip()
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("title", PAIRS)
 def test_both_sides_print_the_same(title, one_process, tmp_path):
     check(title, tmp_path)

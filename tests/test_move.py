@@ -83,6 +83,7 @@ def test_a_tree(devices):
 
 
 # list(net.parameters())[0].device before and after net.cuda(); docs/semantics.md row P14
+@pytest.mark.full
 def test_a_module_is_moved_in_place(devices):
     net = Net()
     kernel = net.l.kernel

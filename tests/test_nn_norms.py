@@ -21,7 +21,6 @@ from against_torch.layers import TOLERANCE, difference, refusal, round_trip  # n
 torch.set_num_threads(1)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_five_steps_equal_torch(case):
     assert difference(case) <= TOLERANCE

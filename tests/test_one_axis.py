@@ -67,7 +67,7 @@ def trained(net, B, around_gradients=contextlib.nullcontext):
     return [np.asarray(leaf) for leaf in jax.tree.leaves(results)]
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("B", [16, 13])
 @pytest.mark.parametrize("shape", [(1, 2), (2, 2), (4, 2)], ids=str)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)

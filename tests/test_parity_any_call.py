@@ -516,7 +516,8 @@ def test_groups_of_heads_and_another_attention_take_them_too():
     assert found.same, found
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.full
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("level", ["numeric", "trajectory"])
 @pytest.mark.parametrize("resync", [True, False])
 def test_the_other_levels(level, resync):

@@ -159,7 +159,7 @@ def test_a_file_in_another_spelling_is_the_same_file(tmp_path, monkeypatch):
     check_outputs("spec.py", {"html": "folder/spec.py", "junit": "out"})
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(7)
 @pytest.mark.slow
 @pytest.mark.parametrize("epsilon", ["1e-5", "1e-6"])
 def test_a_verdict_that_cannot_be_printed_is_none(tmp_path, epsilon):

@@ -59,7 +59,7 @@ def training(steps):
     return {"optimizer": pair, "steps": steps}
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     "options", [{}, training(3), {"replicas": 2}], ids=["one", "three steps", "replicas"]
 )

@@ -413,7 +413,7 @@ RECURRENT = {
 }
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("where", [Cells, CellsInside])
 @pytest.mark.parametrize("name", RECURRENT)
 def test_linens_recurrent_layers(name, where):
@@ -434,7 +434,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 @pytest.mark.parametrize("name", ["LSTMCell", "GRUCell"])
 def test_one_bias_moves_half_as_far_as_two(name, optimizer):

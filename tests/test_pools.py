@@ -20,7 +20,6 @@ from against_torch.layers import difference, refusal  # noqa: E402
 torch.set_num_threads(1)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_case(case):
     difference(case)
@@ -63,6 +62,7 @@ def test_any_geometry_has_torchs_windows(geometry):
         np.testing.assert_array_equal(np.where(exists, members, -1).max(1), places[0, 0].numpy())
 
 
+@pytest.mark.full
 @settings(deadline=None, max_examples=8)
 @given(geometries(), st.integers(0, 2**31))
 def test_any_geometry_has_torchs_numbers(geometry, seed):

@@ -64,7 +64,7 @@ PYTHONS = ("iter", "tuple", "frozenset", "int", "partial", "NotImplementedError"
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(7)
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 @pytest.mark.parametrize("kind", CASES, ids=lambda kind: kind.__name__)
 def test_ports_are_the_same(kind, tmp_path):
@@ -176,6 +176,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_wrong_rule_is_seen_by_the_proof(fault, monkeypatch):
@@ -216,6 +217,7 @@ def eps_of_its_own():
     return norm
 
 
+@pytest.mark.full
 def test_a_branch_by_chance_raises_where_the_chance_is_not_zero():
     port = parity.port(modules.Chance, *example(modules.Chance))
     port.module.layerdrop = 0.5
@@ -223,6 +225,7 @@ def test_a_branch_by_chance_raises_where_the_chance_is_not_zero():
         port.module(example(modules.Chance)[0].numpy())
 
 
+@pytest.mark.full
 def test_a_made_module_is_built_from_its_attributes():
     port = parity.port(modules.MLP(), *example(modules.MLP))
     assert port.status == 3 or port.same
@@ -231,6 +234,7 @@ def test_a_made_module_is_built_from_its_attributes():
 BUILDS = {constructs.Bare: "Bare()", constructs.bare: "bare()", constructs.BareDrops: "BareDrops(rngs=rngs)"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("make", BUILDS, ids=lambda make: make.__name__)
 def test_a_class_without_a_constructor_is_given_what_it_takes(make):
     port = parity.port(make, torch.randn(3, 4))
@@ -294,6 +298,7 @@ def test_what_a_decorated_function_makes_is_built_by_its_class():
     assert not {"small", "registered"} & words(port.source)
 
 
+@pytest.mark.full
 def test_the_functions_are_as_before():
     before = modules.MLP.forward.__code__
     parity.port(modules.MLP, *example(modules.MLP))
@@ -455,6 +460,7 @@ def test_the_source_is_not_written_over(name, link, tmp_path):
     assert f"is the source of {name} and would be written over" in ended.output
 
 
+@pytest.mark.full
 def test_a_decorated_function_inside_of_another_is_written_whole(tmp_path, monkeypatch):
     _written(tmp_path / "decorating.py", DECORATING)
     monkeypatch.syspath_prepend(tmp_path)
@@ -506,6 +512,7 @@ class Doubled(torch.nn.Linear):
         return 2 * super().forward(x)
 
 
+@pytest.mark.full
 def test_a_layer_of_torch_with_another_call_is_built_with_its_arguments():
     port = parity.port(lambda: Doubled(6, out_features=2, bias=False), torch.randn(3, 6))
     assert port.status == 0, port.failure
@@ -523,6 +530,7 @@ class OfFour(torch.nn.Module):
         return self.layer(x).reshape(4, 2)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("make", "rows", "evaluated"), [(modules.MLP, 3, 4), (OfFour, 4, 4)])
 def test_both_modes_are_proven_and_two_shapes_where_torch_takes_them(monkeypatch, make, rows, evaluated):
     seen = []
@@ -547,12 +555,14 @@ def test_a_step_of_the_proof_does_not_move_the_weights_far(monkeypatch):
     assert moved == pytest.approx(proof.FAR)
 
 
+@pytest.mark.full
 def test_tables_of_constructors_are_compared_in_float64():
     port = parity.port(modules.Waves, *example(modules.Waves))
     assert (port.status, port.comparison.constants) == (0, ())
     assert port.largest < 1e-10
 
 
+@pytest.mark.full
 def test_tables_that_differ_in_float64_stay_a_difference(monkeypatch):
     """A formula that is right to seven digits only is no rounding of float32."""
     same = proof.of_torch
@@ -568,6 +578,7 @@ def test_tables_that_differ_in_float64_stay_a_difference(monkeypatch):
     assert port.largest > 1e-10
 
 
+@pytest.mark.full
 def test_torch_computes_with_one_thread_from_the_first_call_on():
     threads = []
 
@@ -606,6 +617,7 @@ def test_a_library_with_a_name_like_torchs_is_the_users(place, users, tmp_path):
     assert not is_users(parity.__file__)
 
 
+@pytest.mark.full
 def test_a_profiler_at_work_goes_on():
     with cProfile.Profile() as profile:
         assert parity.port(modules.MLP, torch.randn(3, 6)).status == 0
@@ -638,6 +650,7 @@ class WithWeights(torch.nn.Module):
         return self.layer(x)
 
 
+@pytest.mark.full
 def test_an_earlier_port_decides_nothing():
     """A function that built a layer without random values builds one with them in the next module."""
     for module in (WithoutWeights, WithWeights):

@@ -102,6 +102,7 @@ def test_torchs_layers_change_their_state_alone(kind):
     assert hidden_changes(lambda: layer(kind), inputs, {}) == []
 
 
+@pytest.mark.full
 def test_a_change_that_the_translation_does_not_see_is_no_proof():
     port = parity.port(Counts, torch.ones(2, 3))
     assert not port.holes

@@ -87,6 +87,7 @@ def test_every_case_is_in_a_table():
     assert kinds == {*WRITTEN, *TURNED, images.Row}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", WRITTEN, ids=lambda kind: kind.__name__)
 def test_lines_are_written_for_images(kind, unproven):
     port = parity.port(kind, *example(kind), channels_last=True)
@@ -97,6 +98,7 @@ def test_lines_are_written_for_images(kind, unproven):
     assert bool(turned) == any("-1, 1)" in line for line in WRITTEN[kind])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", TURNED, ids=lambda kind: kind.__name__)
 def test_images_are_turned_once_where_a_line_cannot_be_written(kind, unproven):
     port = parity.port(kind, *example(kind), channels_last=True)
@@ -105,7 +107,7 @@ def test_images_are_turned_once_where_a_line_cannot_be_written(kind, unproven):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     "kind",
     # The lines of Many stand above; XLA takes 40 s for each of its programs of thousands of sums.
@@ -153,6 +155,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_wrong_order_is_seen_by_the_proof(fault, monkeypatch):
@@ -163,6 +166,7 @@ def test_a_wrong_order_is_seen_by_the_proof(fault, monkeypatch):
     assert "NOT THE SAME" in port.source or "Not proven" in port.source
 
 
+@pytest.mark.full
 def test_an_image_by_keyword_has_torchs_axes():
     image = torch.rand(2, 3, 4, 4)
     port = parity.port(images.Named, image, mask=image + 1, channels_last=True)

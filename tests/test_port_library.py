@@ -58,7 +58,7 @@ def ported(name):
     return parity.port(lambda: make(), inputs, **kwargs)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(7)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_models_of_a_library_are_the_same(name):

@@ -25,6 +25,7 @@ def ported(name):
     return parity.port(kind, *(torch.randn(shape, generator=generator) for shape in kind.inputs))
 
 
+@pytest.mark.full
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", FORGOTTEN)
 def test_a_table_of_shapes_is_computed_in_each_call(name):

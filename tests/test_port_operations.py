@@ -13,7 +13,7 @@ from jaxpar.parity import recorder
 PARTS = (operations.Weights, operations.Layers, operations.Translates)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(7)
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*(spectral_norm|weight_norm|enable_nested_tensor).*")
 @pytest.mark.parametrize("kind", PARTS, ids=lambda kind: kind.__name__)
@@ -40,6 +40,7 @@ def test_weights_that_are_frozen_on_both_sides_have_no_gradient(recorded, tmp_pa
         assert parity.compare(torchs, flax, x, steps=3, optimizer=(sgd, optax.sgd(0.1))).same
 
 
+@pytest.mark.full
 def test_lists_of_a_module_are_joined_with_others():
     port = parity.port(operations.JoinsSizes, torch.randn(operations.JoinsSizes.inputs[0]))
     assert (port.status, port.failure) == (0, "")
@@ -47,6 +48,7 @@ def test_lists_of_a_module_are_joined_with_others():
     assert "reshape([*self.size, len(x)])" in port.source
 
 
+@pytest.mark.full
 def test_a_type_that_is_an_argument_may_be_none():
     x = torch.randn(operations.CastsToAnArgument.inputs[0])
     port = parity.port(operations.CastsToAnArgument, x)
@@ -54,6 +56,7 @@ def test_a_type_that_is_an_argument_may_be_none():
     assert port.module(x.numpy(), "float16").dtype == np.float16
 
 
+@pytest.mark.full
 def test_a_class_in_a_class_is_written_there():
     port = parity.port(operations.ClassesInside, torch.randn(operations.ClassesInside.inputs[0]))
     assert (port.status, port.failure) == (0, "")
@@ -65,6 +68,7 @@ def test_a_class_in_a_class_is_written_there():
 RECURRENT = {"LSTM": {"proj_size": 2}, "GRU": {"bidirectional": True}, "RNN": {"batch_first": True}}
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.*oneDNN.*")
 @pytest.mark.parametrize("kind", RECURRENT)
 def test_dropout_between_recurrent_layers_is_compared(kind):

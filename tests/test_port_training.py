@@ -48,6 +48,7 @@ OPTIMIZERS = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize(("name", "options"), OPTIMIZERS, ids=named)
 def test_every_optimizer_takes_torchs_steps(name, options):
@@ -153,6 +154,7 @@ def test_what_a_scheduler_has_written_is_taken_back():
     assert warmed.same, warmed.comparison
 
 
+@pytest.mark.full
 def test_muon_knows_which_matrices_lie_as_in_torch():
     lines = port_of(nets.Matrices).optimizer(lambda net: torch.optim.Muon(net.parameters(), lr=0.5))
     assert 'dims=lambda path, x: (0, 1) if path.split("/")[-1] == "mix" else (1, 0)' in lines.source
@@ -347,6 +349,7 @@ def test_what_has_no_words_is_refused(case):
         getattr(port_of(), what)(given)
 
 
+@pytest.mark.full
 def test_objects_are_ported_as_they_are():
     net = nets.Net()
     assert line(port_of().optimizer(sgd(net))).endswith("optim.sgd(lr=0.1, momentum=0.9))")
@@ -376,6 +379,7 @@ RETURNED = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("returned", RETURNED)
 def test_the_command_prints_the_lines(returned, tmp_path):
     (tmp_path / "make.py").write_text(MAKE.format(returned=returned))

@@ -38,7 +38,7 @@ TRAPS = {
 }
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(7)
 @pytest.mark.filterwarnings("ignore:.*nested.*:UserWarning")
 @pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: trap.__name__)
 def test_a_trap_is_right_or_named(trap):

@@ -96,6 +96,7 @@ def test_a_half_is_counted_alone():
     assert "| timm | 32 | reported | 49 | 1 | 1 | 0 | 0 | 0 |" in text
 
 
+@pytest.mark.full
 def test_names_are_those_of_the_source(tmp_path):
     port = parity.port(modules.MLP, torch.ones(3, 6))
     assert names.strange(port.source) == []

@@ -24,6 +24,7 @@ BF16 = jnp.bfloat16
 X = np.random.RandomState(0).standard_normal((4, 6)).astype(np.float32)
 
 
+@pytest.mark.full
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("planted", PLANTS, ids=lambda p: p.text.replace(" ", "_"))
 @pytest.mark.parametrize("seed", [5, 6])
@@ -32,6 +33,7 @@ def test_a_planted_type_is_named_and_nothing_else(planted, seed):
     assert result.names(planted.words), result
 
 
+@pytest.mark.full
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("planted", HEALTHY, ids=[str(i) for i in range(len(HEALTHY))])
 def test_nothing_is_blamed_in_a_healthy_pair(planted):

@@ -215,6 +215,7 @@ def test_every_loop_is_a_pass():
 ENDS = ["break", "error", "dropped", "close", "with", "with and error", "end"]
 
 
+@pytest.mark.full
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("end", ENDS)
 def test_the_thread_ends_with_the_loop(end):

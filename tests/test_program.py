@@ -185,6 +185,7 @@ def test_debug_nans_shows_the_users_line(wrap, trains):
     assert line in lines_of(caught.value)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("wrap", [jaxpar.DataParallel, jaxpar.DistributedDataParallel])
 def test_debug_nans_changes_no_number(wrap):
     def three(checks):

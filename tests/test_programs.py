@@ -91,6 +91,7 @@ def left(use, kind, B):
     return [name for name, thing in seen.items() if thing() is not None]
 
 
+@pytest.mark.full
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("B", [8, 7], ids=["even", "uneven"])
 @pytest.mark.parametrize(("use", "kind"), USES, ids=lambda f: f.__name__)
@@ -98,6 +99,7 @@ def test_memory_is_given_back(use, kind, B):
     assert left(use, kind, B) == []
 
 
+@pytest.mark.full
 def test_a_cache_of_the_module_is_found(monkeypatch):
     kept = []
     call_ = Programs.__call__
@@ -105,6 +107,7 @@ def test_a_cache_of_the_module_is_found(monkeypatch):
     assert left(train, distributed, 8) == ["loss", "weights"]
 
 
+@pytest.mark.full
 def test_programs_without_an_owner_are_cleared():
     def keep():
         loss = Loss()

@@ -21,6 +21,7 @@ def programs(size, length):
     return sum(len(OPERATIONS) ** n * len(ENDS) for n in range(length + 1)) ** size
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "job", [pytest.param(job, marks=[pytest.mark.long] * ("longer" in job)) for job in JOBS]
 )
@@ -55,6 +56,7 @@ def all_locals(explorer):
         stack += local.after.values()
 
 
+@pytest.mark.full
 def test_hearing_commutes():
     """A message is heard before or after what the main thread does, to the same effect; or it refuses."""
     locals_ = list(all_locals(Explorer(2, 2, merging=False).run()))
@@ -94,6 +96,7 @@ def test_the_rate_can_be_set_later():
     assert compared > 100
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("length", [2, 3])
 def test_jobs_with_one_canonical_state_go_on_equally(length):
     """So what follows from one of them follows from all."""
@@ -116,6 +119,7 @@ def test_jobs_with_one_canonical_state_go_on_equally(length):
             assert one == alike[0], kind
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("job", [(2, 1), (2, 2), (3, 1)], ids=str)
 def test_every_order_ends_as_the_explored_ones(job):
     explored, every = Explorer(*job).run(), Explorer(*job, every_order=True).run()
@@ -128,6 +132,7 @@ CIRCLE = ("step", "step", "save_one"), ("step", "save_one"), ("step", "accumulat
 """Rank 0 waits in its save for rank 2, which asks about its step and waits for rank 1, which is in a save."""
 
 
+@pytest.mark.full
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("job", [(2, 2, 300), (2, 3, 60), (3, 2, 12), (3, 3, 4)], ids=str)
 def test_given_programs_end_in_every_order_as_in_the_explored_ones(job):
@@ -278,6 +283,7 @@ def mutated(module, right, wrong):
         vars(module).update(before)
 
 
+@pytest.mark.full
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_mutation_is_found(name):

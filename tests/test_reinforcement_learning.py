@@ -37,11 +37,13 @@ def theirs():
         return train(THEIRS, monkeypatch)
 
 
+@pytest.mark.full
 def test_both_sides_print_the_same(theirs, monkeypatch):
     assert train(OURS, monkeypatch) == theirs
     assert len(theirs) == 3
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("old", "new"),
     [

@@ -66,6 +66,7 @@ def test_no_other_line_is_opened(how):
         zero.open(RANK, FORGED[how](rank, zero).rstrip(b"\n"))
 
 
+@pytest.mark.full
 def test_a_recorded_conversation_proves_nothing_a_second_time():
     port = free_port()
     zero, results = in_background(start(0, 2, port), timeout=2, secrets=OURS)
@@ -298,6 +299,7 @@ def test_a_hello_that_does_not_fit_is_refused_to_its_process_alone(row):
     assert (one.hosts, results[0].hosts) == (1, 1)
 
 
+@pytest.mark.full
 def test_another_world_of_a_rank_that_knows_the_secret_is_an_error_for_all():
     port = free_port()
     found = meeting(start(0, 2, port), start(1, 3, port), secrets=OURS)

@@ -318,7 +318,7 @@ WRAPPERS = {
 }
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("loss", [loss_of, marking_loss])
 @pytest.mark.parametrize("B", [8, 10])
 @pytest.mark.parametrize("name", KINDS)

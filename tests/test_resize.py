@@ -69,6 +69,7 @@ def test_integers_can_be_copied():
     assert_equal_numbers("copies", F.interpolate(jnp.asarray(x), 3), x[:, ::2])
 
 
+@pytest.mark.full
 def test_second_derivatives():
     x = jnp.asarray(np.random.RandomState(0).randn(1, 4, 1))
 

@@ -287,7 +287,6 @@ def run_flax(case: Case, layer: Any, rule: Rule, arrays: dict[str, np.ndarray], 
     return shapes, leaves, np.asarray(outputs), flat(gradients)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", CASES)
 def test_outputs_and_gradients(name):
     case = CASES[name]

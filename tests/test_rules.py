@@ -96,6 +96,7 @@ def test_without_devices_nothing_that_names_them_is_read(monkeypatch):
 
 
 # rule 5
+@pytest.mark.full
 def test_the_current_device_does_not_matter(devices):
     with jaxpar.set_device(3):
         net = jaxpar.DataParallel(Linear())
@@ -592,7 +593,7 @@ def test_other_methods_see_the_whole_batch(devices):
 
 
 # rule 80
-@pytest.mark.sampled
+@pytest.mark.full
 @pytest.mark.parametrize("module", [Linear, lambda: jnp.tanh])
 @pytest.mark.parametrize("B", [1, 4])
 def test_no_reference_cycles(B, module):

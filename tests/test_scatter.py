@@ -155,6 +155,7 @@ def test_dtypes_are_kept(dtype):
         np.testing.assert_array_equal(np.concatenate([np.asarray(p) for p in shards]), np.asarray(x))
 
 
+@pytest.mark.full
 def test_random_keys_are_rows_too():
     keys = jax.random.split(jax.random.key(0), 5)
     shards = jaxpar.scatter(keys, range(2))

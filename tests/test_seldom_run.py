@@ -46,6 +46,7 @@ def test_a_resumed_cosine_starts_at_its_epoch():
     assert math.isclose(ours.get_last_lr()[0], theirs.get_last_lr()[0], rel_tol=1e-7)
 
 
+@pytest.mark.full
 def test_schedules_without_a_factor_are_chained():
     twin = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     cosines = [torch.optim.lr_scheduler.CosineAnnealingLR(twin, length) for length in (5, 7)]

@@ -86,6 +86,7 @@ TORCH = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("devices", [8, 3])
 @pytest.mark.parametrize("name", TORCH)
@@ -158,7 +159,8 @@ SAME = {
 }
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.full
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", SAME)
 def test_the_same_training(name):
     tx, options = SAME[name]
@@ -167,6 +169,7 @@ def test_the_same_training(name):
     assert_same(state_of(plain), state_of(divided))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("rows", [10, 14], ids=["10_rows", "14_rows"])
 def test_uneven_batches(rows):
     """On 4 devices 3, 3, 3, 1 and 4, 4, 4, 2."""
@@ -176,6 +179,7 @@ def test_uneven_batches(rows):
     assert_same(state_of(plain), state_of(divided))
 
 
+@pytest.mark.full
 def test_small_arrays_are_sent_together(monkeypatch):
     """As on CPU devices of several processes."""
     plain = make(CLIPPED, False)
@@ -190,6 +194,7 @@ def test_small_arrays_are_sent_together(monkeypatch):
     assert_same(state_of(plain), state_of(divided))
 
 
+@pytest.mark.full
 def test_several_networks():
     def train(shard):
         nets = [jaxpar.DistributedDataParallel(Net(seed), range(4), shard_optimizer=shard) for seed in (0, 1)]
@@ -205,6 +210,7 @@ def test_several_networks():
         assert_equal_numbers("weight", other, one)
 
 
+@pytest.mark.full
 def test_a_hook_gets_whole_gradients():
     def norms(update):
         return [optax.tree.norm(nnx.as_pure(tree)) for tree in (update.gradients, update.updates)]
@@ -216,6 +222,7 @@ def test_a_hook_gets_whole_gradients():
         assert_equal_numbers("norm", np.asarray(other), np.asarray(one))
 
 
+@pytest.mark.full
 def test_a_pure_step():
     plain, divided = make(ADAM, False), make(ADAM, True)
     trained(plain)
@@ -245,6 +252,7 @@ def on_one_device(optimizer):
     ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("devices", [8, 3])
 def test_a_device_holds_its_part(devices):
     batch = jnp.ones((8, 63))
@@ -281,12 +289,14 @@ def first_parameters(row_rates):
     return optax.GradientTransformation(init, update)
 
 
+@pytest.mark.full
 def test_an_array_that_never_changes_is_divided():
     plain, divided = (make(first_parameters(False), shard) for shard in (False, True))
     assert trained(divided) == pytest.approx(trained(plain), rel=1e-10)
     assert max(on_one_device(divided.optimizer)) < max(on_one_device(plain.optimizer)) / 3
 
 
+@pytest.mark.full
 def test_arrays_of_other_shapes_are_divided_where_they_come_from_gradients():
     def init(params):
         zeros = jax.tree.map(lambda p: jnp.zeros(p.size), params)
@@ -305,12 +315,14 @@ def test_arrays_of_other_shapes_are_divided_where_they_come_from_gradients():
     assert max(on_one_device(divided.optimizer)) < max(on_one_device(plain.optimizer)) / 3
 
 
+@pytest.mark.full
 def test_an_array_that_has_a_parameters_shape_by_chance_stays_whole():
     plain, divided = (make(first_parameters(True), shard) for shard in (False, True))
     assert trained(divided) == pytest.approx(trained(plain), rel=1e-10)
     assert divided.optimizer.opt_state["first"][...].shape == (13,)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("options", [{}, {"on_nonfinite": "ignore"}, {"accumulate": 2}], ids=str)
 @pytest.mark.parametrize("tx", [ADAM, CLIPPED], ids=["adam", "clipped"])
 def test_the_program_is_proven_and_sends_no_more(tx, options):
@@ -375,6 +387,7 @@ def test_gradients_alone_are_refused():
         net.value_and_grad(squared)(X[0], Y[0])
 
 
+@pytest.mark.full
 def test_an_update_by_hand_is_refused():
     step = make(ADAM, True)
     step(X[0], Y[0])
@@ -398,6 +411,7 @@ def test_nets_that_differ_are_refused():
 # ------------------------------------------------------------------------------------- not finite gradients
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("at", [0, 64, 70])
 def test_a_gradient_that_is_not_finite_is_named_and_nothing_moves(at):
     def loss(net, x, y, bad):
@@ -425,6 +439,7 @@ def test_a_nan_is_not_lost_in_a_largest_norm():
     assert_same(state_of(plain), state_of(divided))
 
 
+@pytest.mark.full
 def test_a_rate_that_is_set_between_steps():
     plain, divided = (make(ADAM, shard) for shard in (False, True))
     for step in (plain, divided):
@@ -435,6 +450,7 @@ def test_a_rate_that_is_set_between_steps():
     assert_same(state_of(plain), state_of(divided))
 
 
+@pytest.mark.full
 def test_whole_arrays_are_put_into_a_divided_optimizer():
     """As a program without jaxpar's checkpoints does."""
     plain, divided = (make(ADAM, shard) for shard in (False, True))
@@ -460,6 +476,7 @@ def batches(first, last):
     return list(zip(X[first:last], Y[first:last], strict=True))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -491,6 +508,7 @@ def test_a_checkpoint_goes_on_in_another_world(tmp_path, one, other, used):
         assert (n, -(-65 // n)) in {x.shape for x in jax.tree.leaves(nnx.state(then.optimizer))}
 
 
+@pytest.mark.full
 def test_the_arrays_are_divided_as_soon_as_they_are_restored(tmp_path):
     step, items = fresh("divided_8")
     step(X[0], Y[0])
@@ -503,6 +521,7 @@ def test_the_arrays_are_divided_as_soon_as_they_are_restored(tmp_path):
     )
 
 
+@pytest.mark.full
 def test_the_whole_state_goes_into_other_programs_and_back():
     step, _ = fresh("divided_8")
     trained(step, batches(0, 2))

@@ -123,7 +123,7 @@ def test_ranks_with_different_numbers_of_batches(tmp_path):
     compare(folder, 2, weights[0])
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", CASES)
 def test_torchs_numbers_and_checkpoints_for_any_world(tmp_path, name):
     pytest.importorskip("torch")

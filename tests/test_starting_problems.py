@@ -349,7 +349,7 @@ ROWS = {
 }
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(7)
 @pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS)
 def test_every_process_ends_by_itself_with_code_1(row):

@@ -158,6 +158,7 @@ def check_restart(program, wrap, folder, rows):
     jaxpar.check_replicas(again.state)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("program", "wrap"), CASES)
 def test_a_restart_has_the_same_bits(program, wrap, tmp_path):
     check_restart(program, wrap, tmp_path, slice(None))

@@ -67,7 +67,7 @@ def moved(net, optimizer, step, kind):
     return *other, state
 
 
-@pytest.mark.sampled
+@pytest.mark.full
 @pytest.mark.parametrize("calls", [3, 4, 5], ids="after {} calls".format)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_it_goes_on_with_the_same_bits(kind, calls):
@@ -240,7 +240,7 @@ jaxpar.distributed.destroy_process_group()
 """
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(7)
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_run_that_was_killed_between_two_updates(processes, tmp_path):

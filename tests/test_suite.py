@@ -69,7 +69,6 @@ def test_marks_are_read():
 TABLE = """
 import pytest
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("i", range(20))
 def test_row(i):
     pass
@@ -79,13 +78,17 @@ def test_row(i):
 def test_third(i):
     pass
 
+@pytest.mark.full
+def test_seconds():
+    pass
+
 def test_alone():
     pass
 """
 SELECTED = {
-    "not slow and not long": {"test_row": [0, 8, 16], "test_third": [0, 8]},
-    "not long": {"test_row": range(20), "test_third": [0, 3, 6, 8, 9]},
-    "long": {"test_third": [1, 2, 4, 5, 7]},
+    "not slow and not long and not full": {"test_row": [0, 7, 14], "test_third": [0, 7]},
+    "not long": {"test_row": range(20), "test_third": [0, 3, 6, 7, 9], "test_seconds": [None]},
+    "long": {"test_third": [1, 2, 4, 5, 8]},
 }
 
 
@@ -102,6 +105,8 @@ def test_the_rows_of_a_sampled_table_that_a_command_runs(marks, tmp_path):
         text=True,
     )
     selected = [line.split("::")[1] for line in run.stdout.splitlines() if "::" in line]
-    rows = [f"{name}[{i}]" for name, numbers in SELECTED[marks].items() for i in numbers]
+    rows = [
+        name if i is None else f"{name}[{i}]" for name, numbers in SELECTED[marks].items() for i in numbers
+    ]
     alone = ["test_alone"] * (marks != "long")
     assert selected == rows + alone, run.stdout + run.stderr

@@ -23,6 +23,7 @@ def rows(text: str) -> list[list[str]]:
     return [line.split(" | ") for line in lines if not line.startswith(("torch | jaxpar", "---"))]
 
 
+@pytest.mark.full
 def test_the_page_has_a_row_for_each_case_and_refusal():
     expected = []
     for module in torch_form.tables([]).values():
@@ -33,6 +34,7 @@ def test_the_page_has_a_row_for_each_case_and_refusal():
     assert torch_form.FAILS not in text
 
 
+@pytest.mark.full
 def test_differences_are_measured():
     text = "\n".join(torch_form.lines(["embedding"]))
     measured = [cells[3] for cells in rows(text) if len(cells) == 4]

@@ -191,6 +191,7 @@ def test_what_else_a_trace_holds(tmp_path, module, flax_module, x, options, same
     assert not cause or cause in judged.divergence.causes[0].text
 
 
+@pytest.mark.full
 def test_a_trace_is_asked_for_what_it_was_recorded_with(trace):
     with pytest.raises(ValueError, match="recorded with loss"):
         parity.against(trace, F["Net"](), optimizer=F["optimizer"])

@@ -20,7 +20,6 @@ torch.set_num_threads(1)
 X = np.random.RandomState(0).randn(3, 2, 4)
 
 
-@pytest.mark.sampled
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 @pytest.mark.parametrize(
     "case",

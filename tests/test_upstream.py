@@ -80,6 +80,7 @@ FILES = sorted(
 )
 
 
+@pytest.mark.full
 def test_no_other_file_has_one():
     apart = {str(f.relative_to(ROOT)): private_names(f.read_text()) for f in FILES}
     unknown = {f: sorted(n for n in names if not is_elsewhere(n)) for f, names in apart.items()}

@@ -99,7 +99,7 @@ def by_hand(net, B):
 # ---------------------------------------------------------------------------------- three kinds
 
 
-@pytest.mark.sampled
+@pytest.mark.full
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("B", BATCHES)
 def test_nnx(B, backend):
@@ -120,7 +120,7 @@ def test_nnx(B, backend):
             assert_close(grads, whole, NEAR)
 
 
-@pytest.mark.sampled
+@pytest.mark.full
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("B", BATCHES)
 def test_linen(B, backend):
@@ -177,6 +177,7 @@ def test_several_dtypes():
     assert_close(gradients, expected, 1e-6)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("B", BATCHES)
 def test_two_forwards_before_a_backward(B):
     """docs/semantics.md row D8: with BatchNorm, whose statistics take both."""
@@ -302,6 +303,7 @@ def test_in_one_process_own_buffers_are_the_first_replicas(words):
     assert_close(*(nnx.to_pure_dict(nnx.state(n)) for n in nets), NEAR)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("B", BATCHES)
 def test_sync_batch_norm_sees_all_rows(B):
     """docs/semantics.md rows B2, B3: statistics and gradients of one BatchNorm on all replicas' rows."""
@@ -361,6 +363,7 @@ def test_one_all_reduce_a_step(B, monkeypatch):
     assert "all-gather" not in text
 
 
+@pytest.mark.full
 def test_no_sync_sends_nothing(monkeypatch):
     def calls(net):
         step = net.value_and_grad(mean_square)

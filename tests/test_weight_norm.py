@@ -21,7 +21,6 @@ from jaxpar._rulebook import rule_for  # noqa: E402
 torch.set_num_threads(1)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_case(case):
     difference(case)

@@ -98,6 +98,7 @@ def test_arrays_begin_where_numpy_would_let_them():
     assert all(x.ctypes.data % messages.ALIGNMENT == 0 for x in got)
 
 
+@pytest.mark.full
 def test_more_batches_than_may_be_mapped(monkeypatch):
     """Those beyond are copies, so that a list of all batches does not use up the descriptors."""
     gc.collect()

@@ -24,7 +24,6 @@ from jaxpar.data import _worker_messages as messages
 from jaxpar.data import _worker_processes as processes
 from jaxpar.data._worker_info import numpy_seed
 
-pytestmark = pytest.mark.sampled
 TESTS = Path(__file__).parent
 KIND = "forkserver"
 
@@ -104,12 +103,14 @@ def test_the_cases_can_fail(theirs):
     assert "KeyError" in theirs["errors"][0]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("base", "worker"), [(0, 0), (1, 3), (2**31, 1), (2**63 - 1, 200)])
 def test_numpy_seed(base, worker):
     theirs = pytest.importorskip("torch.utils.data._utils.worker")
     assert numpy_seed(base, worker).tolist() == theirs._generate_state(base, worker)
 
 
+@pytest.mark.full
 def test_spawned_ones_too():
     dataset = TensorDataset(np.arange(30).reshape(10, 3), np.arange(10))
     options = {"shuffle": True, "seed": 5}
@@ -164,6 +165,7 @@ DEATHS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("death", DEATHS)
 def test_a_death_is_said_and_the_epoch_goes_on(death):
     act, text = DEATHS[death]
@@ -177,6 +179,7 @@ def test_a_death_is_said_and_the_epoch_goes_on(death):
     assert [b.tolist() for b in epoch] == [[8, 9], [10, 11]]
 
 
+@pytest.mark.full
 def test_a_death_between_two_batches():
     epoch = iter(loader(faults.Large(), 1, prefetch_factor=1, persistent_workers=True))
     ((_, pid),) = [next(epoch)]
@@ -187,6 +190,7 @@ def test_a_death_between_two_batches():
         list(epoch)
 
 
+@pytest.mark.full
 def test_persistent_workers_are_replaced_after_a_death():
     kept = loader(faults.Rows(7, faults.killed), persistent_workers=True)
     for _ in range(2):
@@ -195,6 +199,7 @@ def test_persistent_workers_are_replaced_after_a_death():
     del kept
 
 
+@pytest.mark.full
 def test_a_stream_whose_worker_died_cannot_go_on():
     epoch = iter(loader(faults.Stream(faults.killed), 1, n=1))
     assert [int(next(epoch)[0]) for _ in range(3)] == [0, 1, 2]
@@ -221,6 +226,7 @@ def test_a_script_without_a_guard(tmp_path):
 # -------------------------------------------------------------------------------------------- errors
 
 
+@pytest.mark.full
 def test_an_error_is_its_own_class_with_the_workers_traceback():
     epoch = iter(loader(faults.Rows(3, faults.key_error)))
     next(epoch)
@@ -233,6 +239,7 @@ def test_an_error_is_its_own_class_with_the_workers_traceback():
     assert [b.tolist() for b in epoch] == [[4, 5], [6, 7], [8, 9], [10, 11]]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("fault", "name"), [("leaves_quietly", "SystemExit(0)"), ("raises_ctrl_c", "KeyboardInterrupt()")]
 )
@@ -248,6 +255,7 @@ def test_what_would_end_the_training_is_an_error(fault, name, kind):
     assert [b.tolist() for b in epoch] == [[4, 5], [6, 7], [8, 9], [10, 11]]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", [KIND, None])
 def test_worker_init_fn_that_leaves(kind):
     with pytest.raises(errors.WorkerError, match=r"SystemExit\(0\) was raised") as caught:
@@ -262,6 +270,7 @@ def test_worker_init_fn_that_leaves(kind):
     assert caught.value.__notes__ == ["DataLoader: raised by worker_init_fn(0)."]
 
 
+@pytest.mark.full
 def test_an_error_that_cannot_travel_is_said():
     with pytest.raises(RuntimeError, match=r"WithoutArguments: cat\.jpg:7") as caught:
         list(loader(faults.Rows(3, faults.own_error)))
@@ -269,6 +278,7 @@ def test_an_error_that_cannot_travel_is_said():
     assert "in own_error" in str(caught.value.__cause__)
 
 
+@pytest.mark.full
 def test_a_stream_goes_on_after_an_error():
     epoch = iter(loader(faults.Stream(faults.key_error), 1, n=1))
     assert [int(next(epoch)[0]) for _ in range(3)] == [0, 1, 2]
@@ -277,6 +287,7 @@ def test_a_stream_goes_on_after_an_error():
     assert list(epoch) == []  # Python ends a generator that has raised
 
 
+@pytest.mark.full
 def test_what_cannot_be_pickled_is_said():
     with pytest.raises(Exception, match="pickle") as caught:
         list(loader(faults.Rows(3, faults.a_lambda), collate_fn=faults.as_it_is))
@@ -286,12 +297,14 @@ def test_what_cannot_be_pickled_is_said():
     assert "leave multiprocessing_context out: threads" in caught.value.__notes__[0]
 
 
+@pytest.mark.full
 def test_worker_init_fn_that_raises():
     with pytest.raises(OSError, match="no licence") as caught:
         list(loader(faults.Rows(), worker_init_fn=faults.no_start))
     assert caught.value.__notes__ == ["DataLoader: raised by worker_init_fn(0)."]
 
 
+@pytest.mark.full
 def test_memory_that_is_used_up_is_an_error(monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -303,6 +316,7 @@ def test_memory_that_is_used_up_is_an_error(monkeypatch):
     assert descriptors() == before
 
 
+@pytest.mark.full
 def test_timeout(tmp_path):
     gate = tmp_path / "open"
     epoch = iter(loader(faults.Gated(gate), 1, n=1, timeout=0.5))
@@ -327,6 +341,7 @@ def patient(epoch):
 # ---------------------------------------------------------------------------------------------- ends
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("end", ["break", "dropped", "ended", "persistent"])
 def test_processes_end_with_the_loop(end):
     one = loader(faults.Large(), persistent_workers=end == "persistent")
@@ -344,6 +359,7 @@ def test_processes_end_with_the_loop(end):
     assert until(lambda: not children())
 
 
+@pytest.mark.full
 def test_a_worker_that_is_not_done_in_time_is_killed(monkeypatch, tmp_path):
     monkeypatch.setattr(processes, "GRACE", 0.2)
     epoch = iter(loader(faults.Gated(tmp_path / "open"), 1))
@@ -413,10 +429,12 @@ def test_a_script_that_ends_early_leaves_no_process(how, kind, tmp_path):
         assert "leaked" not in said
 
 
+@pytest.mark.full
 def test_ctrl_c_in_a_worker_alone_is_no_end():
     assert [b.tolist() for b in loader(faults.Rows(3, faults.interrupted))][1] == [2, -1]
 
 
+@pytest.mark.full
 def test_nobody_is_a_worker_here():
     assert get_worker_info() is None
 
@@ -424,6 +442,7 @@ def test_nobody_is_a_worker_here():
 # ------------------------------------------------------------------------------------- its place
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("taken", [1, 5, 7])
 def test_a_loader_goes_on_where_it_was(persistent, taken):
@@ -440,6 +459,7 @@ def test_a_loader_goes_on_where_it_was(persistent, taken):
     assert done + list(run) == want
 
 
+@pytest.mark.full
 def test_a_stream_goes_on_where_it_was():
     make = lambda: loader(worker_cases.IterableDataset(11, "turns"), 2)  # noqa: E731
     one = make()
