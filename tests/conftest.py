@@ -35,9 +35,9 @@ jax.config.update("jax_disable_most_optimizations", True)
 
 
 EVERY = 7
-"""Of a table, quick runs the first row and every seventh after it: few tables have an axis of seven values, of
-which a product of settings would then always have the same. Of one marked `sampled(n)`, `make test` runs quick's
-rows and every n-th, and `make proof` the others."""
+"""Of a table, quick runs the first row and every seventh: few tables have an axis of seven values, of which a
+product of settings would then always have the same. Of one marked `sampled(n)`, `make test` runs the rows of
+quick and every n-th, and `make proof` the others."""
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -111,6 +111,7 @@ def test_a_convolution_of_equinox_has_a_bias_with_axes_of_one():
     assert {row.difference.shape for row in comparison.rows if row.difference.name == "bias"} == {(4, 1, 1)}
 
 
+@pytest.mark.full
 def test_load_torch_returns_a_tree_of_the_same_structure():
     net = TorchNet()
     loaded = parity.load_torch(EquinoxNet(), net)

@@ -122,6 +122,7 @@ def test_whole_numbers_of_every_type_are_taken(value, least, kind):
         assert (number, type(number)) == (value, int)
 
 
+@pytest.mark.full
 @given(st.none() | st.floats() | st.text() | st.booleans() | st.lists(st.integers()) | st.binary())
 def test_anything_else_is_no_whole_number(value):
     with pytest.raises(TypeError, match=r"^f: n is .*; it must be a whole number\.$"):

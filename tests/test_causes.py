@@ -96,6 +96,7 @@ class FlaxWindow(nnx.Module):
         return self.out(nnx.softmax(scores) @ q)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("written", [False, True], ids=["made", "written in place"])
 def test_a_window_is_named_beside_a_table_of_float32(written, monkeypatch):
     """As in Mistral: every cause leaves the rounding of the table. No run is left for guesses."""

@@ -58,6 +58,7 @@ def test_another_process_is_named_and_its_lock_dies_with_it(how, tmp_path):
                 os.kill(child, signal.SIGKILL)
 
 
+@pytest.mark.full
 def test_two_checkpointers_of_one_process(tmp_path):
     first, second = Checkpointer(tmp_path), Checkpointer(tmp_path)
     first.save(0, tree=0)

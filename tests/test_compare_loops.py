@@ -136,6 +136,7 @@ def test_a_slightly_larger_rate_is_no_rounding():
     assert "1.0001 times as large" in cause
 
 
+@pytest.mark.full
 def test_an_untrained_parameter_has_one_cause():
     loop = LOOPS[3]
     result, _ = comparison(loop, loop.with_fault(jax_only={"frozen": "bias"}))
@@ -148,6 +149,7 @@ def test_few_batches(batches):
     assert "2 times as large" in last or "multiplied by 2" in last
 
 
+@pytest.mark.full
 def test_infinite_gradients_that_both_loops_apply():
     result = parity.compare_loops(sgd, optax.sgd(0.1), infinite=[3])
     assert result.equal
@@ -174,6 +176,7 @@ def test_scalars_and_shared_parameters():
     assert parity.compare_loops(sgd, optax.sgd(0.1), parameters=model).equal
 
 
+@pytest.mark.full
 def test_two_faults_are_named_together():
     def train(model, batches):
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
@@ -332,6 +335,7 @@ def test_linear_loss_has_the_batch_as_its_gradient():
     assert all(bool((gradients[name] == batch[name]).all()) for name in batch)
 
 
+@pytest.mark.full
 def test_the_benchmark_prints_its_page(capsys):
     main(["--pairs", "2", "--healthy", "1", "--seed", "0"])
     assert "| whose fault is named | 2 of 2 |" in capsys.readouterr().out

@@ -51,6 +51,7 @@ def step_of(wrap, **options):
     return jaxpar.train_step(net, optimizer, lambda net, x: (net(x) ** 3).mean(), **options)
 
 
+@pytest.mark.full
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("rows", [8, 7])
 @pytest.mark.parametrize("accumulate", [1, 2, 3])

@@ -71,6 +71,7 @@ class SlowDraws(nnx.Module):
         return x + jax.random.normal(rngs())
 
 
+@pytest.mark.full
 def test_an_evaluation_and_a_call_say_so_too(capfd):
     class Slow(nnx.Module):
         def __call__(self, x):

@@ -110,6 +110,7 @@ def test_the_edits_of_the_answers_mend_a_port(contract, tmp_path, bug):
     assert (code, answer["met"]) == (0, True)
 
 
+@pytest.mark.full
 def test_what_no_edit_mends_is_a_guess_at_most(contract, tmp_path):
     port = written(tmp_path, [("self.out(nnx.gelu(", "self.out(0.37 + nnx.gelu(")])
     code, answer = check(contract, port)

@@ -71,6 +71,7 @@ def test_value_and_derivatives(case, layout):
         np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.full
 def test_forward_mode():
     _, parallel = convolve("stride", LAYOUTS[0], 0)
     x, w = arrays(LAYOUTS[0], 1)

@@ -107,6 +107,7 @@ def test_names_and_properties():
             jaxpar.get_device_properties(bad)
 
 
+@pytest.mark.full
 def test_memory_of_live_arrays():
     gc.collect()  # arrays of earlier tests in reference cycles would be freed in between
     before = jaxpar.memory_stats(5)["bytes_in_use"]

@@ -350,6 +350,7 @@ def test_workers_are_no_further_ahead_than_asked():
     assert len(read) <= 6
 
 
+@pytest.mark.full
 def test_worker_init_fn_and_which_worker_makes_which_batch():
     local, started = threading.local(), []
 
@@ -533,6 +534,7 @@ def test_timeout_and_what_comes_after_it():
         list(DataLoader(Impatient(), num_workers=1, timeout=20))
 
 
+@pytest.mark.full
 def test_nothing_is_kept_alive():
     before = workers()
     dataset = Squares()

@@ -489,6 +489,7 @@ def test_the_key_itself_is_not_changed():
 
 
 # a block inside a larger model
+@pytest.mark.full
 @pytest.mark.parametrize("B", [pytest.param(8, marks=pytest.mark.long), 7])
 def test_a_wrapped_block_trains_under_jit_and_is_called_eagerly_after(B):
     class Model(nnx.Module):

@@ -114,6 +114,7 @@ WITH_AN_AXIS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", WITH_AN_AXIS)
 @pytest.mark.parametrize("B", [4, 5])
 def test_transformations_that_add_an_axis(name, B):

@@ -110,6 +110,7 @@ def test_numbers_and_gradients_are_torchs(case):
     compare(case)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", CASES)
 def test_float32_without_x64(case):
     with jax.enable_x64(False):
@@ -195,6 +196,7 @@ def test_draws_with_a_key_have_the_distribution(case):
     assert not np.array_equal(drawn, draw(jax.random.key(1))[1])
 
 
+@pytest.mark.full
 def test_vmap_over_distributions_and_their_parameters():
     p = distributions.Categorical(probs=WEIGHTS)
     want = p.log_prob(jnp.array([0, 2, 1]))

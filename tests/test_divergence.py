@@ -75,10 +75,12 @@ def places(**wrong) -> list[parity.Divergence]:
     return [found.divergence, *found.divergence.others]
 
 
+@pytest.mark.full
 def test_the_twin_is_healthy():
     assert parity.compare(Blocks(), FlaxBlocks(), X).same
 
 
+@pytest.mark.full
 def test_what_leaves_the_outputs_alone_comes_behind_what_changes_them():
     first, second = places(momentum=0.9, acts=[nnx.relu])
     assert first.candidate == "norms.1"
@@ -87,6 +89,7 @@ def test_what_leaves_the_outputs_alone_comes_behind_what_changes_them():
     assert texts(second)[0].startswith("momentum=0.1")
 
 
+@pytest.mark.full
 def test_a_loss_that_is_wrong_too_comes_before_what_leaves_the_outputs_alone():
     torch_loss, flax_loss = torch.nn.functional.mse_loss, lambda y, t: optax.l2_loss(y, t).mean()
     found = parity.compare(
@@ -96,6 +99,7 @@ def test_a_loss_that_is_wrong_too_comes_before_what_leaves_the_outputs_alone():
     assert [other.candidate for other in found.divergence.others] == ["bn"]
 
 
+@pytest.mark.full
 def test_a_difference_of_one_rounding_comes_behind_a_real_one():
     found = places(wrong=lambda x: x * (1 + 1e-8), epsilons=[1e-5, 1e-5, 1e-3])
     assert [each.candidate for each in found] == ["norms.2", "norms.1"]
@@ -106,6 +110,7 @@ def test_a_rounding_to_float32_is_no_difference():
     assert parity.compare(Blocks(), FlaxBlocks(wrong=lambda x: x.astype(jnp.float32).astype(x.dtype)), X).same
 
 
+@pytest.mark.full
 def test_every_layer_that_is_wrong_is_named():
     found = places(epsilons=[1e-3, 1e-5, 1e-6])
     assert [each.candidate for each in found] == ["norms.0", "norms.2"]
@@ -113,6 +118,7 @@ def test_every_layer_that_is_wrong_is_named():
     assert texts(found[1]) == ["epsilon=1e-05 (it acts as 1e-06)"]
 
 
+@pytest.mark.full
 def test_the_same_mistake_in_every_block_is_a_place_in_every_block():
     wrong = [functools.partial(nnx.gelu, approximate=True)] * 3
     found = parity.compare(Blocks(), FlaxBlocks(acts=wrong), X)
@@ -122,6 +128,7 @@ def test_the_same_mistake_in_every_block_is_a_place_in_every_block():
     assert "The same cause 2 more times: " in str(found)
 
 
+@pytest.mark.full
 def test_what_comes_through_a_residual_is_no_place_of_its_own():
     """No cause is known of a cubic offset, and it reaches the third block and the outputs."""
     (only,) = places(wrong=lambda x: x + 0.1 * jnp.roll(x, 1, 0) ** 3)
@@ -129,6 +136,7 @@ def test_what_comes_through_a_residual_is_no_place_of_its_own():
     assert only.causes == ()
 
 
+@pytest.mark.full
 def test_a_second_mistake_behind_one_without_a_name_is_found():
     first, second = places(
         wrong=lambda x: x + 0.1 * jnp.roll(x, 1, 0) ** 3, acts=[], epsilons=[1e-5, 1e-5, 1e-3]
@@ -137,6 +145,7 @@ def test_a_second_mistake_behind_one_without_a_name_is_found():
     assert texts(second) == ["epsilon=1e-05 (it acts as 0.001)"]
 
 
+@pytest.mark.full
 def test_nothing_is_named_that_is_not_proven():
     """Two mistakes in one place: neither alone makes torch equal, so neither is said."""
     act = lambda x: nnx.relu(x) + 0.01 * jnp.sin(3 * x)  # noqa: E731
@@ -145,6 +154,7 @@ def test_nothing_is_named_that_is_not_proven():
     assert only.causes == ()
 
 
+@pytest.mark.full
 def test_the_places_survive_json_and_are_shown():
     found = parity.compare(Blocks(), FlaxBlocks(momentum=0.9, acts=[nnx.relu]), X)
     assert parity.Comparison.from_json(json.dumps(found.as_dict())).divergence == found.divergence
@@ -182,6 +192,7 @@ class FlaxPositions(nnx.Module):
 TOKENS = np.random.RandomState(1).randint(9, size=(3, 5))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("shape", [(5,), (1, 5), (3, 5)], ids=str)
 def test_an_index_is_compared_where_a_layer_reads_it(rows, shape):
@@ -254,6 +265,7 @@ class FlaxCross(nnx.Module):
         return self.attention(x, self.change(y), self.change(y))
 
 
+@pytest.mark.full
 def test_what_arrives_behind_the_first_argument_is_compared():
     inputs = tuple(np.random.RandomState(2).randn(2, 4, 8) for _ in range(2))
     assert parity.compare(Cross(), FlaxCross(), inputs).same
@@ -396,6 +408,7 @@ def test_an_index_that_torch_would_refuse():
     assert "shifted by 100" in texts(found.divergence)[0]
 
 
+@pytest.mark.full
 def test_a_model_that_refuses_what_it_is_not_used_to():
     class Strict(Blocks):
         def forward(self, x):
@@ -428,6 +441,7 @@ class FlaxMasked(nnx.Module):
         return self.out(nnx.softmax(masked))
 
 
+@pytest.mark.full
 def test_the_lowest_number_of_a_mask_is_no_scale_to_square():
     x = np.random.RandomState(0).randn(3, 4)
     assert parity.compare(TorchMasked(), FlaxMasked(2), x).same

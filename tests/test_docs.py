@@ -85,12 +85,14 @@ def fits(message: str, text: str) -> bool:
     return re.fullmatch(".*".join(map(re.escape, shown.split("..."))), said) is not None
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("page", PAGES)
 def test_every_block_runs(page, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", stand_in()[0])
     run(page, PAGES[page])
 
 
+@pytest.mark.full
 def test_wandb_is_given_every_number(monkeypatch):
     module, runs = stand_in()
     monkeypatch.setitem(sys.modules, "wandb", module)

@@ -28,6 +28,7 @@ def test_refused(row):
     refusal(row)
 
 
+@pytest.mark.full
 def test_indices_that_are_none_give_nan():
     table = jnp.ones((4, 2))
     rows = F.embedding(jnp.array([0, 3, 4, -1]), table)
@@ -37,6 +38,7 @@ def test_indices_that_are_none_give_nan():
     np.testing.assert_allclose(jnp.linalg.norm(long, axis=1), [8**0.5, 1, 8**0.5, 8**0.5], rtol=1e-6)
 
 
+@pytest.mark.full
 def test_the_frequency_of_an_index_is_its_own():
     """The gradient of a bag is that of its rows.
 

@@ -131,6 +131,7 @@ class Normed(nnx.Module):
         return self.norm(self.drop(self.net(x)))
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.*BatchNorm takes the statistics of each")  # in a loop of the user's own
 def test_memory_and_exchange_are_those_of_a_data_parallel_step_on_8_devices():
     """Of a step as a user writes it, with the loss outside of the wrapper."""
@@ -609,6 +610,7 @@ def test_fits(found):
     assert not dataclasses.replace(found, room=found.memory.total - 1).fits
 
 
+@pytest.mark.full
 def test_json_and_picture(found, tmp_path):
     document = json.loads(found.to_json())
     assert document["memory"]["optimizer"] == 2 * PARAMETERS + 4
@@ -725,6 +727,7 @@ def test_the_command(tmp_path):
     assert [p["hosts"] for p in told["points"]] == [1, 1, 2, 2]
 
 
+@pytest.mark.full
 def test_the_table(tmp_path):
     ended = command(tmp_path, "--hosts", "2", "--watch-batch", "--memory", "0.001")
     shown = " ".join(ended.output.split())

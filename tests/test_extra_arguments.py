@@ -131,6 +131,7 @@ CASES = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize(("make", "kind", "name"), CASES)
 def test_an_optimizer_gets_the_loss(make, kind, name):
@@ -204,6 +205,7 @@ def test_a_line_search_cannot_accumulate():
         nnx_step(plain, TRANSFORMATIONS["backtracking"](), accumulate=2)
 
 
+@pytest.mark.full
 def test_losses_of_several_networks_are_each_ones_own():
     def both(nets, x, y):
         return mse(nets[0], x, y), 3 * mse(nets[1], x, y)

@@ -400,6 +400,7 @@ def test_accumulation_and_an_update_that_is_left_out(name, kind):
     close(step.state.params, params)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_precision_is_that_of_a_module(kind):
     """A function, an Equinox module and an NNX module of one layer, with a loss scale."""
@@ -508,6 +509,7 @@ def test_what_a_step_is_given_and_gives():
     np.testing.assert_array_equal(step.state.params["w"], jnp.full((4, 1), 2 - 0.125 * (2 + 4), jnp.bfloat16))
 
 
+@pytest.mark.full
 def test_two_functions_with_an_optimizer_each():
     def loss(nets, x):
         a, model = nets
@@ -580,6 +582,7 @@ def test_errors_name_the_leaf(kind):
         step(jnp.ones((4, 3)))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("n", [1, 2, 3])
 @pytest.mark.parametrize("wrapper", [jaxpar.DataParallel, jaxpar.DistributedDataParallel])
 def test_vmap_maps_over_the_rows_of_all_devices(wrapper, n):

@@ -174,6 +174,7 @@ CASES = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", CASES)
 def test_the_entries_and_the_outputs(case):
     torch.manual_seed(0)

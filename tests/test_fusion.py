@@ -184,6 +184,7 @@ class LinenNet(linen.Module):
         return scan(name="layers")(x, None)[0]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("axis", [0, 1, -1])
 def test_linens_scan(axis):
     theirs = tn.Sequential(*(m for _ in range(DEPTH) for m in (tn.Linear(4, 4), tn.Tanh())))

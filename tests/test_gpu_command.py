@@ -145,6 +145,7 @@ def test_torchs_models_have_the_published_number_of_parameters(name):
         assert sum(p.numel() for p in make(MODELS[name]).parameters()) == SIZES[name]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", SIZES)
 def test_jaxs_models_have_as_many(name):
     import jax

@@ -54,6 +54,7 @@ def assert_close(got, want):
 
 
 # docs/semantics.md rows 67, 68, 70
+@pytest.mark.full
 @pytest.mark.sampled(7)
 @BACKENDS
 @MODES
@@ -199,6 +200,7 @@ def test_complex_parameters(backend):
     assert_close(jax.tree.leaves(got), jax.tree.leaves(nnx.grad(loss)(Complex())))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_low_precision_keeps_its_dtype(dtype):
     w = {k: jnp.asarray(v).astype(dtype) for k, v in W.items()}
@@ -213,6 +215,7 @@ def test_low_precision_keeps_its_dtype(dtype):
 
 
 # docs/semantics.md rows 34, 54: no gradient through detached replicas
+@pytest.mark.full
 def test_detached_replicas():
     def loss(m, detach):
         replicas = jaxpar.replicate(m, [0, 1], detach=detach)

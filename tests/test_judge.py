@@ -178,6 +178,7 @@ def verdicts(c, r, **options) -> dict[str, Judged]:
     return {row.difference.name: row for row in judge(measure(c, r, Kind.OUTPUT, **options), SEMANTIC)}
 
 
+@pytest.mark.full
 def test_what_a_fixed_tolerance_gets_wrong():
     """A healthy float32 product of 4096 columns fails `allclose`'s defaults; a wrong epsilon passes 1e-4."""
     random = np.random.RandomState(0)

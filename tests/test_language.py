@@ -58,6 +58,7 @@ def classes() -> dict[str, list[str]]:
     return files
 
 
+@pytest.mark.full
 def test_a_class_name_means_one_thing():
     # torch's layers exist in three layouts, under torch's names in each.
     repeated = {name: files for name, files in classes().items() if len(files) > 1}

@@ -42,6 +42,7 @@ def arrays(tree):
     return [x for x in jax.tree.leaves(tree) if isinstance(x, np.ndarray | jax.Array)]
 
 
+@pytest.mark.full
 @given(batches(), st.integers(2, 8))
 @settings(max_examples=60, deadline=None)
 def test_gather_undoes_scatter(batch, N):

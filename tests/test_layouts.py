@@ -120,6 +120,7 @@ def places(*order: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.full
 def test_gpt2s_attention():
     torch.manual_seed(0)
     theirs = Fused(Conv1D)
@@ -150,6 +151,7 @@ class LinenAttention(linen.Module):
         return linen.MultiHeadDotProductAttention(2, name="attn")(x)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("out", ["o_proj", "out_proj"])
 @pytest.mark.parametrize("kind", ["nnx", "linen"])
 def test_four_linears_are_one_attention(kind, out):

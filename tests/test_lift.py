@@ -64,6 +64,7 @@ def step(net, x):
 
 
 # docs/semantics.md rows B2, B3, B4: torch's own test is called Diff_Input_Sizes
+@pytest.mark.full
 @pytest.mark.parametrize("B", ROWS)
 def test_sync_batch_norm_is_one_batch_norm_on_all_rows(B):
     x = batch(B, SPACE, C)
@@ -85,6 +86,7 @@ def test_one_row_on_each_replica_is_a_batch():
 
 
 # docs/semantics.md row B3
+@pytest.mark.full
 def test_gradients_that_are_taken_in_the_replica():
     """DistributedDataParallel's: the transpose of a sum is a sum, to which others add terms too."""
     x = batch(10, SPACE, C)
@@ -177,6 +179,7 @@ def test_values_and_derivatives(name):
 
 
 # docs/semantics.md row 71
+@pytest.mark.full
 def test_the_derivative_of_a_derivative():
     x = batch(5, C)
 

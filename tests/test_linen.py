@@ -84,6 +84,7 @@ def test_gradients_equal_the_module(net):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-11), got, want)
 
 
+@pytest.mark.full
 def test_training(net):
     variables = variables_of(net)
     params, stats = variables["params"], variables["batch_stats"]
@@ -110,6 +111,7 @@ def test_training(net):
 
 
 # docs/semantics.md row 57
+@pytest.mark.full
 def test_random_streams():
     net = jaxpar.DataParallel(nn.Dropout(0.5, deterministic=False), range(4))
     ones, key = np.ones((8, 1000)), jax.random.key(7)
@@ -139,6 +141,7 @@ def test_legacy_keys():
 
 
 # a block inside a larger model
+@pytest.mark.full
 @pytest.mark.parametrize("style", ["compact", "setup"])
 @pytest.mark.parametrize("jit", [False, True])
 def test_as_a_submodule(style, jit):

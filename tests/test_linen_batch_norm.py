@@ -183,6 +183,7 @@ def test_train_step_equals_one_device(make, wrap, B):
     equal("two steps", got, want)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("B", [8, 10])
 def test_value_and_grad_equals_one_device(B):
     x, net = X[:B], jaxpar.DistributedDataParallel(named("batch"), IDS)
@@ -219,6 +220,7 @@ def test_evaluation_takes_the_running_statistics():
         np.testing.assert_allclose(evaluate(nested, X), want, rtol=1e-12)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("make", [lambda: Scanned("batch"), lambda: jaxpar.convert_sync_batchnorm(Scanned())])
 def test_layers_in_a_loop(make):
     variables = float64(Scanned().init(KEY, X[:8]))
@@ -228,6 +230,7 @@ def test_layers_in_a_loop(make):
         one_step(net, variables, X)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("B", [10, 2])
 def test_filling_reaches_no_statistics_in_a_loop(B):
     """Without a name each replica takes those of its own rows, also where nn.scan runs the layers."""
@@ -240,6 +243,7 @@ def test_filling_reaches_no_statistics_in_a_loop(B):
     equal("statistics", updates, pieces[0][1])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("B", [8, 10])
 def test_a_mask(B):
     """Rows that do not count, one by one or feature by feature."""
@@ -263,6 +267,7 @@ def test_a_mask(B):
         equal("masked", got, run(Masked()))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
 def test_types_are_flaxs(dtype):
     x = jnp.asarray(X[:, 0], dtype)

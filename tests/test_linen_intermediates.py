@@ -57,6 +57,7 @@ WRAPPERS = [jaxpar.DataParallel, jaxpar.DistributedDataParallel]
 CAPTURES = [False, True, lambda module, method: isinstance(module, nn.Dense)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("B", [8, 10, 3])
 @pytest.mark.parametrize("wrap", WRAPPERS)
 def test_values_equal_one_device(wrap, B):
@@ -173,6 +174,7 @@ def test_a_collection_of_the_state_may_be_asked_for(wrap):
     assert set(updates) == {"batch_stats"}
 
 
+@pytest.mark.full
 def test_value_and_grad_returns_them_as_aux():
     def loss(net, x):
         y = net(x)

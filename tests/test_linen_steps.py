@@ -125,6 +125,7 @@ def test_a_step_is_the_one_by_hand(kind):
         np.testing.assert_allclose(evaluate(given, X[0]), want, rtol=1e-11)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_a_planted_fault_is_found(kind):
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
@@ -142,6 +143,7 @@ class Averages(State):
         return after.replace(average=mixed)
 
 
+@pytest.mark.full
 def test_the_states_own_update_runs():
     made = state_of(Net())
     state = Averages(**{name: getattr(made, name) for name in vars(made)}, average=made.params)
@@ -153,6 +155,7 @@ def test_the_states_own_update_runs():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), after.average, expected)
 
 
+@pytest.mark.full
 def test_a_module_without_other_collections_and_two_of_them():
     class Plain(nn.Module):
         @nn.compact

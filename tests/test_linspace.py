@@ -17,6 +17,7 @@ BOUNDS = st.floats(-1000, 1000, width=16, allow_subnormal=False)
 FUSED = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["float32", "float64"])
 @given(start=BOUNDS, end=BOUNDS, steps=st.integers(0, 70))
 def test_every_value_is_torchs(name, start, end, steps):

@@ -84,6 +84,7 @@ def test_an_unknown_class(name):
     assert np.isnan(jax.jit(loss)(X, target))
 
 
+@pytest.mark.full
 def test_a_class_that_does_not_count_may_hold_anything():
     x, t = X.copy(), T.copy()
     x[1], t[1] = np.nan, -100

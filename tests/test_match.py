@@ -56,6 +56,7 @@ class Linen(linen.Module):
 RIGHT = {"early": "a", "middle": "c", "late": "b", "norm": "ln"}
 
 
+@pytest.mark.full
 def test_guesses_follow_the_calls_and_are_tried():
     theirs, ours = Torch(), Flax()
     assert dict(parity.match(ours, theirs)) != RIGHT
@@ -68,6 +69,7 @@ def test_guesses_follow_the_calls_and_are_tried():
     assert parity.compare(theirs, ours, X, mapping=found).same
 
 
+@pytest.mark.full
 def test_linen():
     theirs = Torch()
     found = parity.match(Linen(), theirs, example=X)
@@ -97,6 +99,7 @@ class TorchSwapped(Torch):
         return self.norm(self.early(x) - 2 * self.middle(x)) * self.late(x)
 
 
+@pytest.mark.full
 def test_an_order_that_no_list_shows_is_found_by_trying():
     theirs, ours = TorchSwapped(), Swapped()
     found = parity.match(ours, theirs, example=X)
@@ -104,6 +107,7 @@ def test_an_order_that_no_list_shows_is_found_by_trying():
     assert parity.compare(theirs, ours, X, mapping=found).same
 
 
+@pytest.mark.full
 def test_what_the_outputs_do_not_decide_is_said():
     theirs, ours = Torch(parallel=True), Flax(parallel=True)
     found = parity.match(ours, theirs, example=X)
@@ -193,6 +197,7 @@ class TorchOwn(tn.Module):
         return self.late(self.norm(torch.tanh(self.early(x))))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("names", [("late", "early", "norm"), ("a", "b", "c")])
 @pytest.mark.parametrize("width", [4, 6])
 @pytest.mark.parametrize("turned", [True, False])
@@ -239,6 +244,7 @@ class Norms(linen.Module):
         return second(jnp.tanh(first(x)))
 
 
+@pytest.mark.full
 def test_layers_as_new_are_told_apart():
     """Both have ones and zeros; with these any order would fit."""
     found = parity.match(Norms(), TorchNorms(), example=X)
@@ -351,6 +357,7 @@ def test_equal_words_come_before_the_order(case):
     }
 
 
+@pytest.mark.full
 def test_a_comparison_with_untried_guesses_names_them():
     mapping = parity.match(Flax(), Torch())
     comparison = parity.compare(Torch(), Flax(), X, mapping=mapping)

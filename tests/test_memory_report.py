@@ -59,6 +59,7 @@ def even() -> MemoryReport:
     return memory_report(Net(nnx.Rngs(0)), rows(16), optimizer=optax.adam(1e-3), device_ids=range(4))
 
 
+@pytest.mark.full
 def test_torch_puts_it_on_the_first_device(even):
     assert column(even.torch, "device") == ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
     assert column(even.torch, "parameters") == [PARAMETERS] * 4
@@ -83,12 +84,14 @@ def test_jaxpar_puts_it_everywhere_alike(even):
     assert even.compiled_step >= PARAMETERS + BUFFERS + ADAM
 
 
+@pytest.mark.full
 def test_the_first_device_grows_with_the_batch_under_torch_and_not_under_jaxpar(even):
     larger = memory_report(Net(nnx.Rngs(0)), rows(160), optimizer=optax.adam(1e-3), device_ids=range(4))
     assert larger.torch[0].outputs - even.torch[0].outputs == (36 + 144) * ROW
     assert larger.jaxpar[0].outputs - even.jaxpar[0].outputs == 36 * ROW
 
 
+@pytest.mark.full
 def test_uneven_rows():
     report = memory_report(Net(nnx.Rngs(0)), rows(10), device_ids=range(4))
     assert report.sizes == (3, 3, 3, 1)
@@ -98,6 +101,7 @@ def test_uneven_rows():
     assert "(3+3+3+1)" in report.table()
 
 
+@pytest.mark.full
 def test_devices_that_get_no_rows():
     report = memory_report(Net(nnx.Rngs(0)), rows(2), device_ids=range(4))
     assert report.sizes == (1, 1)
@@ -105,6 +109,7 @@ def test_devices_that_get_no_rows():
     assert column(report.jaxpar, "parameters") == [PARAMETERS] * 4
 
 
+@pytest.mark.full
 def test_one_device():
     report = memory_report(Net(nnx.Rngs(0)), rows(4), device_ids=[0])
     for held in (report.torch[0], report.jaxpar[0]):
@@ -112,6 +117,7 @@ def test_one_device():
     assert "one device" in report.table()
 
 
+@pytest.mark.full
 def test_integers_random_numbers_and_what_is_no_array():
     report = memory_report(
         Words(nnx.Rngs(0)),
@@ -127,6 +133,7 @@ def test_integers_random_numbers_and_what_is_no_array():
     assert column(report.torch, "outputs") == [(4 + 8) * 3 * (6 * F32 + best), 4 * 3 * (6 * F32 + best)]
 
 
+@pytest.mark.full
 def test_nothing_is_moved_and_a_wrapper_brings_its_devices(even):
     plain = Net(nnx.Rngs(0))
     home = plain.linear.kernel.get_value().sharding
@@ -243,6 +250,7 @@ class Masked(nnx.Module):
         return self.linear(x) @ table + jax.random.normal(key, (6,), x.dtype)
 
 
+@pytest.mark.full
 def test_marked_arguments_and_keys_are_complete_on_every_device():
     table = jaxpar.replicated(np.ones((6, 6), np.float32))
     args = (table, jax.random.key(0), rows(10))

@@ -108,6 +108,7 @@ def close(got, want):
         np.testing.assert_allclose(a, b, rtol=1e-10)
 
 
+@pytest.mark.full
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("k", [1, 2])
 @pytest.mark.parametrize("rows", [12, 11, 9, 1])

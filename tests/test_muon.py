@@ -75,6 +75,7 @@ def test_ten_steps_in_float64(options):
     assert_torchs(run(optim.muon(**options), float)[0], torch_run(options, torch.float64)[0])
 
 
+@pytest.mark.full
 def test_in_torchs_layout():
     tx = optim.muon(lr=0.1, dims=lambda path, leaf: (0, 1))
     want, _ = torch_run({"lr": 0.1}, torch.float64)
@@ -180,6 +181,7 @@ def test_its_state_goes_to_torch_and_back():
         assert_equal_numbers("state", mine, other, 1e-13)
 
 
+@pytest.mark.full
 def test_beside_adamw_in_a_training():
     net = nnx.Sequential(
         nnx.Linear(6, 5, rngs=nnx.Rngs(0), param_dtype=float),

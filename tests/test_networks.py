@@ -251,6 +251,7 @@ def compare_with_torch(scene, kind):
                 assert_equal_trees(scene.__name__, values(a), torch_values(b))
 
 
+@pytest.mark.full
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
@@ -258,6 +259,7 @@ def test_networks_train_as_in_torch(scene, kind):
     compare_with_torch(scene, kind)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("scene", [gan_in_two_steps, gan_in_one_step], ids=lambda scene: scene.__name__)
 def test_a_planted_fault_is_found(scene, kind, monkeypatch):

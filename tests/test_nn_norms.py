@@ -97,6 +97,7 @@ def test_derivatives_in_both_directions_and_of_second_order(name):
     check_grads(jax.jit(DERIVED[name]), (x, w), 2, ["fwd", "rev"], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.full
 def test_what_a_mask_hides_does_not_matter():
     x = jnp.asarray(X)
     mask = jnp.asarray(np.random.RandomState(1).rand(4, 5) < 0.5)

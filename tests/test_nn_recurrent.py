@@ -84,6 +84,7 @@ def test_padding_is_not_read(net):
     assert not np.asarray(results[0])[np.broadcast_to(past, results[0].shape)].any()
 
 
+@pytest.mark.full
 def test_a_sequence_by_itself_is_the_sequence_in_a_batch(net):
     output, (h, c) = net(X, lengths=LENGTHS)
     for b in (1, 2):
@@ -137,6 +138,7 @@ def test_initial_values_are_uniform(form):
         assert p.dtype == jnp.float32
 
 
+@pytest.mark.full
 def test_types():
     x = X.astype(np.float32)
     assert jaxpar.nn.LSTM(3, 2, rngs=nnx.Rngs(0))(x)[0].dtype == jnp.float32

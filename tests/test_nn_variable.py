@@ -27,6 +27,7 @@ def same(key, shape, dtype, bound=0.3):
     assert np.asarray(ours).tobytes() == np.asarray(jaxs).tobytes()
 
 
+@pytest.mark.full
 @settings(max_examples=25, deadline=None)
 @given(SHAPES, st.sampled_from(TYPES), st.integers(0, 2**32 - 1))
 def test_the_numbers_are_those_of_jax(shape, dtype, seed):

@@ -65,6 +65,7 @@ def same(x: Any, y: Any) -> bool:
     return plain(x) == plain(y)
 
 
+@pytest.mark.full
 @given(OBJECTS)
 @example(np.arange(3, dtype=">f4"))
 @example(np.array("2020-01-02", "M8[D]"))

@@ -101,6 +101,7 @@ def test_data_parallel_of_one_part(devices):
     assert_equal_numbers("losses", train(Half(), 10), torch_losses(10)[0])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("make", [optax.adam, lambda lr: optax.adamw(lr, weight_decay=0.1)])
 def test_each_device_is_the_same_optimizer_for_every_part(make):
     """The same weights as on one device, with an optimizer that optax compiles for the whole tree."""

@@ -67,6 +67,7 @@ def trained(net, B, around_gradients=contextlib.nullcontext):
     return [np.asarray(leaf) for leaf in jax.tree.leaves(results)]
 
 
+@pytest.mark.full
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize("B", [16, 13])
 @pytest.mark.parametrize("shape", [(1, 2), (2, 2), (4, 2)], ids=str)
@@ -107,6 +108,7 @@ def linen_results(net, variables, B):
     return step.state.params, jax.tree.map(np.asarray, (outputs, gradients, losses, step.state.params))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("B", [16, 13])
 @pytest.mark.parametrize("boxed", [True, False])
 def test_linens_partitioning_metadata(boxed, B):

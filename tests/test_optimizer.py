@@ -367,6 +367,7 @@ def test_what_cannot_be_set_says_so(tx, key):
     assert group.get(key, 7) == 7
 
 
+@pytest.mark.full
 def test_an_optimizer_is_not_kept_alive():
     optimizer = optim.Optimizer(linear(), optim.sgd(0.1))
     group, alive = optimizer.param_groups[0], weakref.ref(optimizer)

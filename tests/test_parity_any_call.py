@@ -741,6 +741,7 @@ def test_a_record_keeps_any_call(tmp_path):
     assert not parity.check(path, Flax(), flax_kwargs={"mode": "plus"}).same
 
 
+@pytest.mark.full
 def test_a_record_of_a_linen_module_with_streams_of_its_own(tmp_path):
     class Ours(linen.Module):
         @linen.compact
@@ -757,6 +758,7 @@ def test_a_record_of_a_linen_module_with_streams_of_its_own(tmp_path):
     assert parity.check(path, Ours(), variables=variables, flax_kwargs=given).same
 
 
+@pytest.mark.full
 def test_an_object_that_a_record_cannot_hold_is_given_again(tmp_path):
     class Ours(Flax):
         def __call__(self, x, function):

@@ -106,6 +106,7 @@ def test_rows_without_keys_stay_finite():
     assert np.isfinite(lonely).all()
 
 
+@pytest.mark.full
 def test_flax_uses_it():
     layer = nnx.MultiHeadAttention(2, 4, decode=False, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
     x = RANDOM.randn(2, 3, 4)

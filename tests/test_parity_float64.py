@@ -413,6 +413,7 @@ RECURRENT = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize("where", [Cells, CellsInside])
 @pytest.mark.parametrize("name", RECURRENT)
@@ -434,6 +435,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 @pytest.mark.parametrize("name", ["LSTMCell", "GRUCell"])

@@ -98,6 +98,7 @@ def named(name: str, rows) -> object:
     return next(row for row in rows if row.name == name)
 
 
+@pytest.mark.full
 def test_fixed_tolerances_miss_and_alarm():
     epsilon = named("LayerNorm epsilon 1e-6", bugs.BUGS)
     assert fixed.passes(epsilon.case)["allclose 1e-4"]

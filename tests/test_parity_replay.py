@@ -240,6 +240,7 @@ class FlaxScaledNet(nnx.Module):
         return self.fc(self.function(self.norm(self.words(tokens) * self.scale)))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("wrong", "place", "cause"),
     [

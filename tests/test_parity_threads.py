@@ -143,6 +143,7 @@ def test_another_thread_sees_everybodys_own(other):
     assert other.steps > 1
 
 
+@pytest.mark.full
 def test_what_another_thread_replaces_is_seen(other, monkeypatch):
     original = jax.nn.dot_product_attention
     monkeypatch.setattr(

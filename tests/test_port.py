@@ -84,6 +84,7 @@ def test_ports_are_the_same(kind, tmp_path):
         assert done.returncode == 0, done.stdout + port.source
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", HOLES, ids=lambda kind: kind.__name__)
 def test_what_cannot_be_said_is_a_hole_with_torchs_line(kind, tmp_path):
     path = tmp_path / "port.py"
@@ -121,6 +122,7 @@ LINES = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.*(weight|spectral)_norm.*:FutureWarning")
 @pytest.mark.parametrize("line", LINES)
 def test_a_line_is_written_as_a_colleague_would(line, monkeypatch):
@@ -199,6 +201,7 @@ def test_the_largest_difference_of_exact_zeros_is_beside_the_largest_number():
         assert proof.largest([SimpleNamespace(rows=rows)]) == pytest.approx(error)
 
 
+@pytest.mark.full
 def test_a_file_without_a_proof_says_so(tmp_path, monkeypatch):
     def fails(*args):
         raise ValueError('a "quoted" \\ reason')
@@ -261,6 +264,7 @@ def torch_module_without_attributes():
     return Local(3)
 
 
+@pytest.mark.full
 def test_what_is_left_out_takes_its_comment_along(monkeypatch):
     monkeypatch.setattr("jaxpar.parity._port.port.prove", lambda *_: [])
     source = parity.port(modules.Partly, *example(modules.Partly)).source

@@ -174,6 +174,7 @@ def test_an_image_by_keyword_has_torchs_axes():
     assert any("because of an image is a keyword argument" in note for note in port.notes)
 
 
+@pytest.mark.full
 def test_images_in_a_list_that_cannot_be_turned_are_refused():
     with pytest.raises(errors.PortError, match=r"an image is in a list; .* because of .*: a list of images"):
         parity.port(images.Listed, [torch.rand(2, 3, 4, 4)] * 2, channels_last=True)
@@ -185,6 +186,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", REFUSED, ids=lambda kind: kind.__name__)
 def test_it_is_refused_where_nothing_can_be_turned(kind):
     given = example(kind) if kind is images.Row else [torch.ones(3, 6)]

@@ -36,6 +36,7 @@ def test_a_table_of_shapes_is_computed_in_each_call(name):
     assert [text for text in FORGOTTEN[name] if text in body] == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", REMEMBERED)
 def test_what_may_come_from_earlier_calls_is_a_hole(name):
     port = ported(name)

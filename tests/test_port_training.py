@@ -273,6 +273,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_wrong_line_is_seen(fault, monkeypatch):
     make, (right, wrong) = FAULTS[fault]

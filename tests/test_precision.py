@@ -255,6 +255,7 @@ def train(folder, dtype):
     return folder
 
 
+@pytest.mark.full
 def test_bisect_names_the_types_that_may_be_the_reason(tmp_path):
     wide, short = train(tmp_path / "wide", jnp.float32), train(tmp_path / "short", BF16)
     result = parity.bisect(wide, short)

@@ -33,6 +33,7 @@ def is_free() -> bool:
     return False
 
 
+@pytest.mark.full
 def test_some_calls_of_a_step_are_watched(tmp_path, capsys):
     step = step_of()
     with jaxpar.profile(step, tmp_path, wait=1, active=2) as profiled:
@@ -79,6 +80,7 @@ def fails(x):
     raise OSError("no data")
 
 
+@pytest.mark.full
 def test_nothing_is_left_running_after_an_exception(tmp_path):
     with pytest.raises(OSError, match="no data"):
         jaxpar.profile(fails, tmp_path, wait=0)(X)

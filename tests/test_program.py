@@ -170,6 +170,7 @@ def lines_of(error):
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("wrap", [jaxpar.DataParallel, jaxpar.DistributedDataParallel])
 @pytest.mark.parametrize("trains", [False, True])
 def test_debug_nans_shows_the_users_line(wrap, trains):

@@ -51,6 +51,7 @@ COSTS = {"MaxText, scanned layers": {"half"}, "Flax, sst2": {"loop"}, "JAX, step
 """Findings that leave an example right. In a scan of updates the reduction cannot be put off."""
 
 
+@pytest.mark.full
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", EXAMPLES, ids=[n.replace(" ", "_") for n in EXAMPLES])
 def test_a_step_after_an_example_of_others_is_proven(name):
@@ -100,6 +101,7 @@ class Net(nnx.Module):
         return self.b(self.drop(nnx.relu(self.norm(self.a(x)))))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"on_nonfinite": "ignore"}], ids=str)
 @pytest.mark.parametrize("wrapper", [jaxpar.DataParallel, jaxpar.DistributedDataParallel])
 def test_a_train_step_is_proven(wrapper, options):

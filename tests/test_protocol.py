@@ -164,6 +164,7 @@ def projection(program, rank):
     return tuple(name for name in program if name not in of_others and (rank == 0 or name != "save_one"))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("length", [1, 2, 3])
 def test_groups_of_two_of_three_ranks_end(length):
     """In whatever order: also where rank 0 saves alone while the others meet without it."""

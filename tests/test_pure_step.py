@@ -100,12 +100,14 @@ CASES = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize(("make", "kind", "k"), CASES)
 def test_a_scan_is_as_many_calls(make, kind, k):
     run(make, kind, accumulate=k)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_a_scan_over_uneven_batches(kind):
     run(module, kind, UNEVEN)
@@ -147,6 +149,7 @@ def test_an_ensemble_by_vmap(kind):
         singles[0][0].load(both)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("k", [1, 2])
 @pytest.mark.parametrize("kind", [plain, distributed], ids=lambda kind: kind.__name__)
 def test_results_come_with_the_loss(kind, k):
@@ -201,6 +204,7 @@ def test_a_loss_scale_is_carried():
     assert scales == [8.0, 16.0, 8.0, 8.0]
 
 
+@pytest.mark.full
 def test_a_hook_of_the_communication_keeps_its_state():
     def make():
         net = jaxpar.DistributedDataParallel(Net(), [0, 1])
@@ -254,6 +258,7 @@ def test_what_cannot_be_pure_is_refused():
         step.pure()
 
 
+@pytest.mark.full
 def test_the_step_goes_on_beside_a_carry():
     """A carry is a copy: neither the step's donation nor a later mode of the net changes it."""
     (step, _), (called, _) = module(plain), module(plain)

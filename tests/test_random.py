@@ -128,6 +128,7 @@ def test_permutations_of_other_dtypes(dtype):
     Pair.of(0).make("randperm", 1500, dtype=dtype)
 
 
+@pytest.mark.full
 def test_a_million_of_each_kind():
     pair, n = Pair.of(123), 1_000_003
     compared = 0

@@ -41,6 +41,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", OPTIMIZERS)
 def test_what_an_optimizer_remembers_is_compared(case):
     optimizer, same = OPTIMIZERS[case]
@@ -82,6 +83,7 @@ def exact_gelu(x):
     return nnx.gelu(x, approximate=False)
 
 
+@pytest.mark.full
 def test_a_branch_that_starts_at_zero_is_compared_with_perturbed_weights():
     healthy = parity.compare(Scaled(), FlaxScaled(exact_gelu), X)
     assert healthy.same
@@ -129,6 +131,7 @@ class FlaxFrozen(nnx.Module):
         return self.head(self.norm(x))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", [LinenFrozen, FlaxFrozen])
 def test_a_frozen_layer_keeps_its_mode(kind):
     frozen = parity.compare(Frozen(True), kind(True), X)

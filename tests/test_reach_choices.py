@@ -138,6 +138,7 @@ class FlaxTables(nnx.Module):
         return scale * self.norm((self.words(tokens) * mask[..., None]).mean(1))
 
 
+@pytest.mark.full
 def test_what_arguments_and_the_other_mode_do_is_named():
     inputs = np.array([[1, 2, 3], [2, 3, 3]]), np.ones((2, 3))
     comparison = parity.compare(

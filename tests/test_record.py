@@ -53,6 +53,7 @@ def same_weights_every_time():
     torch.manual_seed(0)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "arguments",
     [

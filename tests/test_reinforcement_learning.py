@@ -43,7 +43,6 @@ def test_both_sides_print_the_same(theirs, monkeypatch):
     assert len(theirs) == 3
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     ("old", "new"),
     [

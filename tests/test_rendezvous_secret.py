@@ -84,6 +84,7 @@ def test_a_recorded_conversation_proves_nothing_a_second_time():
     assert "rank 1 of 2 did not come" in str(results[0])
 
 
+@pytest.mark.full
 def test_the_secret_is_never_sent():
     spoken, text = [], "a text that nobody else may have"
     ours = secret.derived(secret.VARIABLE, text)
@@ -216,6 +217,7 @@ def test_ranks_with_one_secret_meet():
     assert [one.hosts for one in found] == [1] * 3
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("other", [THEIRS, secret.NOBODYS, secret.derived("SLURM_JOB_ID", "8")])
 @pytest.mark.parametrize("who", [0, 1])
 def test_ranks_with_other_secrets_do_not(who, other, caplog):
@@ -254,6 +256,7 @@ def test_whoever_says_that_it_is_rank_0_has_to_show_it():
     assert "go home" not in str(found)
 
 
+@pytest.mark.full
 def test_a_silent_program_at_the_port_does_not_hold_a_rank(monkeypatch):
     monkeypatch.setattr(_rendezvous, "SOON", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -264,6 +267,7 @@ def test_a_silent_program_at_the_port_does_not_hold_a_rank(monkeypatch):
     assert "is not rank 0 of this job" in str(found)
 
 
+@pytest.mark.full
 def test_an_older_jaxpar_gets_one_clear_sentence():
     port = free_port()
     zero, results = in_background(start(0, 2, port), timeout=1, secrets=OURS)
@@ -481,6 +485,7 @@ def test_without_files_to_open_the_door_goes_on(monkeypatch):
         assert len(opened.visitors) == 1
 
 
+@pytest.mark.full
 def test_a_guest_that_says_more_than_a_rank_does_is_a_guest_no_more():
     port = free_port()
     zero, results = in_background(start(0, 3, port), timeout=1, secrets=OURS)

@@ -115,6 +115,7 @@ def test_outputs_are_one_devices(name, B):
     close(jaxpar.DistributedDataParallel(net, IDS)(x, marked(kind)), want)
 
 
+@pytest.mark.full
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("staged", [False, True])
 @pytest.mark.parametrize("B", ROWS)
@@ -173,6 +174,7 @@ def test_an_uneven_batch_takes_the_masked_program(monkeypatch):
     assert None not in found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("B", [8, 10])
 def test_the_other_backend(B):
     kind, x = KINDS["nested"], rows(B)
@@ -234,6 +236,7 @@ class Noisy(nnx.Module):
         return noise(x, self.rngs[...])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("B", [8, 10, 2, 1])
 def test_a_key_is_folded_as_the_streams_of_a_module(B):
     x = np.zeros((B, 3))
@@ -246,6 +249,7 @@ def test_a_key_is_folded_as_the_streams_of_a_module(B):
     assert own == len(shards)
 
 
+@pytest.mark.full
 def test_a_key_is_folded_in_a_step_as_the_streams_of_a_module():
     x = np.zeros((8, 3))
 
@@ -436,6 +440,7 @@ def test_a_mark_changes_the_structure_of_a_batch():
 # ------------------------------------------------------------------------------------------ transformations
 
 
+@pytest.mark.full
 def test_scan_vmap_and_gradients_of_marks():
     net = jaxpar.DataParallel(lambda x, m: x @ m, IDS)
     xs = np.random.RandomState(0).randn(3, 8, C)

@@ -370,6 +370,7 @@ def test_nnx_gru_has_no_place_for_b_hn():
     assert np.array_equal(gradients["bias_hh"], [0, 1, 2, 3, 0, 0])
 
 
+@pytest.mark.full
 def test_layers_without_a_row():
     assert rule_for(nnx.Einsum("ab,bc->ac", (2, 3), rngs=nnx.Rngs(0))) is None
     assert rule_for(linen.ConvLSTMCell(3, (3,))) is None
@@ -433,6 +434,7 @@ def test_every_layer_of_flax_has_a_row_or_is_known_to_have_none(family, space):
 SIZES = st.integers(1, 4)
 
 
+@pytest.mark.full
 @settings(deadline=None, max_examples=30)
 @given(
     out=SIZES,

@@ -402,6 +402,7 @@ def test_replicas_can_be_pickled(detach, devices):
 
 
 # rule 47
+@pytest.mark.full
 def test_a_wrapper_on_one_device_may_hold_another():
     net = jaxpar.DataParallel(jaxpar.DataParallel(Linear(), [0, 1]), [0])
     np.testing.assert_allclose(net(X), Linear()(X), rtol=1e-12)
@@ -446,6 +447,7 @@ def test_there_are_no_threads_and_nothing_is_lost_in_them():
 
 
 # rule 54: what is read while tracing is part of the program; JAX's own settings are part of its key
+@pytest.mark.full
 def test_a_setting_of_jax_is_seen_by_the_next_call():
     net = jaxpar.DataParallel(
         lambda x: x * 0 + float(jax.config.jax_default_matmul_precision == "highest"), [0, 1]
@@ -531,6 +533,7 @@ def test_mean_of_means(N, exact):
 
 
 # rule 72
+@pytest.mark.full
 def test_gradients_are_returned_and_never_added_up():
     net = jaxpar.DataParallel(Linear(), [0, 1])
     gradient = nnx.grad(lambda net: net(X).sum())
@@ -545,6 +548,7 @@ def test_gradients_are_returned_and_never_added_up():
 
 
 # rule 76
+@pytest.mark.full
 def test_spectral_norm():
     def build():
         layer = nnx.Linear(4, 3, param_dtype=jnp.float64, rngs=nnx.Rngs(0))

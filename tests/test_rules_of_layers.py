@@ -37,7 +37,6 @@ def test_there_and_back(texts):
         np.testing.assert_array_equal(back[name], tensor, err_msg=name)
 
 
-@pytest.mark.full
 def test_every_shape_tells_its_axes():
     """A square kernel's axes are found by their place, not by their size."""
     for dim, ours in ((0, -1), (1, -2), (2, 0), (3, 1)):

@@ -215,6 +215,7 @@ def test_inside_jit():
 
 
 # T-DP test_scatter_cpu, test_scatter_gpu: a partial backward fills only its rows
+@pytest.mark.full
 @pytest.mark.parametrize("dim", [0, 1])
 def test_gradients_come_home_to_their_rows(dim):
     x = jnp.arange(16.0).reshape(4, 4)

@@ -283,6 +283,7 @@ def test_a_scheduler_of_ones_own():
     assert scheduler.get_last_lr() == [RATES[0] / 2, RATES[1] / 2]
 
 
+@pytest.mark.full
 def test_a_plain_nnx_optimizer_has_a_rate_too():
     net = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
     optimizer = nnx.Optimizer(net, optim.sgd(0.1), wrt=nnx.Param)

@@ -428,6 +428,7 @@ def test_a_gradient_that_is_not_finite_is_named_and_nothing_moves(at):
     assert_same(before, state_of(step))
 
 
+@pytest.mark.full
 def test_a_nan_is_not_lost_in_a_largest_norm():
     def loss(net, x, y):
         return squared(net, x, y) + jnp.nan * net.first.kernel[4, 12]
@@ -539,6 +540,7 @@ def test_the_whole_state_goes_into_other_programs_and_back():
     np.testing.assert_allclose(trained(other, batches(2, 4)), trained(step, batches(2, 4)), rtol=1e-10)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("other", [False, True], ids=["plain", "divided"])
 def test_a_step_for_another_wrapper_takes_the_optimizer_over(other):
     step, _ = fresh("divided_8")
@@ -588,6 +590,7 @@ def function_state():
     return net, jaxpar.FunctionState.create(params, CLIPPED)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("make_state", [linen_state, function_state])
 def test_states_of_linen_modules_and_functions(make_state):
     def start(shard, state=None):

@@ -59,6 +59,7 @@ PROBLEMS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_every_rank_that_is_there_gets_the_same_text(problem):
     starts, said, text = PROBLEMS[problem]
@@ -70,6 +71,7 @@ def test_every_rank_that_is_there_gets_the_same_text(problem):
     assert re.search(text, str(found[0])), found[0]
 
 
+@pytest.mark.full
 def test_a_second_process_of_a_rank_is_turned_away_alone():
     port, pair = free_port(), r"two processes are rank 1: process \d+ on .* and process \d+ on"
     zero, results = in_background(start(0, 3, port))

@@ -81,6 +81,7 @@ class ByHand:
         return loss
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("wrap", WRAPPERS, ids=lambda wrap: wrap.__name__)
 @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
 @pytest.mark.parametrize("kind", [float, np.float32, jnp.asarray], ids=["float", "numpy", "jax"])
@@ -95,6 +96,7 @@ def test_a_rate_that_is_written_into_the_state(make, wrap, kind):
     assert abs(losses[-1][0] - losses[0][0]) > 1e-3
 
 
+@pytest.mark.full
 def test_what_is_written_is_read_saved_and_traced():
     step = of_function(alone)
     step.state.opt_state.hyperparams["learning_rate"] = 0.5

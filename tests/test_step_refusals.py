@@ -134,5 +134,6 @@ def test_other_errors_get_no_note():
     assert not any("parameters" in note for note in getattr(raised.value, "__notes__", []))
 
 
+@pytest.mark.full
 def test_pmean_over_replicas_is_right():
     assert of_module(pmean_over("replica"), ddp)(X, Y) == of_module(mse, ddp)(X, Y)

@@ -94,6 +94,7 @@ def programs(layer, N):
     return {"outside": jax.jit(outside), "inside": inside}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("rows", "options"), CASES, ids=str)
 def test_the_replicas_together_are_one_batch_norm(rows, options):
     N, b, total = len(rows), max(rows), sum(rows)

@@ -94,6 +94,7 @@ def test_a_jax_without_tls_refuses_what_it_would_ignore(files, monkeypatch):
         tls.authority(start(0, 2, 1))
 
 
+@pytest.mark.full
 def test_ranks_with_other_authorities_all_get_the_same_error(files, monkeypatch):
     pretend(monkeypatch)
     demand(monkeypatch, files["job"])

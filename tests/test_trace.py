@@ -171,6 +171,7 @@ class FlaxImages(nnx.Module):
 IMAGES = np.random.RandomState(0).randn(2, 3, 4, 4)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("module", "flax_module", "x", "options", "same", "cause"),
     [

@@ -102,6 +102,7 @@ def test_it_is_the_step_written_by_hand(kind):
     close(arrays(*ours), arrays(*theirs))
 
 
+@pytest.mark.full
 def test_a_planted_fault_is_found():
     ours, theirs = pair(data_parallel), pair(data_parallel)
     step = jaxpar.train_step(*ours, lambda net, x, y: mse(net, x, y) * (1 + 1e-9))
@@ -112,6 +113,7 @@ def test_a_planted_fault_is_found():
         close(arrays(*ours), arrays(*theirs))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_parameter_groups(kind):
     # The state of a group has an empty tree in the place of every parameter that is not its own.
@@ -145,6 +147,7 @@ def test_accumulating_is_one_step_on_the_mean_gradient(kind):
     assert (step.calls, step.updates) == (2, 1)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_net_and_optimizer_are_the_users_between_steps(kind):
     (net, optimizer), (other, its) = pair(kind), pair(kind)
@@ -175,6 +178,7 @@ def test_the_mode_is_seen(kind):
     np.testing.assert_array_equal(before, module.norm.mean[...])
 
 
+@pytest.mark.full
 def test_aux():
     net, optimizer = pair(distributed)
     step = jaxpar.train_step(
@@ -196,6 +200,7 @@ def test_one_program_and_nothing_waits():
     assert len(traces) == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("cores", "competes", "before"),
     [(2, True, STEPS), (4, True, STEPS + 2), (2, False, STEPS + 2)],
@@ -334,6 +339,7 @@ def test_a_gradient_that_is_not_finite_raises_and_nothing_has_moved(kind, way):
     assert not np.array_equal(before[0], arrays(net, optimizer)[0])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("way", WAYS)
 def test_skip_leaves_one_update_out(way):
     (net, optimizer), (other, its) = pair(data_parallel), pair(data_parallel)
@@ -345,6 +351,7 @@ def test_skip_leaves_one_update_out(way):
     close(jax.tree.leaves(nnx.state(net, nnx.Param)), jax.tree.leaves(nnx.state(other, nnx.Param)))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("way", WAYS)
 def test_a_buffer_may_come_back_in_another_type(way):
     class Counting(nnx.Module):
@@ -407,6 +414,7 @@ def test_a_report_that_nobody_has_read_is_not_lost():
     assert reports.read(wait=True) is None
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", [jaxpar.DataParallel, jaxpar.DistributedDataParallel])
 def test_a_large_net_gives_up_its_memory_too(kind):
     """Beside the state there is room for the gradients, but not for another state."""
@@ -665,6 +673,7 @@ def test_a_parameter_of_integers(kind):
     jaxpar.train_step(net, nnx.Optimizer(net, optax.sgd(0.1), wrt=wrt), mse)(X, Y)
 
 
+@pytest.mark.full
 def test_the_third_shape_is_warned_of():
     net, optimizer = pair(plain)
     step = jaxpar.train_step(net, optimizer, mse)

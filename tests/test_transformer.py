@@ -50,6 +50,7 @@ def test_copies_have_the_same_values_and_their_own_random_numbers(net):
         assert same != isinstance(a, nnx.RngKey), path
 
 
+@pytest.mark.full
 def test_dropout_is_for_training(net):
     net.train()
     assert not np.array_equal(net(X), net(X))

@@ -161,6 +161,7 @@ def test_shapes_are_enough():
     assert (loaded["step"].dtype, int(loaded["step"])) == (jnp.int32, 7)
 
 
+@pytest.mark.full
 def test_the_functions_of_an_equinox_module_stay(tmp_path):
     eqx = pytest.importorskip("equinox")
 

@@ -199,6 +199,7 @@ def test_two_forwards_before_a_backward(B):
     assert_close(nnx.to_pure_dict(nnx.state(net.module, nnx.BatchStat)), first, NEAR)
 
 
+@pytest.mark.full
 def test_static_graph_promises_nothing():
     """docs/semantics.md row D15: another graph is another program."""
     net, plain = ddp(Net(None), static_graph=True), ddp(Net(None))
@@ -232,6 +233,7 @@ def flat(tree):
     return [(tuple(k.key for k in path), x) for path, x in jax.tree.leaves_with_path(tree)]
 
 
+@pytest.mark.full
 def test_a_parameter_that_comes_later():
     """docs/semantics.md row D17."""
     net = ddp(Net(None))
@@ -242,6 +244,7 @@ def test_a_parameter_that_comes_later():
     assert_close(gradients["module"]["scale"][...], expected(1.0), NEAR)
 
 
+@pytest.mark.full
 def test_training_under_jit_is_the_same():
     """In one process a step may be a part of a larger program."""
     nets = [ddp(Net()) for _ in range(2)]
@@ -263,6 +266,7 @@ def test_training_under_jit_is_the_same():
 # ----------------------------------------------------------------------------- no_sync, buffers
 
 
+@pytest.mark.full
 def test_no_sync_leaves_gradients_on_the_replicas():
     """docs/semantics.md row D9: the mean over the replicas of the sum over the calls."""
     net, batches = ddp(Net(norm=None)), [slice(0, 8), slice(2, 10), slice(4, 12)]
@@ -351,6 +355,7 @@ def mean_square(net, x):
     return (net(x) ** 2).mean()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("B", BATCHES)
 def test_one_all_reduce_a_step(B, monkeypatch):
     x = np.ones((B, 6), np.float32)
@@ -403,6 +408,7 @@ def test_small_arrays_of_one_dtype_travel_as_one(flat):
 # ---------------------------------------------------------------------------------------- hooks
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["allreduce", "mean"])
 def test_hooks_that_are_a_mean(name):
     expected = ddp(Net()).value_and_grad(square)(X[:11], Y[:11])
@@ -410,6 +416,7 @@ def test_hooks_that_are_a_mean(name):
     assert_close(net.value_and_grad(square)(X[:11], Y[:11]), expected, NEAR)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("wrapper", ["fp16_compress_wrapper", "bf16_compress_wrapper"])
 def test_a_wrapped_mean_is_the_compressing_hook(wrapper):
     """docs/semantics.md row H4."""
@@ -421,6 +428,7 @@ def test_a_wrapped_mean_is_the_compressing_hook(wrapper):
         assert_close(nnx.to_pure_dict(got[0]), nnx.to_pure_dict(exact), 1e-6)
 
 
+@pytest.mark.full
 def test_a_hook_of_ones_own_has_a_state_for_each_replica():
     def reduce(calls, bucket):
         return calls + 1 + bucket.index, [jax.lax.psum(g * calls, bucket.axis_name) for g in bucket.gradients]
@@ -435,6 +443,7 @@ def test_a_hook_of_ones_own_has_a_state_for_each_replica():
     assert_close(second["module"], expected, NEAR)
 
 
+@pytest.mark.full
 def test_powersgd_loses_nothing():
     """docs/semantics.md row H6: what was said, and the errors that are left, are the sum of the means."""
     hook, calls = comm_hooks.powersgd(1, start_powersgd_iter=2, min_compression_rate=0.5), 6
@@ -504,6 +513,7 @@ def test_bad_construction():
         ddp(Net(None)).value_and_grad(square, wrt=nnx.BatchStat)(X, Y)
 
 
+@pytest.mark.full
 def test_forward_is_the_modules_and_has_no_gradient():
     module = Net(None)
     net = ddp(module)
@@ -580,6 +590,7 @@ class Branches(nnx.Module):
         return jax.nn.relu(self.second(jax.nn.relu(self.first(x) + 1)) + 1)
 
 
+@pytest.mark.full
 def test_another_branch_on_each_replica():
     """docs/semantics.md row D14: a parameter that only some replicas use counts as zero on the others."""
     x = np.concatenate([np.zeros((3, 4)), np.ones((3, 4))])

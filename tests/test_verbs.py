@@ -32,6 +32,7 @@ class Scale(nnx.Module):
 
 
 # T-DP test_replicate, test_replicate_buffers (upstream's loop over parameters is empty; this one is not)
+@pytest.mark.full
 def test_replica_i_lies_on_device_i(devices):
     module = Net()
     replicas = jaxpar.replicate(module, [0, 3, 1])

@@ -326,6 +326,7 @@ def test_an_entry_twice(tmp_path):
         parity.read_weights(tmp_path / "a.pt")
 
 
+@pytest.mark.full
 @settings(deadline=None, max_examples=200)
 @given(position=st.floats(0, 1), byte=st.integers(0, 255), cut=st.booleans())
 @pytest.mark.parametrize("ending", [".safetensors", ".pt"])

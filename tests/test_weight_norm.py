@@ -130,6 +130,7 @@ def test_only_the_originals_are_parameters():
     assert paths == {"scale", "layer.kernel", "layer.bias"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["WeightNorm", "SpectralNorm"])
 def test_the_rulebook_has_no_row_for_a_layer_it_does_not_know(kind):
     einsum = nnx.Einsum("ab,bc->ac", (2, 3), rngs=nnx.Rngs(0))

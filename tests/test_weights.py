@@ -114,6 +114,7 @@ MERGED = ("bias_ih_l0", "bias_hh_l0", "bias_ih_l1", "bias_hh_l1", "_reverse", "n
 # ---------------------------------------------------------------------------------- there and back
 
 
+@pytest.mark.full
 def test_a_whole_model_there_and_back():
     theirs = TorchNet()
     ours = parity.load_torch(flax_net(), theirs, mapping=FLATTENED)

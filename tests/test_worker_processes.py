@@ -429,7 +429,6 @@ def test_a_script_that_ends_early_leaves_no_process(how, kind, tmp_path):
         assert "leaked" not in said
 
 
-@pytest.mark.full
 def test_ctrl_c_in_a_worker_alone_is_no_end():
     assert [b.tolist() for b in loader(faults.Rows(3, faults.interrupted))][1] == [2, -1]
 

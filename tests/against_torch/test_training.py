@@ -206,6 +206,7 @@ def test_a_planted_fault_is_found(plant, monkeypatch):
         jaxpar.clear_caches()
 
 
+@pytest.mark.full
 def test_a_whole_batch_model_is_another_thing():
     """Where BatchNorm is involved the unsplit model is no reference: it is not close."""
     twin = TWINS["cnn"]

@@ -287,6 +287,7 @@ def test_other_methods_are_not_parallel() -> None:
     assert nn.DataParallel(Model(2, 2)).module.rows(torch.zeros(4, 2)) == 4
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("rows", [1, 4])
 @pretend(2)
 def test_no_reference_cycles(rows: int) -> None:
