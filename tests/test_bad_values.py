@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -22,6 +24,7 @@ from jaxpar.nn import functional as F
 from jaxpar.optim import lr_scheduler, swa_utils
 
 NAN, INF = float("nan"), float("inf")
+CLASSES, TARGET = jnp.full((3, 2), 0.5), jnp.array([0, 1, 0])
 
 
 def stepped(scheduler: str, *args: Any, **kwargs: Any) -> Callable[[], Any]:
@@ -108,6 +111,29 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: nn.Upsample(scale_factor=-1.0), RuntimeError, "Upsample: scale_factor is -1.0"),
     (lambda: channels_first.functional.kthvalue(X, -1), RuntimeError, "kthvalue: k is -1"),
     (lambda: channels_first.functional.cdist(X, X, p=-1.0), RuntimeError, "cdist: p is -1.0"),
+    (lambda: F.cross_entropy(CLASSES, TARGET, jnp.array([1.0, NAN])), ValueError, "cross_entropy: weight is"),
+    (lambda: F.nll_loss(CLASSES, TARGET, jnp.array([1.0, INF])), ValueError, "nll_loss: weight is"),
+    (
+        lambda: F.cross_entropy(CLASSES, TARGET, label_smoothing=jnp.array(NAN)),
+        RuntimeError,
+        "label_smoothing must be between 0.0 and 1.0. Got: nan",
+    ),
+    (
+        lambda: F.binary_cross_entropy_with_logits(CLASSES, CLASSES, pos_weight=jnp.array([NAN])),
+        ValueError,
+        "binary_cross_entropy_with_logits: pos_weight is float64[1]; it must be finite.",
+    ),
+    (
+        lambda: F.multi_margin_loss(CLASSES, TARGET, weight=np.array([1, NAN])),
+        ValueError,
+        "multi_margin_loss: weight is",
+    ),
+    (lambda: optim.adam(lr=jnp.array(NAN)), ValueError, "adam: lr is"),
+    (lambda: optim.adam(lr=jnp.array(INF, jnp.bfloat16)), ValueError, "adam: lr is"),
+    (lambda: optim.sgd(momentum=jnp.array(NAN)), ValueError, "sgd: momentum is"),
+    (lambda: optim.adamw(weight_decay=jnp.array(INF)), ValueError, "adamw: weight_decay is"),
+    (lambda: lr_scheduler.step_lr(jnp.array(NAN), 3), ValueError, "step_lr: lr is"),
+    (lambda: nn.BatchNorm(4, momentum=jnp.array(NAN)), ValueError, "BatchNorm: momentum is"),
     (lambda: jaxpar.Checkpointer("run", save_every=True), TypeError, "Checkpointer: save_every is True"),
 ]
 
@@ -119,6 +145,19 @@ def test_it_is_refused_at_construction(row):
         call()
     assert type(caught.value) is kind
     assert str(caught.value).startswith(text)
+
+
+def test_a_traced_value_is_not_read():
+    loss = jax.jit(lambda x, weight: F.cross_entropy(x, TARGET, weight))
+    assert jnp.isnan(loss(CLASSES, jnp.array([1.0, NAN])))
+    with pytest.raises(IndexError, match="Target 1 is out of bounds"):
+        jax.jit(lambda x: F.nll_loss(x, TARGET))(CLASSES[:, :1])
+
+    def update(lr):
+        tx = optim.sgd(lr=lr)
+        return tx.update(CLASSES, tx.init(CLASSES))[0]
+
+    assert jnp.isnan(jax.jit(update)(jnp.array(NAN))).all()
 
 
 def test_layers_without_elements_warn_as_torchs():

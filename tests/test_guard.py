@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -108,6 +111,14 @@ if r:
 copies(net)
 copies(nnx.BatchNorm(3, rngs=nnx.Rngs(0)))
 copies(jax.random.key(r))
+def zero():
+    jaxpar.check_replicas(np.zeros(2))
+def one():
+    jaxpar.check_replicas(np.ones(2))
+try:
+    (one if r else zero)()
+except errors.DivergenceError as error:
+    print("LINES", error)
 """
 
 
@@ -176,8 +187,11 @@ def test_healthy_ranks_pass_and_drifted_copies_are_named():
             in said[1]
         )
         assert "is 123456.0 on rank 0 and 123456.5 on rank 1" in said[1]
-        assert said[2].endswith("tree['a'] is float64[3] on rank 0, float64[4] on rank 1.")
-        assert said[3].endswith("tree['a'] is float64[3] on rank 0, float32[3] on rank 1.")
+        assert re.search(r" It was called at \S+:\d+\.$", said[1])
+        first, second = re.search(r" at \S+:(\d+) on rank 0, \S+:(\d+) on rank 1\.\n", out).groups()
+        assert int(second) == int(first) + 2
+        assert "tree['a'] is float64[3] on rank 0, float64[4] on rank 1. It was called at " in said[2]
+        assert "tree['a'] is float64[3] on rank 0, float32[3] on rank 1. It was called at " in said[3]
         assert "the ranks differ in tree['a']: rank 0 has 1, rank 1 has nothing" in said[4]
         assert said[5] == "same"
         assert "module.bias (float32[3]) is not the same" in said[6]
@@ -260,6 +274,13 @@ def test_one_copy_that_differs_is_named(fault):
     bad[place] = wrong
     with pytest.raises(errors.DivergenceError, match=r"check_replicas: tree\['net'\]\[1\] \(.*" + text):
         jaxpar.check_replicas({"a": replicated(x, x, x), "net": [replicated(x, x), replicated(x, x, bad)]})
+
+
+def test_the_line_of_the_call_is_named():
+    line = inspect.currentframe().f_lineno + 2
+    with pytest.raises(errors.DivergenceError) as caught:
+        jaxpar.check_replicas(replicated(np.ones(2), np.zeros(2)))
+    assert re.search(rf" It was called at \S*test_guard\.py:{line}\.$", str(caught.value))
 
 
 def test_a_parameter_that_drifted_on_one_device():

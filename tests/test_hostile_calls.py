@@ -94,12 +94,17 @@ KINDS = {
     "None": "None",
     "Array": "Array",
     "ndarray": "Array",
-    "ArrayLike": "Array int",
+    "ArrayLike": "Array int Sequence",
     "Ints": "int Sequence",
     "Sizes": "int Sequence None",
     "Count": "int",
     "Positive": "int",
     "Size": "int",
+    "Dimensions": "int Sequence",
+    "Floating": "Array",
+    "Finite": "Array",
+    "SupportsFloat": "float int",
+    "Filter": "str function Sequence None",
     "NonNegative": "float int",
     "Limit": "float int",
     "Extended": "float int",
@@ -232,7 +237,8 @@ def verdict(
             return ""
         return f"does not name the argument in {text!r}"
     except Exception as error:
-        return "" if type(error).__module__ == "jaxpar.errors" else f"raises {error!r}"
+        # Errors of Linen name the module and the collection, and their page.
+        return "" if type(error).__module__ in ("jaxpar.errors", "flax.errors") else f"raises {error!r}"
     USED.add((meaning(short, argument, hostile), hostile))
     return "" if takers & kinds else "accepts it"
 

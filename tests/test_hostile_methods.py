@@ -18,10 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import linen
+from flax import linen, nnx
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_hostile_calls import HOSTILE, verdict
+from test_hostile_calls import HOSTILE, ODD_NUMBERS, verdict
 from valid_calls import NAMESPACES, VALUES, folder, loss, net, optimizer, series, valid_call
 
 import jaxpar
@@ -52,7 +52,6 @@ OF_THE_LIBRARY = {
     "Layout.parse",
     "Level.parse",
     "FunctionState.replace",
-    "DataParallel.__call__",
     "Function.forward",
     "Function.backward",
     "CyclicLR.scale_fn",
@@ -253,14 +252,14 @@ CASES = [
 ]
 
 
-# Still answered by NumPy, JAX, Linen or Python, or by nothing.
-UNFINISHED = re.compile(
-    r"linen\.|value_and_grad\.wrt|Generator\.\w+\.dtype|Generator\.(rand|randn)\.size|Generator\.bernoulli_?\.p$"
-    r"|(save_best\.metric|log\.values|lower\.batch|compile\.batch|icdf\.value|apply\.arguments|step\.metrics)$"
-)
-# What a negative number means.
-NEGATIVE = {"uniform_.low", "normal_.mean", "random_.high"}
-ASKED = [(name, p) for name, p in CASES if not UNFINISHED.search(f"{name}.{p.name}")]
+# Only the user's loss and model can say what a batch holds; their errors are unchanged.
+OF_THE_USER = re.compile(r"TrainStep\.(lower|compile)\.batch$")
+# What some of ODD_NUMBERS mean: a bound; a metric that is not better.
+MEANT = {
+    **dict.fromkeys(("uniform_.low", "normal_.mean", "random_.high"), ("a negative number",)),
+    "step.metrics": ODD_NUMBERS,
+}
+ASKED = [(name, p) for name, p in CASES if not OF_THE_USER.search(f"{name}.{p.name}")]
 
 
 def outcome(name: str, argument: inspect.Parameter, hostile: str) -> str:
@@ -279,9 +278,20 @@ def outcome(name: str, argument: inspect.Parameter, hostile: str) -> str:
         bound = inspect.BoundArguments(call.signature, {n: merged[n] for n in order})
         return getattr(thing, method)(*bound.args, **bound.kwargs)
 
-    if hostile == "a negative number" and f"{method}.{argument.name}" in NEGATIVE:
+    if hostile in MEANT.get(f"{method}.{argument.name}", ()):
         return ""
     return verdict(method, replaced, [], {}, argument, hostile)
+
+
+# Arguments that Linen, NumPy and Flax read, each with every hostile value.
+OTHERS = re.compile(r"linen\.|wrt$|Generator\.(\w+\.dtype|rand\.size|bernoulli_?\.p$)|save_best\.metric|icdf")
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("case", [c for c in ASKED if OTHERS.search(f"{c[0]}.{c[1].name}")], ids=str)
+def test_values_that_other_libraries_read_are_refused_by_name(case):
+    name, argument = case
+    assert {h: wrong for h in HOSTILE if (wrong := outcome(name, argument, h))} == {}
 
 
 @pytest.mark.full
@@ -319,6 +329,26 @@ REFUSED = {
         TypeError,
         "DistributedDataParallel.join: enable is 2.5",
     ),
+    "a text for a shape": (
+        lambda: jaxpar.random.Generator(0).rand(b"x"),
+        TypeError,
+        "Generator.rand: size is b'x'",
+    ),
+    "a number for a type": (
+        lambda: jaxpar.random.Generator(0).randint(3, (2,), dtype=2.5),
+        TypeError,
+        "Generator.randint: dtype is 2.5",
+    ),
+    "a number for a filter": (
+        lambda: jaxpar.DistributedDataParallel(net()).value_and_grad(loss, wrt=2.5),
+        TypeError,
+        "DistributedDataParallel.value_and_grad: wrt is 2.5; it must be a filter of NNX",
+    ),
+    "a huge metric": (
+        lambda: saved().save_best(2, 10**400, net=net()),
+        ValueError,
+        "Checkpointer.save_best was called with step=2, metric=1000",
+    ),
     "a negative count of words": (
         lambda: jaxpar.random.Generator(0).words(-1),
         ValueError,
@@ -332,6 +362,27 @@ def test_a_method_names_itself(case):
     call, kind, text = REFUSED[case]
     with pytest.raises(kind, match=re.escape(text)):
         call()
+
+
+@pytest.mark.parametrize("wrap", [jaxpar.DataParallel, jaxpar.DistributedDataParallel, lambda net: net])
+def test_an_error_in_a_call_of_a_step_names_its_batch(wrap):
+    wrapped = wrap(net())
+    step = jaxpar.train_step(wrapped, nnx.Optimizer(wrapped, optax.sgd(0.1), wrt=nnx.Param), loss)
+    evaluate = jaxpar.eval_step(wrapped)
+    for name, call in {"train_step": step, "eval_step": evaluate}.items():
+        with pytest.raises(TypeError) as caught:
+            call(jnp.ones((8, 3), np.float32))
+        assert f"{name} was called with (float32[8, 3])." in caught.value.__notes__
+    if wrapped.__class__ is not nnx.Linear:
+        with pytest.raises(TypeError) as caught:
+            wrapped(jnp.ones((8, 3), np.float32))
+        assert f"{type(wrapped).__name__} was called with (float32[8, 3])." in caught.value.__notes__
+
+
+def test_an_error_of_the_library_is_not_named_twice():
+    with pytest.raises(jaxpar.errors.BatchError) as caught:
+        step()(jnp.ones((0, 2)))
+    assert not any("was called with" in note for note in getattr(caught.value, "__notes__", ()))
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

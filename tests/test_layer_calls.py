@@ -188,11 +188,17 @@ def test_an_error_of_a_function_in_a_layer_is_unchanged():
     assert not getattr(caught.value, "__notes__", ())
 
 
-def test_a_wrong_call_counts_no_batch():
-    norm = channels_first.BatchNorm1d(3)
-    with pytest.raises(TypeError, match="BatchNorm1d: x is None"):
-        norm(None)
-    assert norm.num_batches_tracked[...] == 0
+def test_a_wrong_call_draws_no_number():
+    dropout = channels_first.Dropout(0.5, rngs=nnx.Rngs(0))
+    count = int(dropout.rngs.count[...])
+    with pytest.raises(TypeError, match=r"Dropout: x is 2\.0; it must be an array: pass"):
+        dropout(2.0)
+    assert dropout.rngs.count[...] == count
+
+
+def test_an_array_with_no_axes_is_refused():
+    with pytest.raises(RuntimeError, match=r"^GroupNorm: x has shape \(\); it must be \[N, C, \*S\]\.$"):
+        channels_first.GroupNorm(2, 4)(jnp.ones(()))
 
 
 def test_attention_refuses_keys_of_a_different_batch():

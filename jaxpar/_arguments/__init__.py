@@ -6,7 +6,9 @@ what an annotation accepts, `values` checks numbers and paths by hand, and `warn
 
 from .checked import check_class as check_class
 from .checked import check_on_import as check_on_import
+from .checked import name_call as name_call
 from .kinds import EXPLAINED as EXPLAINED
+from .kinds import FINITE as FINITE
 from .kinds import FLOATING as FLOATING
 from .kinds import INFINITE as INFINITE
 from .kinds import AnyFloat as AnyFloat

@@ -32,7 +32,6 @@ from .kinds import (
     is_array,
     is_array_type,
     is_bounded,
-    is_data,
     is_floating,
     is_tensor,
     limits,
@@ -128,7 +127,9 @@ def checked(function: Callable[..., Any], owner: type | None = None) -> Callable
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        positional, named = signature.checks
+        positional, named, rest = signature.checks
+        if rest is not None and not all(map(rest, args[len(positional) :])):
+            return signature.call_with_wrong(args, kwargs)
         for accepts, value in zip(positional, args):  # noqa: B905, because there may be more of either
             if accepts is not None and not accepts(value):
                 return signature.call_with_wrong(args, kwargs)
@@ -162,8 +163,8 @@ class _Parameters:
         return inspect.signature(self.function).parameters
 
     @functools.cached_property
-    def checks(self) -> tuple[list[Accepts | None], dict[str, Accepts | None]]:
-        """The checks of positional arguments, and of named ones."""
+    def checks(self) -> tuple[list[Accepts | None], dict[str, Accepts | None], Accepts | None]:
+        """The checks of positional arguments, of named ones, and of further positional ones."""
         checks = {name: self.check(name) for name in self.parameters}
         positional = []
         for name, parameter in self.parameters.items():
@@ -171,9 +172,9 @@ class _Parameters:
                 break
             positional.append(checks[name])
         several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        return positional, {
-            name: checks[name] for name, p in self.parameters.items() if p.kind not in several
-        }
+        rest = next((checks[p.name] for p in self.parameters.values() if p.kind is p.VAR_POSITIONAL), None)
+        named = {name: checks[name] for name, p in self.parameters.items() if p.kind not in several}
+        return positional, named, rest
 
     def check(self, name: str, *, bounded: bool = True) -> Accepts | None:
         annotation = self.annotation(name)
@@ -211,6 +212,11 @@ class _Parameters:
         only_positional = {p.name for p in self.parameters.values() if p.kind is p.POSITIONAL_ONLY}
         return dict(values) | {name: value for name, value in kwargs.items() if name not in only_positional}
 
+    def further(self, args: Sequence[Any]) -> list[tuple[str, Any]]:
+        """Return the values of `*args`, each with the parameter's name."""
+        name = next((p.name for p in self.parameters.values() if p.kind is p.VAR_POSITIONAL), "")
+        return [(name, value) for value in args[len(self.checks[0]) :]] if name else []
+
     def call_with_wrong(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call with an argument that its annotation excludes, and raise if the function does not."""
         problem, is_first = self.problem(args, kwargs)
@@ -233,8 +239,8 @@ class _Parameters:
         A default is accepted. Bounds and paths go before the call, which could write files, or take a huge
         number for the length of a loop; a layer's arguments, as its call may count a batch or draw a number.
         """
-        for name, value in self.by_name(args, kwargs).items():
-            accepts = self.checks[1].get(name)
+        for name, value in [*self.by_name(args, kwargs).items(), *self.further(args)]:
+            accepts = self.checks[1].get(name, self.checks[2] if name not in self.checks[1] else None)
             if accepts is None or accepts(value) or value is self.parameters[name].default:
                 continue
             annotation = self.annotation(name)
@@ -254,30 +260,38 @@ class _Parameters:
         return None, False
 
     def explain(self, error: Exception, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Add the arguments to an error's notes; raise ValueError instead of an error of Python's own."""
-        values = self.by_name(args, kwargs)
+        """Add the arguments to an error's notes; raise ValueError instead of an error of Python's own.
+
+        The user's code that runs inside, such as a function that an object holds, may raise anything.
+        """
         is_own = _is_raised_by_library(error)
-        # A method may call what its object holds.
-        reads = self.owner is None or re.match("__|load_state_dict", self.function.__name__)
-        if self.is_call and not _is_inside_libraries(error):
+        if not is_own and not _is_inside_libraries(error, self.function):
             return
-        if not is_own and (not reads or not all(map(is_data, values.values()))):
-            return  # the user's code that runs inside may raise anything
-        listed = ", ".join(f"{name}={shown(value)}" for name, value in values.items())
+        values = [*self.by_name(args, kwargs).items(), *self.further(args)]
+        listed = ", ".join(f"{name}={shown(value)}" for name, value in values)
         text = f"{self.name(args)} was called with {listed or 'no arguments'}"
         if not is_own and isinstance(error, _RAW) and type(error).__module__ != "jaxpar.errors":
             raise ValueError(f"{text}: {type(error).__name__}: {error}") from error
-        are_named = values.keys() <= set(re.findall(r"\w+", str(error)))
+        are_named = {name for name, _ in values} <= set(re.findall(r"\w+", str(error)))
         names_itself = str(error).startswith(f"{self.name(args)}:")
-        if values and (not names_itself or (reads and not are_named)):
+        is_method = self.owner is not None and not re.match("__|load_state_dict", self.function.__name__)
+        if values and (not names_itself or not (is_method or are_named)):
             error.add_note(text)
 
 
-def _is_inside_libraries(error: Exception) -> bool:
-    """Whether none of the user's code was running, as a function that a layer holds."""
+def _is_inside_libraries(error: Exception, function: Callable[..., Any]) -> bool:
+    """Whether none of the user's code was running, besides the function itself."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    roots = {frame.f_globals.get("__name__", "").partition(".")[0] for frame in frames}
+    others = [frame for frame in frames if frame.f_code is not getattr(function, "__code__", None)]
+    roots = {frame.f_globals.get("__name__", "").partition(".")[0] for frame in others}
     return roots <= LIBRARIES | sys.stdlib_module_names
+
+
+def name_call(error: Exception, function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Add a note with the arguments of a step's or a wrapper's call, unless the library raised the error."""
+    if not _is_raised_by_library(error):
+        listed = [*map(shown, args), *(f"{name}={shown(value)}" for name, value in kwargs.items())]
+        error.add_note(f"{function} was called with ({', '.join(listed)}).")
 
 
 def _is_raised_by_library(error: Exception) -> bool:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 Accepts: TypeAlias = Callable[[Any], bool]
 
 
-LIBRARIES = {"numpy", "jax", "jaxlib", "ml_dtypes", "jaxpar", "flax"}
+LIBRARIES = {"numpy", "jax", "jaxlib", "ml_dtypes", "jaxpar", "flax", "optax"}
 """The packages whose code runs inside of a call, besides Python's and the user's."""
 
 
@@ -25,10 +25,11 @@ class Mark(enum.Enum):
     EXPLAINED = "the function itself refuses other types, and its text explains more"
     INFINITE = "infinity means something there; any other float is finite"
     NAN = "NaN means something there, too"
+    FINITE = "an array with NaN or infinity is refused"
     FLOATING = "an array of integers or booleans is refused, with torch's class"
 
 
-EXPLAINED, INFINITE, NAN, FLOATING = Mark
+EXPLAINED, INFINITE, NAN, FINITE, FLOATING = Mark
 
 
 class Least(NamedTuple):
@@ -54,7 +55,7 @@ def accepts_of(annotation: Any, *, bounded: bool = True) -> Accepts | None:
         return _annotated(annotation, bounded)
     if origin in (typing.Union, types.UnionType):
         checks = [accepts_of(member, bounded=bounded) for member in members]
-        if any(getattr(member, "__name__", "").endswith("SupportsDType") for member in members):
+        if any(getattr(member, "__name__", "").endswith(("SupportsDType", "HasDType")) for member in members):
             checks = [_is_dtype, *(_is_none for member in members if member is types.NoneType)]
         if float in map(_without_marks, members) and complex not in members:
             checks = [_is_no_number_but_array if check is is_array else check for check in checks]
@@ -100,6 +101,8 @@ def _annotated(annotation: Any, bounded: bool) -> Accepts | None:
         return None
     if FLOATING in marks:
         return accepts if not bounded else lambda value: accepts(value) and not _is_integer_array(value)
+    if FINITE in marks:
+        return accepts if not bounded else lambda value: accepts(value) and _has_finite_elements(value)
     least = least_of(annotation)
     if not bounded or NAN in marks:
         return accepts if least is None else lambda value: not isinstance(value, bool) and accepts(value)
@@ -166,9 +169,19 @@ def _is_number(value: Any) -> bool:
 def _is_finite(value: Any) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
-    # JAX's numbers are computed: to look at one waits for its device.
-    on_host = type(value).__module__ in ("numpy", "ml_dtypes")
-    return _is_number(value) and (not on_host or math.isfinite(value))
+    return _is_number(value) and _has_finite_elements(value)
+
+
+def _has_finite_elements(value: Any) -> bool:
+    """Whether no element is NaN or infinite; elements that are traced, or on other hosts, cannot be read."""
+    import numpy as np  # `import jaxpar` does not load JAX or NumPy
+
+    if getattr(getattr(value, "dtype", None), "kind", "i") in "biu":
+        return True
+    try:
+        return bool(np.isfinite(np.asarray(value)).all())
+    except (TypeError, RuntimeError):
+        return True
 
 
 def _is_bool(value: Any) -> bool:
@@ -274,7 +287,7 @@ def least_of(annotation: Any) -> Least | None:
 
 def is_bounded(annotation: Any) -> bool:
     """Whether a type excludes values of its kind before the call."""
-    return least_of(annotation) is not None or is_floating(annotation)
+    return least_of(annotation) is not None or is_floating(annotation) or FINITE in _parts(annotation)
 
 
 def is_floating(annotation: Any) -> bool:
@@ -293,7 +306,8 @@ def limits(annotation: Any) -> str:
     parts, least = list(_parts(annotation)), least_of(annotation)
     if is_floating(annotation):
         return "an array of floating-point numbers; x.astype(jnp.float32) makes one of it"
-    bounds = ["finite"] if float in parts and INFINITE not in parts else []
+    is_finite = FINITE in parts or (float in parts and INFINITE not in parts)
+    bounds = ["finite"] if is_finite else []
     bounds += [] if least is None else [f"{least.bound:g} or more"]
     return " and ".join(bounds) or "a number"
 
@@ -344,16 +358,3 @@ def described(annotation: Any) -> str:
     if kind in _CONTAINERS and members:
         name += f"[{', '.join('...' if member is ... else described(member) for member in members)}]"
     return name
-
-
-def is_data(value: Any) -> bool:
-    """Whether a value runs no code of the user: numbers, text, arrays, containers of these, streams."""
-    if isinstance(value, (list, tuple)):
-        return all(map(is_data, value))
-    if isinstance(value, dict):
-        return all(map(is_data, value.values()))
-    kind = type(value)
-    if kind.__module__ == "flax.nnx.rnglib":
-        return True
-    builtin = (object, str, bytes, int, float, complex, bool, types.NoneType, set, slice)
-    return not callable(value) and (kind in builtin or kind.__module__.partition(".")[0] in LIBRARIES)

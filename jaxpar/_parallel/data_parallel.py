@@ -11,7 +11,7 @@ import jax
 from flax import linen, nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from .._arguments import check_class
+from .._arguments import check_class, name_call
 from .._counterparts import TorchNames
 from .._devices.context import Outside, is_explicit, returned
 from .._statistics.linen_batch_norm import over_replicas
@@ -99,9 +99,13 @@ def forward(
         return _alone(module, args, kwargs)
     refuse_nesting(function)
     target = None if context_mesh() is not None else _target(args, kwargs, placement)
-    with Outside(placement.outer_mesh):
-        outputs = _forward(module, args, kwargs, placement, backend, programs, function, target)
-        return returned(outputs, placement.dim)
+    try:
+        with Outside(placement.outer_mesh):
+            outputs = _forward(module, args, kwargs, placement, backend, programs, function, target)
+            return returned(outputs, placement.dim)
+    except Exception as error:
+        name_call(error, function, args, kwargs)
+        raise
 
 
 def _forward(

@@ -6,7 +6,7 @@ Unlike torch's, `value_and_grad` returns the mean gradient, because a JAX array 
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -194,6 +194,7 @@ class _NNXDistributed(Distributed, nnx.Module):
 
         torch counterpart: forward, loss and `loss.backward()` (docs/semantics.md rows D4, D5).
         """
+        _check_filter(wrt)
 
         @outside
         def value_and_grad(*batch: PyTree, **kwargs: PyTree) -> Any:
@@ -201,6 +202,16 @@ class _NNXDistributed(Distributed, nnx.Module):
             return loss, gradients
 
         return value_and_grad
+
+
+def _check_filter(wrt: nnx.filterlib.Filter) -> None:
+    try:
+        nnx.filterlib.to_predicate(wrt)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"DistributedDataParallel.value_and_grad: wrt is {wrt!r:.60}; it must be a filter of NNX: "
+            "a type of variables, a tag, a function of path and value, a bool, `...`, or a list of these."
+        ) from error
 
 
 class _LinenDistributed(Distributed):
@@ -221,7 +232,7 @@ class _LinenDistributed(Distributed):
 
     def apply(
         self,
-        variables: PyTree,
+        variables: Mapping[str, Any],
         *args: PyTree,
         rngs: Any = None,
         mutable: Any = False,

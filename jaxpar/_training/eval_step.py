@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from .._arguments import EXPLAINED
+from .._arguments import EXPLAINED, name_call
 from .._devices.context import outside_for, returned
 from .._parallel.compiling import begun
 from .._parallel.modules import Changes
@@ -98,8 +98,12 @@ def eval_step(
         with outside_for(placement):
             arrays.bring(objects)
         check_batch(batch, kwargs, jax.tree.leaves((batch, kwargs)), "eval_step")
-        with outside_for(placement):
-            outputs = returned(engine.step(batch, kwargs).aux, 0 if placement is None else placement.dim)
+        try:
+            with outside_for(placement):
+                outputs = returned(engine.step(batch, kwargs).aux, 0 if placement is None else placement.dim)
+        except Exception as error:
+            name_call(error, "eval_step", batch, kwargs)
+            raise
         empty_array = empty(batch, kwargs)
         if empty_array is not None:
             _check_numbers(outputs, empty_array)

@@ -7,6 +7,7 @@ torch compares shapes once, when DDP is constructed (docs/semantics.md row D2), 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from .._devices.context import outside
 from .._tree import is_array
 from .._typing import DIVISION, PyTree, Shape
 from ..errors import DivergenceError, LeafError
+from . import call_log
 from .exchange import exchange, exchange_json
 from .group import Group, ProcessGroup, current, member
 from .step_agreement import difference
@@ -41,7 +43,8 @@ def check_replicas(tree: PyTree, group: ProcessGroup = None) -> None:
       group: the ranks to compare; the default group if omitted.
 
     Raises:
-      DivergenceError: names the first leaf that differs, the devices or ranks, and the first element.
+      DivergenceError: names the first leaf that differs, the devices or ranks, the first element, and the
+        source lines of the call.
 
     >>> import jax.numpy as jnp
     >>> from jaxpar.distributed.check_replicas import check_replicas
@@ -49,14 +52,15 @@ def check_replicas(tree: PyTree, group: ProcessGroup = None) -> None:
 
     torch counterpart: none; `_verify_param_shape_across_processes` compares shapes.
     """
+    line = call_log.line(call_log.call_site())
     leaves = _leaves(tree)
     shards = [_shards(leaf, path, first) for path, leaf, first in leaves]
     for (path, *_), parts in zip(leaves, shards, strict=True):
         for copies in parts.values():
-            _compare_devices(path, copies)
+            _compare_devices(path, copies, line)
     pg = member(group, WHAT) if current() is not None or group is not None else None
     if pg is not None and pg.size > 1:
-        _compare_ranks(pg, [path for path, *_ in leaves], shards)
+        _compare_ranks(pg, [path for path, *_ in leaves], shards, line)
 
 
 Copies = list[tuple[str, np.ndarray]]
@@ -105,12 +109,21 @@ def _shards(leaf: PyTree, path: str, first: int) -> dict[str, Copies]:
     return {}
 
 
-def _compare_devices(path: str, copies: Copies) -> None:
+def _compare_devices(path: str, copies: Copies, line: str) -> None:
     (first, one), *others = copies
     for device, other in others:
         # As bytes, because NaN is not equal to itself, and -0.0 is equal to 0.0.
         if one.tobytes() != other.tobytes():
-            raise DivergenceError(_report(path, one.dtype, one.shape, {first: one, device: other}))
+            report = _report(path, one.dtype, one.shape, {first: one, device: other})
+            raise DivergenceError(f"{report}{_called({0: line})}")
+
+
+def _called(lines: Mapping[int, str]) -> str:
+    """Return the sentence on where ranks called check_replicas; empty for lines of libraries."""
+    calls = dict.fromkeys(lines.values())
+    if len(calls) == 1:
+        return "".join(f" It was called at {line}." for line in calls if line)
+    return f" It was called at {', '.join(f'{line} on rank {r}' for r, line in lines.items())}."
 
 
 def _report(
@@ -132,18 +145,20 @@ def _report(
 # ----------------------------------------------------------------------------------- between ranks
 
 
-def _compare_ranks(group: Group, paths: list[str], shards: list[dict[str, Copies]]) -> None:
+def _compare_ranks(group: Group, paths: list[str], shards: list[dict[str, Copies]], line: str) -> None:
     descriptions = {
         path: {index: _describe(copies[0][1]) for index, copies in parts.items()}
         for path, parts in zip(paths, shards, strict=True)
     }
-    by_rank = exchange_json(WHAT, descriptions, group=group)
+    received = exchange_json(WHAT, {"line": line, "leaves": descriptions}, group=group)
+    by_rank = {r: message["leaves"] for r, message in received.items()}
+    lines = {r: message["line"] for r, message in received.items()}
     part_counts = {
         r: {path: str(len(parts)) for path, parts in described.items()} for r, described in by_rank.items()
     }
     # Compared first: the loop below indexes every rank's description by this rank's paths.
     if problem := difference(WHAT, part_counts):
-        raise DivergenceError(f"{problem} The numbers are parts on the rank's devices.")
+        raise DivergenceError(f"{problem} The numbers are parts on the rank's devices.{_called(lines)}")
     for path, parts in zip(paths, shards, strict=True):
         for index in sorted({index for described in by_rank.values() for index in described[path]}):
             holders = [r for r, described in by_rank.items() if index in described[path]]
@@ -153,7 +168,8 @@ def _compare_ranks(group: Group, paths: list[str], shards: list[dict[str, Copies
             if other is not None:
                 copies = parts.get(index)
                 local_copy = None if copies is None else copies[0][1]
-                _explain(group, path, local_copy, holders[0], other, by_rank, index)
+                report = _explained(group, path, local_copy, holders[0], other, by_rank, index)
+                raise DivergenceError(f"{report}{_called(lines)}")
 
 
 def _describe(x: np.ndarray) -> list:
@@ -161,14 +177,14 @@ def _describe(x: np.ndarray) -> list:
     return [str(x.dtype), list(x.shape), digest]
 
 
-def _explain(
+def _explained(
     group: Group, path: str, x: np.ndarray | None, a: int, b: int, by_rank: dict[int, dict], index: str
-) -> None:
-    """Find the first element that differs between ranks a and b, and raise on all ranks."""
+) -> str:
+    """Return the error text, on all ranks, for the first element that differs between ranks a and b."""
     # All ranks take part in every exchange, also ranks that do not hold the slice.
     (dtype, shape, _), (other_dtype, other_shape, _) = by_rank[a][path][index], by_rank[b][path][index]
     if (dtype, shape) != (other_dtype, other_shape):
-        raise DivergenceError(
+        return (
             f"check_replicas: {path} is {dtype}{shape} on rank {a}, {other_dtype}{other_shape} on rank {b}."
         )
     flat = np.zeros(0) if x is None else np.ascontiguousarray(x).reshape(-1)
@@ -183,4 +199,4 @@ def _explain(
         start, end = start + i * step, min(start + (i + 1) * step, end)
     raw = exchange(WHAT, flat[start:end].tobytes().hex(), group=group)
     one, two = (np.frombuffer(bytes.fromhex(raw[group.numbers[r]]), jnp.dtype(dtype)) for r in (a, b))
-    raise DivergenceError(_report(path, dtype, tuple(shape), {f"rank {a}": one, f"rank {b}": two}, start))
+    return _report(path, dtype, tuple(shape), {f"rank {a}": one, f"rank {b}": two}, start)

@@ -20,7 +20,7 @@ from ._dtypes import c_name, digits, floating, is_floating, largest, name, suppo
 from ._state import State, from_bytes, to_bytes
 
 A = TypeVar("A", bound=np.ndarray)
-Size = SupportsIndex | Sequence[SupportsIndex]
+Dimensions = SupportsIndex | Sequence[SupportsIndex]
 
 DEFAULT_SEED = 67280421310721
 """The seed of an unseeded torch.Generator."""
@@ -112,11 +112,11 @@ class Generator:
 
     # ---------------------------------------------------------------------------------- new arrays
 
-    def rand(self, *size: Size, dtype: DTypeLike = np.float32) -> np.ndarray:
+    def rand(self, *size: Dimensions, dtype: DTypeLike = np.float32) -> np.ndarray:
         """Uniform numbers in [0, 1), of shape `size`: ints, or one tuple."""
         return self.uniform_(_empty(size, dtype))
 
-    def randn(self, *size: Size, dtype: DTypeLike = np.float32) -> np.ndarray:
+    def randn(self, *size: Dimensions, dtype: DTypeLike = np.float32) -> np.ndarray:
         """Standard normal numbers of shape `size`: ints, or one tuple."""
         return self.normal_(_empty(size, dtype))
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
+from ..._typing import Finite
 from ._reduction import check_reduction, reduce, targets
 
 SMALLEST = float(np.float32(1e-12))
@@ -20,7 +21,7 @@ SMALLEST = float(np.float32(1e-12))
 def cross_entropy(
     input: jax.Array,
     target: ArrayLike,
-    weight: ArrayLike | None = None,
+    weight: Finite | None = None,
     *,
     ignore_index: int = -100,
     reduction: str = "mean",
@@ -90,7 +91,7 @@ def _of_probabilities(
 def nll_loss(
     input: jax.Array,
     target: ArrayLike,
-    weight: ArrayLike | None = None,
+    weight: Finite | None = None,
     *,
     ignore_index: int = -100,
     reduction: str = "mean",
@@ -123,8 +124,12 @@ def nll_loss(
         raise RuntimeError(f"expected scalar type Long but found {target.dtype}")
     counted = target != ignore_index
     valid = (target >= 0) & (target < C)
-    if not isinstance(target, jax.core.Tracer) and not (valid | ~counted).all():
-        raise IndexError(f"Target {np.asarray(target)[np.asarray(counted & ~valid)][0]} is out of bounds.")
+    if not isinstance(target, jax.core.Tracer):
+        # In NumPy: a constant of a program that is traced has a value, and what JAX computes of it has none.
+        classes = np.asarray(target)
+        wrong = classes[(classes != ignore_index) & ((classes < 0) | (classes >= C))]
+        if wrong.size:
+            raise IndexError(f"Target {wrong[0]} is out of bounds.")
     # Read class 0 in place of an invalid one such as ignore_index; the loss there is replaced below.
     at = jnp.take_along_axis(input, jnp.where(valid, target, 0)[..., None], axis=-1)[..., 0]
     counts = _counts(target, counted, weight, input.dtype)
@@ -203,7 +208,7 @@ def binary_cross_entropy_with_logits(
     weight: ArrayLike | None = None,
     *,
     reduction: str = "mean",
-    pos_weight: ArrayLike | None = None,
+    pos_weight: Finite | None = None,
 ) -> jax.Array:
     """`binary_cross_entropy` of sigmoid(input), without its bounds.
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from ..._typing import Finite
 from ._reduction import check_reduction, clamp_min, reduce, targets
 
 
@@ -67,7 +68,7 @@ def soft_margin_loss(input: jax.Array, target: ArrayLike, *, reduction: str = "m
 
 
 def multilabel_soft_margin_loss(
-    input: jax.Array, target: ArrayLike, weight: ArrayLike | None = None, *, reduction: str = "mean"
+    input: jax.Array, target: ArrayLike, weight: Finite | None = None, *, reduction: str = "mean"
 ) -> jax.Array:
     """The mean over the classes of `binary_cross_entropy_with_logits`.
 
@@ -88,7 +89,7 @@ def multi_margin_loss(
     target: ArrayLike,
     p: int = 1,
     margin: float = 1.0,
-    weight: ArrayLike | None = None,
+    weight: Finite | None = None,
     *,
     reduction: str = "mean",
 ) -> jax.Array:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from ...._typing import Finite
 from ... import functional as last
 from ...functional import binary_cross_entropy as binary_cross_entropy
 from ...functional import binary_cross_entropy_with_logits as binary_cross_entropy_with_logits
@@ -31,7 +32,7 @@ from ...functional import triplet_margin_loss as triplet_margin_loss
 def cross_entropy(
     x: jax.Array,
     target: ArrayLike,
-    weight: ArrayLike | None = None,
+    weight: Finite | None = None,
     *,
     ignore_index: int = -100,
     reduction: str = "mean",
@@ -53,7 +54,7 @@ def cross_entropy(
 def nll_loss(
     x: jax.Array,
     target: ArrayLike,
-    weight: ArrayLike | None = None,
+    weight: Finite | None = None,
     *,
     ignore_index: int = -100,
     reduction: str = "mean",
