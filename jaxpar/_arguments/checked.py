@@ -127,8 +127,8 @@ def checked(function: Callable[..., Any], owner: type | None = None) -> Callable
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        positional, named, rest = signature.checks
-        if rest is not None and not all(map(rest, args[len(positional) :])):
+        positional, named, further = signature.checks
+        if further is not None and not all(map(further, args[len(positional) :])):
             return signature.call_with_wrong(args, kwargs)
         for accepts, value in zip(positional, args):  # noqa: B905, because there may be more of either
             if accepts is not None and not accepts(value):
@@ -172,9 +172,9 @@ class _Parameters:
                 break
             positional.append(checks[name])
         several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        rest = next((checks[p.name] for p in self.parameters.values() if p.kind is p.VAR_POSITIONAL), None)
+        further = next((checks[p.name] for p in self.parameters.values() if p.kind is p.VAR_POSITIONAL), None)
         named = {name: checks[name] for name, p in self.parameters.items() if p.kind not in several}
-        return positional, named, rest
+        return positional, named, further
 
     def check(self, name: str, *, bounded: bool = True) -> Accepts | None:
         annotation = self.annotation(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -119,8 +120,7 @@ def _forward(
     target: Any,
 ) -> PyTree:
     args, kwargs, objects = set_aside(args, kwargs)
-    if objects:
-        module = bundled(module, objects, placement, function)
+    module = bundled(module, objects, placement, function) if objects else module
     # On a mesh, one replica is a group of devices, which the program puts in context.
     alone = placement.N == 1 and placement.outer_mesh is None
     if not alone and isinstance(module, nnx.Module) and (perturbations := view_nnx(module).perturbations()):
@@ -159,9 +159,7 @@ def bundled(
 
 def _target(args: tuple, kwargs: dict[str, Any], placement: Placement) -> Any:
     """Return where outputs go: to all devices, if the batch is already spread over them."""
-    if is_staged():
-        return None
-    if placement.outer_mesh is not None:
+    if is_staged() or placement.outer_mesh is not None:
         return None
     # After a training step inside of jit, parameters are on all devices, and JAX refuses to mix them with an
     # array on one, such as the outputs of a wrapped block.
@@ -398,7 +396,5 @@ def _settle(module: nnx.Module, placement: Placement) -> None:
         return
     # torch moves a module for a single device only (docs/semantics.md row 10). Here a module on one device
     # could not be passed to `nnx.jit`. Errors are raised at the first call, as in torch (row 14).
-    try:
+    with contextlib.suppress(JaxparError):
         replicate(module, placement)
-    except JaxparError:
-        return

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from flax import linen, nnx
 
+from .._arguments import name_call
 from .._parallel.data_parallel import DataParallel
 from .._parallel.modules.function_view import function_of, is_callable_pytree, is_transform, with_arrays
 from .._tree import combine, separate
@@ -218,8 +219,8 @@ def adapted(
 
 
 @contextlib.contextmanager
-def parameters_noted(nets: tuple[Any, ...], batch: tuple[PyTree, ...]) -> Iterator[None]:
-    """Note on a RowsError that the batch begins with a tree like the parameters that the step holds."""
+def call_noted(nets: tuple[Any, ...], batch: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> Iterator[None]:
+    """Note the batch of a step on errors, and that it begins with a tree like the step's parameters."""
     try:
         yield
     except RowsError as error:
@@ -228,6 +229,9 @@ def parameters_noted(nets: tuple[Any, ...], batch: tuple[PyTree, ...]) -> Iterat
             forms: list[Any] = [jax.tree.structure(x) for x in (batch[0], inner.variables[PARAMS])]
             if forms[0] == forms[1]:
                 error.add_note("The step holds the parameters: call step(*batch) without them.")
+        raise
+    except Exception as error:
+        name_call(error, "train_step", batch, kwargs)
         raise
 
 

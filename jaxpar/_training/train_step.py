@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from .._arguments import EXPLAINED, Positive, name_call
+from .._arguments import EXPLAINED, Positive
 from .._devices.context import outside_for, returned
 from .._devices.topology import refuse_topology
 from .._parallel.data_parallel import DataParallel
@@ -184,12 +184,8 @@ class TrainStep:
         self._raise_if_reported(wait=False)
         networks.refuse_context(self._nets, self._engine.state, self._accumulate)
         last = (self.calls + 1) % self._accumulate == 0
-        try:
-            with function_net.parameters_noted(self._nets, batch):
-                done = self._engine.step(batch, kwargs, keep=not last)
-        except Exception as error:
-            name_call(error, "train_step", batch, kwargs)
-            raise
+        with function_net.call_noted(self._nets, batch, kwargs):
+            done = self._engine.step(batch, kwargs, keep=not last)
         # After the step: a batch that raised must neither count nor constrain later ones.
         self._batches.remember(*signature)
         self.calls += 1

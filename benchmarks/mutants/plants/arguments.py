@@ -12,7 +12,7 @@ PLANTS = [
         ('        if problem is not None:\n            raise problem\n', '', "tests/test_hostile_calls.py -k without_a_check"),
         ('if not is_own and not _is_inside_libraries(error, self.function):', 'if False:', "tests/test_hostile_calls.py -k own_error"),
         ('frame.f_code is not getattr(function, "__code__", None)', 'True', "tests/test_hostile_calls.py -k pythons_own"),
-        ('if rest is not None and not all(map(rest, args[len(positional) :])):', 'if False:', "tests/test_hostile_methods.py -k names_itself"),
+        ('if further is not None and not all(map(further, args[len(positional) :])):', 'if False:', "tests/test_hostile_methods.py -k names_itself"),
         ('    if not _is_raised_by_library(error):\n        listed', '    if True:\n        listed', "tests/test_hostile_methods.py -k not_named_twice"),
         ('if accepts is None or accepts(value) or value is self.parameters[name].default', 'if accepts is None or accepts(value)', "tests/test_hostile_calls.py -k annotation_is_held"),
         (' and annotation is not SupportsIndex', '', "tests/test_random.py -k refused_as_torch"),

@@ -125,7 +125,7 @@ def nll_loss(
     counted = target != ignore_index
     valid = (target >= 0) & (target < C)
     if not isinstance(target, jax.core.Tracer):
-        # In NumPy: a constant of a program that is traced has a value, and what JAX computes of it has none.
+        # In NumPy: inside jit, JAX traces what is computed from a constant.
         classes = np.asarray(target)
         wrong = classes[(classes != ignore_index) & ((classes < 0) | (classes >= C))]
         if wrong.size:
