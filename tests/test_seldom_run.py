@@ -25,7 +25,7 @@ from jaxpar.optim import lr_scheduler, swa_utils
 from jaxpar.optim.swa_utils import _averaged_model
 from jaxpar.parity import _match
 from jaxpar.parity._runs import batches, passes, world_causes
-from jaxpar.parity.contract import checking
+from jaxpar.parity.contract import tries
 from jaxpar.random import _fma
 
 
@@ -165,9 +165,9 @@ def test_an_edit_mends_if_nothing_else_differs_than_before(others):
     first = SimpleNamespace(candidate="first", kind="layer", others=tuple(names[1:]))
     before = SimpleNamespace(divergence=first)
     now = SimpleNamespace(candidate="second", kind="layer", others=tuple(names[2 : others + 1]))
-    assert checking._mends(before, SimpleNamespace(same=False, divergence=now))
+    assert tries._mends(before, SimpleNamespace(same=False, divergence=now))
     again = SimpleNamespace(candidate="first", kind="layer", others=())
-    assert not checking._mends(before, SimpleNamespace(same=False, divergence=again))
+    assert not tries._mends(before, SimpleNamespace(same=False, divergence=again))
 
 
 def test_an_axis_order_that_fits_as_well_is_noted():

@@ -76,29 +76,13 @@ def against(
     ...     parity.against(trace, nnx.Linear(3, 4, rngs=nnx.Rngs(0)))
     <Comparison: semantic, same, 4 tensors>
     """
-    started, recorded, module = time.perf_counter(), read(trace), as_flax(flax_module)
-    task = _task(recorded, loss, optimizer, outputs, Layout.parse(layout))
-    inputs = ModelInputs(
-        module, task, (recorded.inputs, None, flax_inputs), (None, flax_kwargs), function="against"
-    )
+    started, recorded = time.perf_counter(), read(trace)
+    options = {"flax_inputs": flax_inputs, "outputs": outputs, "loss": loss, "optimizer": optimizer,
+        "layout": layout, "mapping": mapping, "ignore_torch": ignore_torch, "ignore_flax": ignore_flax,
+        "variables": variables, "flax_kwargs": flax_kwargs}  # fmt: skip
     with exact():
-        links, variables = linked(
-            module,
-            recorded.source(),
-            inputs.batch(1).flax_call,
-            variables,
-            task,
-            "parity.against",
-            mapping=mapping,
-            ignore_torch=ignore_torch,
-            ignore_flax=ignore_flax,
-        )
-
-        def batches(step: int) -> Batch:
-            targets = tuple(recorded.row(f"{step}/targets/"))
-            return dataclasses.replace(inputs.batch(step), targets=targets)
-
-        pair = TracePair(recorded, module, variables, task, links, "torch")
+        pair, batches, inputs = paired(recorded, flax_module, **options)
+        task, module = pair.task, pair.flax_module
         bounds = policy or Policy(Level.SEMANTIC)
         compared, side_notes = _judged(pair, batches, bounds)
         compared = dataclasses.replace(
@@ -117,6 +101,39 @@ def against(
         if search and not compared.same:
             compared = dataclasses.replace(compared, divergence=find(pair, batches, compared))
     return dataclasses.replace(compared, seconds=time.perf_counter() - started)
+
+
+def paired(
+    recorded: TraceFile, flax_module: JaxModel, **options: Any
+) -> tuple[TracePair, Callable[[int], Batch], ModelInputs]:
+    """Return the pair of a trace and a model, its batches and inputs; `options` are those of `against`."""
+    module, variables = as_flax(flax_module), options.get("variables")
+    loss, optimizer, outputs = (options.get(name) for name in ("loss", "optimizer", "outputs"))
+    task = _task(recorded, loss, optimizer, outputs, Layout.parse(options.get("layout", "same")))
+    inputs = ModelInputs(
+        module,
+        task,
+        (recorded.inputs, None, options.get("flax_inputs")),
+        (None, options.get("flax_kwargs")),
+        function="against",
+    )
+    links, variables = linked(
+        module,
+        recorded.source(),
+        inputs.batch(1).flax_call,
+        variables,
+        task,
+        "parity.against",
+        mapping=options.get("mapping"),
+        ignore_torch=options.get("ignore_torch", ()),
+        ignore_flax=options.get("ignore_flax", ()),
+    )
+
+    def batches(step: int) -> Batch:
+        targets = tuple(recorded.row(f"{step}/targets/"))
+        return dataclasses.replace(inputs.batch(step), targets=targets)
+
+    return TracePair(recorded, module, variables, task, links, "torch"), batches, inputs
 
 
 def _task(recorded: TraceFile, loss: Any, optimizer: Any, outputs: Outputs | None, layout: Layout) -> Task:

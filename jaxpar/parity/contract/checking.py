@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import inspect
-import runpy
-import sys
-import tempfile
 import time
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ...errors import FileError
 from .._comparison import Comparison
-from .._comparison_data import Cause, Divergence
+from .._comparison_data import Divergence
 from .._files.sealing import digest, read_manifest
-from .._trace.judging import against
 from .._trace.names import MANIFEST
 from .._trace.reading import TraceFile, read
-from .edits import diff, proposals
-from .making import ENTRY_POINTS, FORMAT, NAME, PORT, TRACE, VERSION
+from .making import FORMAT, NAME, PORT, TRACE, VERSION
+from .tries import Tries, judged
 
 ANSWER, ANSWER_VERSION = "jaxpar contract answer", 1
 MET, NOT_MET, NO_VERDICT = 0, 1, 2
-MOST_ROWS, MOST_EDITS = 20, 12
+MOST_ROWS = 20
 
 
 def check(folder: str, port: str | None = None, seconds: float = 300.0) -> tuple[dict[str, Any], int]:
@@ -54,31 +48,9 @@ def check(folder: str, port: str | None = None, seconds: float = 300.0) -> tuple
     if comparison.divergence:
         tries = Tries(target, path, source, recorded, started + seconds)
         answer |= tries.best(comparison, comparison.divergence)
-        answer["reproduction"] = str(_reproduction(target, path, answer))
+        answer["reproduction"] = str(_reproduction(target, path, answer, comparison.divergence, tries))
     answer["seconds"] = time.perf_counter() - started
     return answer, MET if comparison.same else NOT_MET
-
-
-def judged(folder: Path, port: Path) -> Comparison:
-    """Run a port's file and hold it against the contract's trace."""
-    sys.path.insert(0, str(port.resolve().parent))
-    try:
-        defined = runpy.run_path(str(port))
-    finally:
-        sys.path.pop(0)
-    if "flax_module" not in defined:
-        raise FileError(f"{port}: it does not define flax_module.")
-    options = {name: defined[name] for name in ENTRY_POINTS if name in defined}
-    for name in ("loss", "optimizer"):
-        both = options.get(name)
-        if isinstance(both, tuple | list) and not hasattr(both, "_fields"):
-            options[name] = both[1]  # of pairs for both frameworks
-    module = options.pop("flax_module")
-    return against(folder / TRACE, module() if _makes(module) else module, **options)
-
-
-def _makes(module: Any) -> bool:
-    return inspect.isclass(module) or inspect.isfunction(module)
 
 
 def _contract(folder: Path) -> TraceFile:
@@ -141,84 +113,25 @@ def _error(error: BaseException, path: Path) -> dict[str, Any]:
     return {"type": type(error).__name__, "text": str(error), "line": line}
 
 
-class Tries:
-    """Edits of a port, each judged by a run."""
-
-    def __init__(self, folder: Path, port: Path, source: str, recorded: TraceFile, deadline: float):
-        self.folder, self.port, self.source, self.recorded = folder, port, source, recorded
-        self.deadline = deadline
-
-    def best(self, comparison: Comparison, divergence: Divergence) -> dict[str, Any]:
-        """Return the cause with its proof: an edit without which this place, and no other, differs."""
-        causes = divergence.causes or (None,)
-        for changed, cause in self._changed(divergence, causes):
-            again = self._again(changed)
-            if again is not None and _mends(comparison, again):
-                text = cause.text if cause else f"torch's own settings at {divergence.candidate}"
-                return {
-                    "cause": {"text": text, "proven": True, "relative": cause.relative if cause else None},
-                    "edit": {
-                        "file": str(self.port),
-                        "diff": diff(self.source, changed, self.port.name),
-                        "verdict": "same" if again.same else "this place agrees; others differ",
-                    },
-                }
-        first = divergence.causes[0] if divergence.causes else None
-        cause_of_guess = first and {"text": first.text, "proven": False, "relative": first.relative}
-        return {"cause": cause_of_guess, "edit": None}
-
-    def _changed(
-        self, divergence: Divergence, causes: tuple[Cause | None, ...]
-    ) -> Iterator[tuple[str, Cause | None]]:
-        defined = runpy.run_path(str(self.port))
-        is_factory = _makes(defined.get("flax_module"))
-        tried = {self.source}
-        for cause in causes:
-            for changed in proposals(self.source, divergence, cause, self.recorded, is_factory):
-                if time.perf_counter() > self.deadline or len(tried) > MOST_EDITS:
-                    return
-                if changed not in tried:
-                    tried.add(changed)
-                    yield changed, cause
-
-    def _again(self, changed: str) -> Comparison | None:
-        # Beside the port, so that it imports what the port imports.
-        with tempfile.NamedTemporaryFile(
-            "w", suffix=".py", dir=self.port.resolve().parent, encoding="utf-8"
-        ) as file:
-            file.write(changed)
-            file.flush()
-            try:
-                return judged(self.folder, Path(file.name))
-            except Exception:
-                return None  # the edited port does not run
-
-
-def _mends(before: Comparison, after: Comparison) -> bool:
-    """Whether the first place agrees with the edit, and nothing differs that agreed before."""
-    if after.same:
-        return True
-    first, now = before.divergence, after.divergence
-    if first is None or now is None:
-        return False
-    before_edit, after_edit = (
-        {(d.candidate, d.kind) for d in divergences} for divergences in (first.others, (now, *now.others))
-    )
-    return (first.candidate, first.kind) not in after_edit and after_edit <= before_edit
-
-
-def _reproduction(folder: Path, port: Path, answer: dict[str, Any]) -> Path:
-    """Write a program that shows the difference, and ends with 1 while there is one."""
-    path = folder / "reproduction.py"
+def _reproduction(
+    folder: Path, port: Path, answer: dict[str, Any], divergence: Divergence, tries: Tries
+) -> Path:
+    """Write the smallest program that ends with 1 while there is a difference, or else one of the whole."""
+    path, sentence = folder / "reproduction.py", answer["place"]["sentence"]
+    program = tries.reproduction(divergence)
+    if program is not None:
+        program.write(path, sentence)
+        return path
     path.write_text(
-        f'''"""{answer["place"]["sentence"]}"""
+        f'''"""{sentence}"""
 
 import sys
 from pathlib import Path
 
-from jaxpar.parity.contract.checking import judged
+from jaxpar.parity.contract.tries import judged
 
-comparison = judged(Path({str(folder.resolve())!r}), Path({str(port.resolve())!r}))
+port = sys.argv[1] if len(sys.argv) > 1 else {str(port.resolve())!r}
+comparison = judged(Path({str(folder.resolve())!r}), Path(port))
 divergence = comparison.divergence
 print(divergence.where if divergence else "The same.")
 sys.exit(not comparison.same)

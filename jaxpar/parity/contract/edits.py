@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import inspect
 import re
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from typing import Any
 
 from .._comparison_data import Cause, Divergence
 from .._trace.reading import TraceFile
+from .source import with_keyword
 
 # "epsilon=1e-05 (it acts as 1e-06)", with a remark between
 ACTS_AS = re.compile(r"^(\w+)=(\([^)]*\)|[^\s(]+).*?\(it acts as (.+?)\)+$")
@@ -37,11 +37,6 @@ def proposals(
                     yield from _appended(source, [*called, *statements])
 
 
-def diff(before: str, after: str, name: str) -> str:
-    old, new = (text.splitlines(keepends=True) for text in (before, after))
-    return "".join(difflib.unified_diff(old, new, f"a/{name}", f"b/{name}"))
-
-
 # ------------------------------------------------------------------------------------- settings in the source
 
 
@@ -59,11 +54,11 @@ def _with_keyword(source: str, divergence: Divergence, name: str, right: str, wr
         having = [call for call in calls if any(k.arg == spelling for k in call.keywords)]
         for call in dict.fromkeys([*makers, *having]):
             for value in _values(name, right):
-                yield _set(source, call, spelling, value)
+                yield with_keyword(source, call, spelling, value)
     function = wrong.partition("(")[0]
     named = [call for call in calls if ast.unparse(call.func).rpartition(".")[2] == function]
     for call in named:
-        yield _set(source, call, name, right)
+        yield with_keyword(source, call, name, right)
 
 
 def _targets(node: ast.Assign) -> set[str]:
@@ -76,29 +71,6 @@ def _values(name: str, right: str) -> list[str]:
     if name == "momentum":  # Flax counts the weight of the old value
         return [right, f"{1 - float(right):.12g}"]
     return [right]
-
-
-def _set(source: str, call: ast.Call, name: str, value: str) -> str:
-    for keyword in call.keywords:
-        if keyword.arg == name:
-            return _replaced(source, keyword.value, value)
-    end = _offset(source, call.end_lineno or 1, call.end_col_offset or 0) - 1
-    before = source[:end].rstrip()
-    comma = "" if before.endswith(("(", ",")) else ", "
-    return f"{before}{comma}{name}={value}{source[end:]}"
-
-
-def _replaced(source: str, node: ast.expr, text: str) -> str:
-    start = _offset(source, node.lineno, node.col_offset)
-    end = _offset(source, node.end_lineno or 1, node.end_col_offset or 0)
-    return source[:start] + text + source[end:]
-
-
-def _offset(source: str, line: int, column: int) -> int:
-    lines = source.splitlines(keepends=True)
-    # ast counts bytes of UTF-8.
-    prefix = lines[line - 1].encode()[:column].decode()
-    return sum(map(len, lines[: line - 1])) + len(prefix)
 
 
 # --------------------------------------------------------------------------- torch's own settings, by a twin

@@ -1,0 +1,387 @@
+"""Edits of plain code: what a cause suggests is tried, and only what agrees is in the answer."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from benchmarks.parity import bugs, ports, proof
+from jaxpar.parity._trace.reading import read
+from jaxpar.parity.contract.checking import check
+from jaxpar.parity.contract.making import make
+from jaxpar.parity.contract.plain_edits import RULES, numbers, plain_edits
+from jaxpar.parity.contract.plain_run import CALL, LINES, Arrived, lines_before
+from jaxpar.parity.contract.reproduction import ERROR, OF_LOSS, Reproduction, smallest
+from jaxpar.parity.contract.source import Code
+from jaxpar.parity.contract.tries import PlainTries, Tries, linear
+
+TORCH_SIDE = """
+import math
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = torch.nn.Linear(6, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 3)
+
+    def forward(self, x):
+        q = self.a(x)
+        scores = q @ q.transpose(1, 2) / math.sqrt(8)
+        distance = torch.arange(5)[:, None] - torch.arange(5)
+        seen = (distance >= 0) & (distance < 3)
+        weights = scores.masked_fill(~seen, -1e9).softmax(-1)
+        y = self.b(q + weights @ q)
+        return self.c((y / (1 + torch.exp(-y))).mean(1))
+
+
+torch.manual_seed(0)
+torch_module = Net()
+inputs = torch.randn(4, 5, 6)
+"""
+PORT = """
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+
+class Port(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.a, self.b = nnx.Linear(6, 8, rngs=rngs), nnx.Linear(8, 8, rngs=rngs)
+        self.c = nnx.Linear(8, 3, rngs=rngs)
+
+    def __call__(self, x):
+        q = self.a(x)
+        scores = q @ q.swapaxes(1, 2) / 8**0.5
+        distance = jnp.arange(5)[:, None] - jnp.arange(5)
+        seen = (distance >= 0) & (distance < 3)
+        weights = jax.nn.softmax(jnp.where(seen, scores, -1e9), axis=-1)
+        y = self.b(q + weights @ q)
+        return self.c(jax.nn.silu(y).mean(1))
+
+
+flax_module = Port
+"""
+MISTAKES = {
+    "scale": (" / 8**0.5", " / 6**0.5"),
+    "no_scale": (" / 8**0.5", ""),
+    "axis": ("axis=-1", "axis=1"),
+    "bound": ("distance < 3", "distance <= 3"),
+    "no_condition": ("(distance >= 0) & ", ""),
+    "activation": ("jax.nn.silu(y)", "jax.nn.gelu(y, approximate=False)"),
+    "residual": ("q + weights @ q", "weights @ q"),
+    "unknown": ("jax.nn.silu(y).mean(1)", "jnp.sin(jax.nn.silu(y)).mean(1)"),
+}
+MENDED = [name for name in MISTAKES if name != "unknown"]
+
+
+@pytest.fixture(scope="module")
+def contract(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "torch_side.py").write_text(TORCH_SIDE)
+    return make(str(folder / "torch_side.py"), str(folder / "contract"), "")
+
+
+def wrong(name: str) -> str:
+    before, after = MISTAKES[name]
+    assert PORT.count(before) == 1
+    return PORT.replace(before, after)
+
+
+def tries(contract: Path, folder: Path, source: str) -> PlainTries:
+    port = folder / "port.py"
+    port.write_text(source)
+    return PlainTries(Tries(contract, port, source, read(contract / "trace"), time.perf_counter() + 300))
+
+
+# ------------------------------------------------------------------------------------ edits of the source
+
+EXAMPLES = [
+    ("silu, written by hand (it acts as gelu(approximate=True))", "f(nnx.gelu(x + 1))", "f(nnx.silu(x + 1))"),
+    (
+        "gelu(approximate=False), written by hand (it acts as relu)",
+        "jax.nn.relu(x)",
+        "jax.nn.gelu(x, approximate=False)",
+    ),
+    (
+        "x * sigmoid(1.702 * x), written by hand (it acts as silu)",
+        "nnx.silu(x + y)",
+        "(x + y) * nnx.sigmoid(1.702 * (x + y))",
+    ),
+    ("relu6 (it acts as relu)", "2 * nnx.relu(x)", "2 * nnx.relu6(x)"),
+    (
+        "approximate=False (it acts as gelu(approximate=True))",
+        "nnx.gelu(x)",
+        "nnx.gelu(x, approximate=False)",
+    ),
+    ("epsilon=1e-05 (it acts as 1e-06)", "x / (y + 1e-06)", "x / (y + 1e-05)"),
+    ("the scale is 1 / 2 (it is 1 / the root of 8)", "a @ b / d", "a @ b / 2"),
+    ("the scale is 2.82843 (it is left out)", "f(x)", "f(x) * 8**0.5"),
+    ("there is no factor (it is multiplied by 2)", "f(2 * x)", "f(x)"),
+    ("positions are torch's (they are shifted by 2)", "jnp.arange(t) + 2", "jnp.arange(t)"),
+    ("positions are torch's (they are shifted by 1)", "jnp.arange(1, n + 1)", "jnp.arange(0, n)"),
+    ("positions run upwards (they are reversed)", "jnp.arange(t)[::-1]", "jnp.arange(t)"),
+    ("the mask compares by < (it compares by <=)", "f(a <= b)", "f(a < b)"),
+    ("the mask compares by < (it compares by <=)", "f(b >= a)", "f(b > a)"),
+    ("the mask is inverted (it is not)", "jnp.where(m, a, b)", "jnp.where(~m, a, b)"),
+    ("key_padding_mask has torch's polarity (it is inverted)", "f(x, mask=~m)", "f(x, mask=m)"),
+    ("the mask compares with torch's bound (with one that is -1: a window off by one)", "a < w - 1", "a < w"),
+    ("both conditions are joined by and (one is left out)", "a < w", "(a < w) & (a >= 0)"),
+    (
+        "is_causal=True (it acts as False)",
+        "softmax(s)",
+        "softmax(jnp.where(jnp.tri(*s.shape[-2:], dtype=bool), s, -jnp.inf))",
+    ),
+    ("mean over axis 1 (it acts on axis 2)", "x.mean(2)", "x.mean(1)"),
+    ("softmax over axis -1 (it acts on axis 1)", "softmax(x, axis=1)", "softmax(x, axis=-1)"),
+    ("sum over axis 0 (it acts on axis 1)", "jnp.sum(x, -2)", "jnp.sum(x, 0)"),
+    ("softmax runs over the keys (it runs over the queries)", "nnx.softmax(x, -2)", "nnx.softmax(x, -1)"),
+    ("std divides by n - 1 (it divides by n): ddof=1", "x.std(-1)", "x.std(-1, ddof=1)"),
+    (
+        "the last axis is split into (heads, size) (it is split into (size, heads))",
+        "x.reshape(n, -1, h).swapaxes(1, 2)",
+        "x.reshape(n, h, -1)",
+    ),
+    (
+        "the axes that reshape joins are in torch's order (axes 1 and 2 are swapped)",
+        "x.reshape(n, -1)",
+        "x.swapaxes(1, 2).reshape(n, -1)",
+    ),
+    ("transpose is done (it is left out)", "self.mix(x)", "self.mix(x.swapaxes(1, 2)).swapaxes(1, 2)"),
+    (
+        "the pieces of chunk are in torch's order (they are in order (2, 0, 1))",
+        "v, q, k = f(x)",
+        "q, k, v = f(x)",
+    ),
+    (
+        "what qkv returns: axis 2 is read as (3, 2, 4) (it is read as (2, 3, 4))",
+        "self.qkv(x)",
+        "self.qkv(x).reshape(*x.shape[:-1], 3, 2, 4).swapaxes(2, 3).reshape(*x.shape[:-1], -1)",
+    ),
+    (
+        "the sum has torch's operands (one is what first returns)",
+        "def f(x, y):\n    return y + z",
+        "def f(x, y):\n    return x + z",
+    ),
+    (
+        "the other operand is added (it is left out)",
+        "def f(x):\n    return g(x)",
+        "def f(x):\n    return x + g(x)",
+    ),
+    (
+        "a is given what torch's is (is the norm in front of the branch, or behind the sum?)",
+        "self.norm(x + self.a(x))",
+        "x + self.a(self.norm(x))",
+    ),
+    (
+        "a is given what torch's is (is the norm in front of the branch, or behind the sum?)",
+        "x + self.a(self.norm(x))",
+        "self.norm(x + self.a(x))",
+    ),
+    (
+        "the result of to keeps its digits (it is rounded to float16, as a saved table)",
+        "f(x.astype(np.float16))",
+        "f(x)",
+    ),
+    (
+        "gate and up are where torch has them (they are exchanged, in the calls or in the mapping)",
+        "self.up(y) * self.gate(x)",
+        "self.gate(y) * self.up(x)",
+    ),
+    ("reduction='batchmean' (it acts as 'mean')", "x.mean() / 4", "x.mean()"),
+    ("reduction='sum' (it acts as 'mean')", "x.mean()", "x.sum()"),
+]
+
+
+@pytest.mark.parametrize(("text", "before", "after"), EXAMPLES)
+def test_a_cause_suggests_an_edit(text, before, after):
+    edited = [*plain_edits(Code(before), text)]
+    assert after in edited, edited
+    assert before not in edited
+    for source in edited:
+        ast.parse(source)
+
+
+def test_every_rule_has_an_example():
+    texts = [text for text, *_ in EXAMPLES]
+    assert [pattern for pattern, _ in RULES if not any(re.search(pattern, text) for text in texts)] == []
+
+
+def test_other_lines_are_not_edited_and_the_nearest_is_first():
+    source = "a = f(2 * x)\nb = f(3 * x) + 4 * y\nc = f(4 * x)\n"
+    edited = [*plain_edits(Code(source, lines=(2, 1)), "there is no factor (it is multiplied by 3)")]
+    assert all(text.endswith("c = f(4 * x)\n") for text in edited)
+    assert [text.splitlines()[:2] for text in edited] == [
+        ["a = f(2 * x)", "b = f(3 * x) + 4"],
+        ["a = f(2 * x)", "b = f(3 * x) + y"],
+        ["a = f(2 * x)", "b = f(3) + 4 * y"],
+        ["a = f(2 * x)", "b = f(x) + 4 * y"],
+        ["a = f(2)", "b = f(3 * x) + 4 * y"],
+        ["a = f(x)", "b = f(3 * x) + 4 * y"],
+    ]
+
+
+def test_lines_before_a_call_are_the_latest_first():
+    events = [(LINES, 3), (LINES, 4), (CALL, ("a", 0)), (LINES, 5), (LINES, 4), (CALL, ("b", 0)), (LINES, 6)]
+    assert lines_before(events, ("b", 0)) == [4, 5, 3]
+    assert lines_before(events, ("", -1)) == [6, 4, 5, 3]
+
+
+def test_the_factor_is_fitted_to_torchs_array():
+    base, slope = np.arange(4.0), np.array([1.0, -2.0, 0.5, 3.0])
+    of_1, of_2 = (Arrived(base + x * slope, base + 2.5 * slope, 0) for x in (1, 2))
+    assert linear(of_1, of_2) == pytest.approx(2.5)
+    assert linear(of_1, of_1) is None
+
+
+def test_what_binds_less_than_its_parent_gets_parentheses():
+    tree = Code("x = 2 * f(a)\n")
+    (call,) = tree.calls()
+    assert tree.replaced(call, "a + b") == "x = 2 * (a + b)\n"
+    assert tree.replaced(call.args[0], "a + b") == "x = 2 * f(a + b)\n"
+
+
+@pytest.mark.parametrize(
+    ("x", "text"), [(8**0.5, "8**0.5"), (2.82843, "8**0.5"), (1 / 3**0.5, "3**-0.5"), (0.5, "0.5")]
+)
+def test_a_root_is_written_as_one(x, text):
+    assert numbers(x)[0] == text
+
+
+# --------------------------------------------------------------------------------- edits that were proven
+
+
+def test_a_right_port_has_no_wrong_place(contract, tmp_path):
+    assert tries(contract, tmp_path, PORT).before == {}
+
+
+def test_an_edit_that_does_not_agree_is_not_offered(contract, tmp_path):
+    """The place is wrong in a way that no rule mends, whatever the cause's text is."""
+    one = tries(contract, tmp_path, wrong("unknown"))
+    assert [*one.before] == [("c", 0)]
+    for text in dict.fromkeys(text for text, *_ in EXAMPLES):
+        assert [*one.agreeing(text)] == [], text
+    assert one.runs > 50
+
+
+def test_only_the_edit_that_agrees_is_offered(contract, tmp_path):
+    one = tries(contract, tmp_path, wrong("axis"))
+    text = "softmax over axis -1 (it acts on axis 1)"
+    assert len([*plain_edits(one.code, text)]) > 1
+    assert [*one.agreeing(text)] == [PORT]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MENDED)
+def test_the_answers_edit_mends_and_the_reproduction_ends_with_0_then(contract, tmp_path, name):
+    port = tmp_path / "port.py"
+    port.write_text(wrong(name))
+    answer, code = check(str(contract), str(port))
+    assert (code, answer["cause"]["proven"], answer["edit"]["verdict"]) == (1, True, "same")
+    program = Path(answer["reproduction"])
+    assert program.with_suffix(".npz").exists()
+    assert ended(program) == 1
+    assert ended(program, port) == 1
+    subprocess.run(
+        ["git", "apply", "-"], input=answer["edit"]["diff"], cwd=tmp_path, text=True, check=True
+    )  # fmt: skip
+    assert ended(program, port) == 0
+    # The same edit of the program itself.
+    (removed,), (added,) = (
+        re.findall(rf"^\{sign}(?!\{sign})(.*)$", answer["edit"]["diff"], re.M) for sign in "-+"
+    )
+    assert program.read_text().count(removed) == 1
+    program.write_text(program.read_text().replace(removed, added))
+    assert ended(program) == 0
+    assert check(str(contract), str(port))[1] == 0
+
+
+def ended(program: Path, *arguments: Path) -> int:
+    """Return the exit code of a program in a process that can import neither torch nor jaxpar."""
+    code = (
+        "import runpy, sys; sys.modules['torch'] = sys.modules['jaxpar'] = None; sys.argv = sys.argv[1:]; "
+        "runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    command = [sys.executable, "-c", code, str(program), *map(str, arguments)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert "max|port - torch|" in result.stdout, result.stderr
+    return result.returncode
+
+
+@pytest.mark.slow
+def test_a_reproduction_is_smaller_than_the_port(contract, tmp_path):
+    port = tmp_path / "port.py"
+    port.write_text(wrong("activation"))
+    answer, _ = check(str(contract), str(port))
+    program = Path(answer["reproduction"])
+    with np.load(program.with_suffix(".npz")) as arrays:
+        assert arrays["input/0"].shape[0] == 1
+    assert "nnx.Linear(8, 3" not in program.read_text()
+
+
+def loss_program(body: str, x: np.ndarray, torch_array: np.ndarray) -> Reproduction:
+    return Reproduction(f"def loss(x):\n{body}", {"input/0": x, "torch": torch_array}, {}, OF_LOSS + ERROR)
+
+
+def test_axes_are_cut_only_if_torchs_numbers_stay_right():
+    x = np.random.RandomState(0).randn(4, 3)
+    rows = loss_program("    return 2 * x.sum(1)\n", x, x.sum(1))
+    shorter = smallest(rows, rows.source.replace("2 * ", ""))
+    assert shorter is not None
+    assert shorter.arrays["input/0"].shape == (1, 3)
+    columns = loss_program("    return 2 * x.sum(0)\n", x, x.sum(0))
+    same = smallest(columns, columns.source.replace("2 * ", ""))
+    assert same is not None
+    assert same.arrays["input/0"].shape == (4, 3)
+
+
+def test_a_statement_that_changes_the_numbers_is_kept():
+    x = np.arange(3.0)
+    program = loss_program("    y = 2 * x\n    z = x\n    y = y + 1\n    return y\n", x, x)
+    shorter = smallest(program, None)
+    assert shorter is not None
+    assert shorter.source == "def loss(x):\n    y = 2 * x\n    y = y + 1\n    return y\n"
+
+
+def test_a_program_that_agrees_shows_no_difference():
+    x = np.arange(3.0)
+    assert smallest(loss_program("    return x\n", x, x), None) is None
+
+
+# --------------------------------------------------------------------------- the planted bugs as files
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ports.PLANTS)
+def test_a_planted_file_computes_what_the_planted_module_does(name):
+    bug = next(bug for bug in bugs.BUGS if bug.name == name)
+    _, module, arguments = proof.pair(bug.case, 0)
+    module = bug.case.flax(nnx.Rngs(1))
+    planted, healthy = (run(source, module, arguments, bug) for source in (ports.planted(name), right(name)))
+    own = module(*map(np.asarray, arguments["inputs"]))
+    own = bug.case.loss[1](own, *arguments["targets"]) if bug.case.loss else own
+    np.testing.assert_allclose(planted, own, rtol=1e-5, atol=1e-6)
+    assert not np.allclose(healthy, own, rtol=1e-3, atol=1e-3)
+
+
+def right(name: str) -> str:
+    return ports.healthy(ports.PLANTS[name][0])
+
+
+def run(source: str, module: nnx.Module, arguments: dict, bug: bugs.bug.Bug) -> jax.Array:
+    defined: dict = {"__name__": "port"}
+    exec(source, defined)
+    port = defined["flax_module"]
+    nnx.update(port, nnx.state(module, nnx.Param))
+    outputs = port(*map(np.asarray, arguments["inputs"]))
+    return defined["loss"](outputs, *arguments["targets"]) if bug.case.loss else outputs
