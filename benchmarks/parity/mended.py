@@ -3,8 +3,9 @@
     python benchmarks/parity/mended.py [--only TEXT] [--out docs/tables/mended.md]
 
 For each planted bug the recorder writes torch's trace, a contract is made of it, and port.py is the planted
-model. The loop asks `jaxpar contract check`, applies `edit.diff` with git, and asks again, until the contract
-is met or the answer has no edit.
+model: a file of `ports` as its author would write it, or else the construction. The loop asks
+`jaxpar contract check`, applies `edit.diff` with git, and asks again, until the contract is met or the answer
+has no edit.
 """
 
 from __future__ import annotations
@@ -68,22 +69,27 @@ def mended(contract: Path) -> tuple[bool, list[str]]:
 
 
 def page(rows: dict[str, tuple[bool, list[str]]]) -> str:
+    from benchmarks.parity import ports
+
     met = sum(row[0] for row in rows.values())
     lines = [
         "# Planted bugs mended by the edits of a contract's answers",
         "",
-        "Printed by `benchmarks/parity/mended.py`: each planted model is a port.py, whose source has no more",
-        "than the construction. In *mended* stand the causes whose edits were applied, or the one without.",
+        "Printed by `benchmarks/parity/mended.py`. Bugs of plain code are lines of a port's own file,",
+        "`benchmarks/parity/ports`; the port.py of the others has no more than the construction. In *mended*",
+        "are the causes whose edits were applied, or the one without an edit. In *source*, the file.",
         "",
         "| frame | asked | met after the edits |",
         "|---|---|---|",
         f"| planted bugs of the proof | {len(rows)} | {met} |",
         "",
-        "| bug | met | mended |",
-        "|---|---|---|",
+        "| bug | source | met | mended |",
+        "|---|---|---|---|",
     ]
     for name, (is_met, causes) in rows.items():
-        lines.append(f"| {name} | {'yes' if is_met else 'no'} | {'; '.join(causes).replace('|', '/')} |")
+        source = ports.PLANTS[name][0] if name in ports.PLANTS else "construction"
+        text = "; ".join(causes).replace("|", "/")
+        lines.append(f"| {name} | {source} | {'yes' if is_met else 'no'} | {text} |")
     return "\n".join(lines) + "\n"
 
 

@@ -27,7 +27,9 @@ SKILL = """\
      Save the diff, apply it with `patch -p1`, and check again.
    - `cause.proven` is false: the text is a guess. Read the code at `place` before you believe it.
    - `cause` is null: only the place is known. Compare the code there with torch's, line by line.
-   Mend one place, and check again: later differences are often consequences.
+   Mend one place, and check again: later differences are often consequences. `reproduction` is a small
+   program, which takes seconds and ends with 1 while the place differs:
+   `python contract/reproduction.py contract/port.py`.
 6. `met` covers only what was run. `unreached` lists what was not: make a contract that reaches it (training
    mode, more steps, other inputs) before you report the port as the same.
 

@@ -106,7 +106,7 @@ def against(
 def paired(
     recorded: TraceFile, flax_module: JaxModel, **options: Any
 ) -> tuple[TracePair, Callable[[int], Batch], ModelInputs]:
-    """Return the pair of a trace and a model, its batches and inputs; `options` are those of `against`."""
+    """Return the pair of a trace and a model, its batches and inputs; `options` as `against` takes them."""
     module, variables = as_flax(flax_module), options.get("variables")
     loss, optimizer, outputs = (options.get(name) for name in ("loss", "optimizer", "outputs"))
     task = _task(recorded, loss, optimizer, outputs, Layout.parse(options.get("layout", "same")))

@@ -1,4 +1,4 @@
-"""Edits of the code between layers, by the text of a cause: each a candidate until a run of it agrees.
+"""Edits of the code between layers, by the text of a cause: candidates until a run agrees.
 
 A rule is a pattern of the catalogue's texts and a function from the code and the pattern's groups to changed
 sources. To add one, write the function and its line in `RULES`.
@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 
+from .axis_edits import axis, degrees, factors_of_axis, pieces, softmax_axis, split, transposition
 from .source import Code, changes, last_name, module_of, with_keyword
 
 Rule = Callable[..., Iterator[str]]
@@ -21,9 +22,7 @@ SIGNS: dict[str, type[ast.cmpop]] = {
     "<": ast.Lt, "<=": ast.LtE, ">": ast.Gt, ">=": ast.GtE, "==": ast.Eq, "!=": ast.NotEq,
 }  # fmt: skip
 OPPOSITE = {"<": ">=", ">=": "<", ">": "<=", "<=": ">", "==": "!=", "!=": "=="}
-TRANSPOSING = "swapaxes", "transpose", "moveaxis", "permute_dims", "matrix_transpose"
 FACTOR = "FACTOR_TO_FIT"  # in an edit: a number that makes the arrays equal
-AXES = (1, 2), (2, 3), (1, 3), (0, 1)
 
 
 def plain_edits(code: Code, text: str) -> Iterator[str]:
@@ -142,8 +141,8 @@ def comparison(code: Code, right: str, wrong: str) -> Iterator[str]:
     for sign, instead in ((wrong, right), (turned.get(wrong, wrong), turned.get(right, right))):
         for node in code.nodes(ast.Compare):
             if len(node.ops) == 1 and isinstance(node.ops[0], SIGNS[sign]):
-                left, comparator = code.text(node.left), code.text(node.comparators[0])
-                yield code.replaced(node, f"{left} {instead} {comparator}")
+                operands = code.text(node.left), code.text(node.comparators[0])
+                yield code.replaced(node, f" {instead} ".join(operands))
     yield from inverted(code)
 
 
@@ -200,98 +199,6 @@ def causal(code: Code, *_: str) -> Iterator[str]:
         yield code.replaced(call.args[0], f"jnp.where({mask}, {scores}, -jnp.inf)")
 
 
-# ---------------------------------------------------------------------------------------------------- axes
-
-
-def axis(code: Code, function: str, right: str) -> Iterator[str]:
-    """Reduce over the right axis: of the function that is named, or else of any."""
-    for call in [*code.calls(function), *code.calls()]:
-        named = [k.value for k in call.keywords if k.arg in ("axis", "axes", "dim")]
-        for number in named or [x for x in call.args if _is_integer(x)]:
-            yield code.replaced(number, right)
-        if not named and last_name(call.func) == function:
-            yield with_keyword(code.source, call, "axis", right)
-
-
-def _is_integer(x: ast.expr) -> bool:
-    x = x.operand if isinstance(x, ast.UnaryOp) else x
-    return isinstance(x, ast.Constant) and isinstance(x.value, int)
-
-
-def softmax_axis(code: Code, *_: str) -> Iterator[str]:
-    yield from axis(code, "softmax", "-1")
-
-
-def degrees(code: Code, function: str, right: str) -> Iterator[str]:
-    for call in code.calls(function, "std", "var"):
-        yield with_keyword(code.source, call, "ddof", right)
-
-
-def split(code: Code, *_: str) -> Iterator[str]:
-    """Exchange two sizes of a reshape, and leave out the transposition behind it."""
-    by_call = [edits for call in code.calls("reshape") if (edits := [*_exchanged_sizes(code, call)])]
-    # The same mistake in several calls, as for query, key and value.
-    for same in zip(*by_call, strict=False) if len(by_call) > 1 else ():
-        yield code.with_all({node: text for edit in same for node, text in edit.items()})
-    for edit in itertools.chain(*by_call):
-        yield code.with_all(edit)
-
-
-def _exchanged_sizes(code: Code, call: ast.Call) -> Iterator[dict[ast.AST, str]]:
-    for a, b in itertools.pairwise(call.args):
-        sizes = [code.text({a: b, b: a}.get(x, x)) for x in call.args]
-        text = f"{code.text(call.func)}({', '.join(sizes)})"
-        outer = code.parents.get(code.parents.get(call, call))
-        attribute = code.parents.get(call)
-        if (
-            isinstance(attribute, ast.Attribute)
-            and attribute.attr in TRANSPOSING
-            and isinstance(outer, ast.Call)
-        ):
-            yield {outer: text}
-        yield {call: text}
-
-
-def transposition(code: Code, a: str | None = None, b: str | None = None) -> Iterator[str]:
-    """Leave a transposition out, or add one: before a reshape, or around a layer."""
-    pairs = ((int(a), int(b)),) if a and b else AXES
-    for call in code.calls(*TRANSPOSING):
-        if isinstance(call.func, ast.Attribute) and last_name(call.func.value) not in ("jnp", "np", "numpy"):
-            yield code.replaced(call, code.text(call.func.value))
-        elif call.args:
-            yield code.replaced(call, code.text(call.args[0]))
-    arguments = [x for call in code.layers for x in call.args[:1]]
-    receivers = [c.func.value for c in code.calls("reshape") if isinstance(c.func, ast.Attribute)]
-    for node in [*receivers, *code.layers, *arguments]:
-        for i, j in pairs:
-            yield code.replaced(node, f"{code.operand(node)}.swapaxes({i}, {j})")
-    for call in code.layers:
-        for i, j in pairs if call.args else ():
-            inner = f"{code.operand(call.args[0])}.swapaxes({i}, {j})"
-            rest = "".join(f", {code.text(x)}" for x in (*call.args[1:], *call.keywords))
-            yield code.replaced(call, f"{code.text(call.func)}({inner}{rest}).swapaxes({i}, {j})")
-
-
-def pieces(code: Code, *_: str) -> Iterator[str]:
-    """Take the pieces of a split in a different order."""
-    for node in code.nodes(ast.Assign):
-        for target in node.targets:
-            names = target.elts if isinstance(target, ast.Tuple) else []
-            for order in itertools.permutations(names) if len(names) in (2, 3) else ():
-                yield code.with_all({old: code.text(new) for old, new in zip(names, order, strict=True)})
-
-
-def factors_of_axis(code: Code, layer: str, axis: str, wrong: str) -> Iterator[str]:
-    """Read the factors of a layer's last axis in torch's order."""
-    first, second, *_ = (sizes := wrong.split(", "))
-    for call in code.layers:
-        if last_name(call.func) == layer.rpartition(".")[2] and call.args:
-            rows, i = f"{code.operand(call.args[0])}.shape[:-1]", int(axis)
-            split_sizes = ", ".join([second, first, *sizes[2:]])
-            turned = f".reshape(*{rows}, {split_sizes}).swapaxes({i}, {i + 1}).reshape(*{rows}, -1)"
-            yield code.replaced(call, code.text(call) + turned)
-
-
 # ------------------------------------------------------------------------------------- operands and layers
 
 
@@ -314,7 +221,7 @@ def operand(code: Code, verb: str) -> Iterator[str]:
 
 
 def operands_of_sum(code: Code, *_: str) -> Iterator[str]:
-    """Take another name for an operand of a sum."""
+    """Take a different name for an operand of a sum."""
     for node in code.nodes(ast.BinOp):
         for side in (node.left, node.right) if isinstance(node.op, SUMS) else ():
             if isinstance(side, ast.Name):
@@ -322,7 +229,7 @@ def operands_of_sum(code: Code, *_: str) -> Iterator[str]:
 
 
 def norm_position(code: Code, *_: str) -> Iterator[str]:
-    """Move a norm from behind a residual sum in front of the branch, or the reverse."""
+    """Move a norm from after a residual sum to before the branch, or the reverse."""
     for call in code.layers:
         argument = call.args[0] if len(call.args) == 1 else None
         if isinstance(argument, ast.BinOp) and isinstance(argument.op, ast.Add):

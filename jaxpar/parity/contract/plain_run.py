@@ -99,7 +99,8 @@ class _StandIns:
             if i == 0 or is_floating:
                 rows = i == 0 and not is_floating
                 both = together(flax_array, torch_array, self.run.channels_last[key], rows)
-                self.run.arrive(key, *(both or (flax_array, torch_array)), position=i)
+                in_flax, in_torch = both or (flax_array, torch_array)
+                self.run.arrive(key, in_flax, in_torch, i)
         if key not in self.run.returned:
             return call(*args, **kwargs)
         result = jnp.asarray(self.run.returned[key])
@@ -109,7 +110,7 @@ class _StandIns:
         return jax.tree.unflatten(structure, [result, *leaves[1:]])
 
 
-class Lines:
+class LineEvents:
     """Notes the lines of one file that run inside of a `with`, among the events of a run."""
 
     def __init__(self, file: str, events: list[tuple[str, Any]]):

@@ -1,7 +1,7 @@
-"""Write the smallest program that shows a difference: the code of one place on torch's recorded arrays.
+"""Write the smallest program that shows a difference: the code of a place on torch's recorded arrays.
 
 It does not need torch, nor jaxpar unless the port does. Statements are left out, and axes shortened, as long
-as the port still differs and the mended port, if there is one, still agrees.
+as the port still differs and the mended port still agrees.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def smallest(program: Reproduction, mended: str | None) -> Reproduction | None:
     end = time.perf_counter() + SECONDS
     if mended:
         program = _shorter(program, mended, end)
-    return _fewer_statements(_fewer_arrays(program), mended, end)
+    return _fewer_statements(_fewer_arrays(program, mended), mended, end)
 
 
 def _shorter(program: Reproduction, mended: str, end: float) -> Reproduction:
@@ -237,8 +237,8 @@ def _shorter(program: Reproduction, mended: str, end: float) -> Reproduction:
     return program
 
 
-def _fewer_arrays(program: Reproduction) -> Reproduction:
-    """Leave out what is not read before the place."""
+def _fewer_arrays(program: Reproduction, mended: str | None) -> Reproduction:
+    """Leave out what neither the port nor the mended one reads before the place."""
     read: set[str] = set()
 
     class Noting(dict):
@@ -246,15 +246,21 @@ def _fewer_arrays(program: Reproduction) -> Reproduction:
             read.add(name)
             return super().__getitem__(name)
 
-    program.result(program.source, Noting(program.arrays))
+    for source in (program.source, mended):
+        if source is not None:
+            program.result(source, Noting(program.arrays))
     arrays = program.arrays.items()
-    kept = {name: x for name, x in arrays if name in read or name.startswith(("input", "weight"))}
-    place = program.constants.get("PLACE")
+    needed = {name: x for name, x in arrays if name in read or name.startswith(("input", "weight"))}
+    end = program.constants.get("PLACE")
     called = [
-        p for p in program.constants.get("LAYERS", ()) if any(n.startswith(f"returned/{p}/") for n in kept)
+        p for p in program.constants.get("LAYERS", ()) if any(n.startswith(f"returned/{p}/") for n in needed)
     ]
-    layers = {"LAYERS": [*called, *([place[0]] if place else [])]} if "LAYERS" in program.constants else {}
-    return dataclasses.replace(program, arrays=kept, constants=program.constants | layers)
+    layers = (
+        {"LAYERS": [*dict.fromkeys((*called, *(end[:1] if end else ())))]}
+        if "LAYERS" in program.constants
+        else {}
+    )
+    return dataclasses.replace(program, arrays=needed, constants=program.constants | layers)
 
 
 def _fewer_statements(program: Reproduction, mended: str | None, end: float) -> Reproduction:

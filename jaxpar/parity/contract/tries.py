@@ -21,7 +21,7 @@ from .._trace.reading import TraceFile
 from .edits import proposals
 from .making import ENTRY_POINTS, TRACE
 from .plain_edits import FACTOR, numbers, plain_edits
-from .plain_run import Arrived, Lines, PlainRun, Wrong, is_forward, lines_before
+from .plain_run import Arrived, LineEvents, PlainRun, Wrong, is_forward, lines_before
 from .reproduction import Reproduction, reproduction, smallest
 from .source import Code, diff
 
@@ -85,8 +85,11 @@ class Tries:
         return {"cause": cause_of_guess, "edit": None}
 
     @cached_property
-    def plain(self) -> PlainTries:
-        return PlainTries(self)
+    def plain(self) -> PlainTries | None:
+        try:
+            return PlainTries(self)
+        except Exception:
+            return None  # a port that can only be run as a whole, such as one that drops by itself
 
     def _changed(
         self, divergence: Divergence, causes: tuple[Cause | None, ...]
@@ -104,7 +107,7 @@ class Tries:
     def _suggested(
         self, divergence: Divergence, causes: tuple[Cause | None, ...], is_factory: bool
     ) -> Iterator[tuple[str, Cause | None]]:
-        """Yield the edits of plain code that agree in a run of it, and then those of layers."""
+        """Yield the edits of plain code that agree when it runs alone, and then the edits of layers."""
         plain = self.plain if is_forward(divergence) else None
         for cause in causes:
             text = cause.text if cause else ""
@@ -118,6 +121,8 @@ class Tries:
 
     def reproduction(self, divergence: Divergence) -> Reproduction | None:
         """Return the smallest program that shows the place; None if a whole step is needed."""
+        if self.plain is None:
+            return None
         try:
             program = reproduction(self.plain.run, self.plain.arrived, divergence, self.source)
             return program and smallest(program, self.mended)
@@ -146,7 +151,7 @@ class PlainTries:
         with exact():
             pair, batches, _ = self._loaded(tries.source)
             self.run = PlainRun(pair, batches)
-            with Lines(str(tries.port), events):
+            with LineEvents(str(tries.port), events):
                 self.before = self.run.wrong(self._loaded(tries.source)[0], events)
         self.arrived = self.run.arrived
         # Without a wrong place of this code, no edit can be seen to mend one.
