@@ -70,7 +70,7 @@ PLANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         [("part.reshape(n, t, HEADS, -1)", "part.reshape(n, t, -1, HEADS).swapaxes(2, 3)")],
     ),
     "heads put together as they lie": ("plain", [("weights, v)\n", "weights, v).transpose(0, 2, 1, 3)\n")]),
-    "value, query, key": ("plain", [("q, k, v = (part", "v, q, k = (part")]),
+    "value, query, key": ("plain", [("q, k, v = (part", "k, v, q = (part")]),
     "query, key and value by head": (
         "plain",
         [(f"q, k, v = {SPLIT}", BY_HEAD)],

@@ -204,7 +204,7 @@ def causal(code: Code, *_: str) -> Iterator[str]:
 
 def operand(code: Code, verb: str) -> Iterator[str]:
     """Add or multiply by a name that is in reach: a residual."""
-    sign = "+" if verb == "added" else "*"
+    sign = "*" if verb == "multiplied" else "+"
     statements: list[ast.Assign | ast.Return] = [*code.nodes(ast.Assign), *code.nodes(ast.Return)]
     for node in statements:
         if node.value is None:
@@ -301,6 +301,7 @@ RULES: list[tuple[str, Rule]] = [
     (r"^the pieces of \w+ are in torch's order|are exchanged, in the calls", pieces),
     (r"^what (\S+) returns: axis (\d+) is read as .*\(it is read as \((.*)\)\)$", factors_of_axis),
     (r"^the other operand is (added|multiplied) \(it is left out\)$", operand),
+    (r"^()$", operand),  # no cause is known
     (r"^the sum has torch's operands", operands_of_sum),
     (r"is the norm in front of the branch|^$", norm_position),
     (r"keeps its digits|it is in float64", digits),
