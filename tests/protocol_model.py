@@ -24,11 +24,12 @@ from sys import intern
 from typing import NamedTuple
 
 from jaxpar.distributed import call_log
-from jaxpar.distributed._protocol import attendance, calls, lockstep, steps
+from jaxpar.distributed._protocol import attendance, calls, ending, joining, lockstep, steps
 from jaxpar.distributed._protocol.effects import Begin, Post, Read, Send, Wait
 from jaxpar.distributed.group import Group
 from jaxpar.errors import DivergenceError
 
+# `join` and `fail`, an exception, are in given programs only.
 OPERATIONS = ("step", "accumulate", "rate", "save_one", "save_all", "barrier", "objects", "evaluate")
 ENDS = ("end", "crash", "signal")
 PAIRS = ("01", "02", "12")
@@ -52,6 +53,8 @@ class Rank:
         self.group = Group(rank, size, "", 1, 60.0, 1, tuple(range(size)))
         self.log = calls.BegunLog(rank, str)
         self.lockstep = lockstep.Lockstep()
+        self.ending = ending.Ending(rank, size, "jaxpar/1/gone")
+        self.follows = None  # the rank whose failure ends this one
         self.records = [steps.StepRecord(name, self.group) for name in RECORDS]
         self.rate = 0
         self.attendance = attendance.Attendance(
@@ -99,10 +102,24 @@ class Rank:
     def save(self, directory):
         yield from self.attendance.exchange(f"Checkpointer.save {directory}", "1", "Checkpointer.save", 1800)
 
-    def exchange(self, what, label="", group=None):
+    def exchange(self, what, label="", group=None, text=""):
         group = group or self.group
         begin = Begin(label or what, *call_log.counted(what, group))
-        yield from self.lockstep.collect(f"jaxpar/{group.folder}/{what}", begin, group.ranks, group.rank, "")
+        folder = f"jaxpar/{group.folder}/{what}"
+        return (yield from self.lockstep.collect(folder, begin, group.ranks, group.rank, text))
+
+    def join(self):
+        """Rank r has r + 1 batches, and takes part in the steps of the others after its own."""
+        for batches in range(self.rank + 1, -self.size, -1):
+            announcement = {"kinds": []} if batches > 0 else {"never": False}
+            texts = yield from self.exchange("DistributedDataParallel.join", text=json.dumps(announcement))
+            if joining.is_over([json.loads(text) for text in texts]):
+                assert batches <= 0, "join drops a batch"
+                break
+            yield Device("train_step")
+        else:
+            raise AssertionError("join has more rounds than batches")
+        yield Device("the last rank's values")
 
     def pair_barrier(self, members):
         ranks = tuple(map(int, members))
@@ -131,6 +148,8 @@ class Rank:
             "barrier": lambda: self.exchange("barrier"),
             "objects": self.objects,
             "evaluate": self.evaluate,
+            "join": self.join,
+            "fail": lambda: self.ending.fail({"reason": "an exception", "code": 1}),
             "end": lambda: self.exchange("end", call_log.END),
             **{f"barrier {members}": lambda m=members: self.pair_barrier(m) for members in PAIRS},
         }[name]()
@@ -171,6 +190,9 @@ class Rank:
     def hear(self, sender, kind, text):
         self.heard[sender] += 1
         message = json.loads(text)
+        if kind == "left" and self.follows is None and self.program[-1:] != ["fail"]:
+            self.follows, self.calls, self.effect = sender, self.ending.end(), None
+            self.advance(None)
         if kind == "attend":
             self.post(self.attendance.hear(message))
         if kind == "question":
@@ -260,7 +282,8 @@ class Local:
         # Whether it could answer rank 0's announcement of a call in another way once it has gone on.
         at_answer = isinstance(self.effect, Read) and HASTY.search(self.effect.key)
         self.hasty = rank > 0 and bool(self.idle or at_answer)
-        self.done = self.idle and self.program[-1:] == ("end",)
+        self.follows = self.live.follows
+        self.done = self.idle and (self.program[-1:] in (("end",), ("fail",)) or self.follows is not None)
 
     def forget(self):
         """Drop what can be had again from the history."""
@@ -363,7 +386,7 @@ class View:
             call = call.gi_yieldfrom
 
 
-LOCKSTEP = re.compile(r"jaxpar/1/(barrier|objects|objects, read|end)/")
+LOCKSTEP = re.compile(r"jaxpar/1/(barrier|objects|objects, read|end|DistributedDataParallel.join)/")
 NAMED = re.compile(r"ranks? ([\d, ]+) ha(?:s|ve)")
 KEY = re.compile(r"jaxpar/1/(.*?)/(answers/)?(\d+)/(\d+)(?:/(\d+))?$")
 
@@ -720,6 +743,13 @@ class Explorer:
 
     def end(self, state):
         """Nothing can happen any more: all ranks are done, or the watch names those that wait."""
+        failed = {r for r, local in enumerate(state) if local.program[-1:] == ("fail",)}
+        if failed:
+            self.ends.add(frozenset(failed))
+            follow = all(local.follows in failed for r, local in enumerate(state) if r not in failed)
+            if not follow or not all(local.done for local in state):
+                self.problem("waits for ever after a failure", state)
+            return
         if all(local.done for local in state):
             self.outcomes["success"] += 1
             self.ends.add("success" if self.pairs else canonical(state))

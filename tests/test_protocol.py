@@ -10,7 +10,7 @@ import random
 import pytest
 from protocol_model import ENDS, NAMED, OPERATIONS, PAIRS, Explorer, canonical, replaced
 
-from jaxpar.distributed._protocol import attendance, calls, lockstep, steps
+from jaxpar.distributed._protocol import attendance, calls, ending, joining, lockstep, steps
 
 JOBS = {"two ranks": (2, 4), "three ranks": (3, 3), "two ranks, longer programs": (2, 5)}
 """Ranks, and operations in a program."""
@@ -187,6 +187,81 @@ def test_ranks_that_wait_in_a_circle_of_groups_are_named(case):
     explorer = Explorer(3, 3, programs=CIRCLES[case], merging=False, pairs=True).run()
     assert not explorer.problems
     assert explorer.ends == {frozenset("01" if case == "two ranks" else "012")}
+
+
+def explored(size, programs):
+    return Explorer(size, 4, every_order=True, merging=False, programs=programs, pairs=True).run()
+
+
+JOINED = {2: ("join", "barrier", "save_one", "step"), 3: ("join", "barrier")}
+"""Operations for each number of ranks; of three ranks, steps and saves have too many orders."""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("size", "length"), [(2, 1), (2, 2), (3, 2)])
+def test_ranks_with_different_numbers_of_batches_end(size, length):
+    """In every order: each rank has one batch more than the one before it, and all go on after join."""
+    for program in itertools.product(JOINED[size], repeat=length):
+        for others in {program, tuple(name for name in program if name != "save_one")}:
+            explorer = explored(size, (program, *(others,) * (size - 1)))
+            assert not explorer.problems
+            assert explorer.ends == {"success"}, program
+
+
+@pytest.mark.parametrize("other", ["barrier", "step", "evaluate"])
+def test_a_rank_that_does_not_join_is_named(other):
+    for programs in ((("join",), (other,)), ((other,), ("join",)), (("join",), ())):
+        explorer = explored(2, programs)
+        assert not explorer.problems
+        assert explorer.ends == {frozenset("01")}, programs
+
+
+FAILING = {2: ("barrier", "objects", "save_all", "join", "step"), 3: ("barrier", "objects", "join")}
+
+
+def failures(size, length):
+    """Programs of which some ranks do the beginning, and then fail."""
+    for program in itertools.product(FAILING[size], repeat=length):
+        for ranks, at in itertools.product(((0,), (size - 1,), (0, 1)), range(length + 1)):
+            yield tuple((*program[:at], "fail") if r in ranks else program for r in range(size)), ranks
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("size", "length"), [(2, 1), (2, 2), (3, 1)])
+def test_a_failure_ends_all_ranks(size, length):
+    """In every order, and wherever the others are; each names a rank that failed."""
+    for programs, ranks in failures(size, length):
+        explorer = explored(size, programs)
+        assert not explorer.problems, programs
+        assert explorer.ends <= {frozenset(some) for n in (1, 2) for some in itertools.combinations(ranks, n)}
+
+
+ENDING_MUTATIONS = {
+    "nobody hears of a failure": (ending, 'yield Send("left", fields)', "pass"),
+    "a rank that ends does not report it": (ending, 'yield Post(f"{self._folder}/{self._rank}", "")', "pass"),
+    "rank 0 waits for itself": (ending, "range(1, self._size)", "range(self._size)"),
+    "join ends with the first rank": (
+        joining,
+        "len(exhausted(announcements)) == len(announcements)",
+        "bool(exhausted(announcements))",
+    ),
+    "join never ends": (joining, '"kinds" not in announcement', "False"),
+}
+
+
+def unsuccessful(size, programs):
+    """Whether an exploration has a problem, or a rank breaks what the model asserts."""
+    try:
+        return explored(size, programs).problems
+    except AssertionError:
+        return True
+
+
+@pytest.mark.parametrize("name", ENDING_MUTATIONS)
+def test_a_mutation_of_join_or_of_the_end_is_found(name):
+    with mutated(*ENDING_MUTATIONS[name]):
+        jobs = [(2, (("join", "barrier"),) * 2), *((2, programs) for programs, _ in failures(2, 1))]
+        assert any(unsuccessful(size, programs) for size, programs in jobs)
 
 
 @pytest.mark.parametrize(("call", "passed"), [(1, 0), (2, 1)])

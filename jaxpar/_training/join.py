@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .._devices.context import outside
-from ..distributed.exchange import exchange
+from ..distributed.exchange import exchange, exhausted, is_over
 from ..errors import DistributedError, DivergenceError
 from .agreement import Agreement
 from .divergence_guard import StepMetadata
@@ -55,9 +55,9 @@ class Announced:
         announcement = _announcement(rows, keep) if rows and rows.sizes else {"never": self.rows is None}
         texts = exchange(_WHAT, json.dumps(announcement), self._timeout, self._world.group)
         announcements = [json.loads(text) for text in texts]
-        done = [r for r, message in enumerate(announcements) if "kinds" not in message]
-        if len(done) == len(announcements):
+        if is_over(announcements):
             return None
+        done = exhausted(announcements)
         self._check(announcements, done)
         self.last = max(r for r in range(len(announcements)) if r not in done)
         self.numbers = announcements[self.last].get("numbers", [])

@@ -11,12 +11,13 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 
 from ..errors import DistributedError
 from . import _messages
-from .exchange import PREFIX, post, read_blocking
+from ._protocol.ending import Ending
+from .exchange import PREFIX, read_blocking, run
 from .group import current, rank, size
 
 LAST_WORDS = 4000
@@ -43,9 +44,7 @@ def forget() -> None:
 def go(text: str, reason: str = "", code: int = 1, others: int = 1) -> None:
     """Print `text`, send `reason` to the other ranks, exit with `code`; the others exit with `others`."""
     _say(text)
-    with contextlib.suppress(DistributedError):
-        _messages.send("left", reason=(reason or text)[:LAST_WORDS], code=others)
-    _end(code)
+    _end(code, {"reason": (reason or text)[:LAST_WORDS], "code": others})
 
 
 def _leave(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -73,19 +72,16 @@ def _follow(message: _messages.Message) -> None:
     _end(message["code"])
 
 
-def _end(code: int) -> None:
-    """End this process, rank 0 last: it hosts the coordinator, without which the others abort."""
+def _end(code: int, fields: Mapping[str, object] | None = None) -> None:
+    """End this process, after a message with `fields` to the others if they do not know that it ends."""
     group = current()
     assert group is not None
-    folder = f"{PREFIX}/{group.generation}/gone"
+    ending = Ending(group.rank, group.size, f"{PREFIX}/{group.generation}/gone")
+    deadline = time.monotonic() + PATIENCE
     with contextlib.suppress(DistributedError):
-        if group.rank:
-            post(f"{folder}/{group.rank}", "")
-        else:
-            deadline = time.monotonic() + PATIENCE
-            for other in range(1, group.size):
-                read_blocking(f"{folder}/{other}", deadline - time.monotonic())
-            # The others set their keys just before they exit.
+        call = ending.end() if fields is None else ending.fail(fields)
+        run(call, lambda wait: read_blocking(wait.key, deadline - time.monotonic()))
+        if not group.rank:  # the others set their keys just before they exit
             time.sleep(0.1)
     # `sys.exit` would run JAX's atexit handlers, which wait at the shutdown barrier.
     os._exit(code)
