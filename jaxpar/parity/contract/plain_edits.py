@@ -215,9 +215,9 @@ def operand(code: Code, verb: str) -> Iterator[str]:
     for call in code.calls() if verb == "multiplied" else ():
         yield code.replaced(call, f"{code.text(call)} * {FACTOR}")
     for call in code.layers:
-        for x in (y for y in call.args[:1] if isinstance(y, ast.Name | ast.Call)):
+        for x in call.args[:1]:
             for name in code.names_at(call):
-                yield code.replaced(x, f"{name} {sign} {code.text(x)}")
+                yield code.replaced(x, f"{name} {sign} {code.operand(x)}")
 
 
 def operands_of_sum(code: Code, *_: str) -> Iterator[str]:
