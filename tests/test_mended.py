@@ -218,16 +218,16 @@ def test_every_rule_has_an_example():
 
 
 def test_other_lines_are_not_edited_and_the_nearest_is_first():
-    source = "a = f(2 * x)\nb = f(3 * x) + 4 * y\nc = f(4 * x)\n"
+    source = "a = f(2 * x)\nb = 3 * x + 4 * y\nc = f(4 * x)\n"
     edited = [*plain_edits(Code(source, lines=(2, 1)), "there is no factor (it is multiplied by 3)")]
     assert all(text.endswith("c = f(4 * x)\n") for text in edited)
     assert [text.splitlines()[:2] for text in edited] == [
-        ["a = f(2 * x)", "b = f(3 * x) + 4"],
-        ["a = f(2 * x)", "b = f(3 * x) + y"],
-        ["a = f(2 * x)", "b = f(3) + 4 * y"],
-        ["a = f(2 * x)", "b = f(x) + 4 * y"],
-        ["a = f(2)", "b = f(3 * x) + 4 * y"],
-        ["a = f(x)", "b = f(3 * x) + 4 * y"],
+        ["a = f(2 * x)", "b = 3 * x + 4"],
+        ["a = f(2 * x)", "b = 3 * x + y"],
+        ["a = f(2 * x)", "b = 3 + 4 * y"],
+        ["a = f(2 * x)", "b = x + 4 * y"],
+        ["a = f(2)", "b = 3 * x + 4 * y"],
+        ["a = f(x)", "b = 3 * x + 4 * y"],
     ]
 
 

@@ -202,7 +202,7 @@ PLANTS = [
     *plants("jaxpar/parity/contract/source.py",
         ('if is_loose and not', 'if not is_loose and not', "tests/test_mended.py -k parentheses"),
         ('-node.col_offset, i, node)', '0, i, node)', "tests/test_mended.py -k other_lines"),
-        ('comma = "" if before.endswith(("(", ",")) else ", "', 'comma = ""', "tests/test_contract.py -k default"),
+        ('comma = "" if before.endswith(("(", ",")) else ", "', 'comma = ""', "tests/test_mended.py -k suggests"),
     ),
     *plants("jaxpar/parity/contract/reproduction.py",
         ('not program.differs(mended, arrays)', 'True', "tests/test_mended.py -k cut_only"),
