@@ -67,14 +67,15 @@ class Initialized(nn.Module):
 
 
 class Images(nn.Module):
-    """A registry, a choice by name, BatchNorm by hand, a conditional chain."""
+    """A registry, a choice by name, BatchNorm by hand, a layer changed by a function, a conditional chain."""
 
     inputs = ((4, 3, 6, 6),)
 
     def __init__(self, width=4, pool="avg", norm="batch"):
         super().__init__()
         norm_layer = get_norm(norm)
-        self.conv = layers.StandardConv2d(3, width, 3, padding=1)
+        self.conv = layers.StandardConv2d(3, width, 3, stride=2, padding=1)
+        layers.dilate(self.conv, rate=2)
         self.norm = norm_layer(width)
         self.act = create_activation("swish")
         if not pool:

@@ -119,6 +119,13 @@ class StandardConv2d(nn.Conv2d):
         return F.conv2d(x, weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
 
+def dilate(module, rate):
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d):
+            layer.stride, layer.dilation = (1, 1), (rate, rate)
+            layer.padding = (layer.kernel_size[0] // 2 * rate,) * 2
+
+
 @functools.lru_cache
 def positions(length):
     return torch.arange(length)

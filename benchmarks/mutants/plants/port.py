@@ -36,6 +36,7 @@ PLANTS = [
         ('not ctx.is_int(node.args[0])', 'False', "tests/test_port_operations.py::test_ports_are_the_same[Weights]"),
         ('if extra and ctx.kind and getattr(', 'if False and getattr(', "tests/test_port_unrun.py -k undefined"),
         ('if site.kinds == {NoneType}:', 'if True:', "tests/test_port.py -k \"same and OptionalBias\""),
+        ('if isinstance(ctx.source.parents[node], ast.Expr):', 'if False:', "tests/test_port_reasons.py -k \"is_none and Images\""),
     ),
     *plants("jaxpar/parity/_port/translating/omitted.py",
         ('or _is_for_placement(ctx, node)', '', "tests/test_port_memory.py -k \"hole and Chosen\""),

@@ -129,6 +129,8 @@ def _of_einops(ctx: Context, node: ast.Call, target: Any) -> Fragment:
 
 def _choice(ctx: Context, node: ast.Call, target: Any) -> Fragment | None:
     """Write what a library's function chose in the constructor, a class or a function, by its name."""
+    if isinstance(ctx.source.parents[node], ast.Expr):
+        return None  # it is called for what it does
     site = ctx.site(node)
     if not (isinstance(target, FunctionType) and defined_by_user(target) and site and len(site.objects) == 1):
         return None
