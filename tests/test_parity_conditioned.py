@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -48,6 +49,44 @@ def test_a_mean_that_is_rounding_is_no_difference(replicas):
 def test_a_mean_that_is_wrong_is_different(replicas):
     found = parity.compare(Torch(), Flax(1e-9), X, layout="channels_last", replicas=replicas)
     assert [row.difference.name for row in found.different] == ["second.mean"]
+
+
+class TorchTied(torch.nn.Module):
+    """Norms of two equal rows: the first weight's gradient is exactly 0, and its roundings grow by 316 in each."""
+
+    def __init__(self, depth=8):
+        super().__init__()
+        self.linears = torch.nn.ModuleList(torch.nn.Linear(4, 4, bias=False) for _ in range(depth))
+        self.norms = torch.nn.ModuleList(torch.nn.BatchNorm1d(4) for _ in range(depth))
+
+    def forward(self, x):
+        for linear, norm in zip(self.linears, self.norms, strict=True):
+            x = x + norm(linear(x))
+        return x
+
+
+class FlaxTied(nnx.Module):
+    """The same, whose gradients of the second row are off by a factor, or round by it."""
+
+    def __init__(self, factor, rounds, depth=8):
+        rngs = nnx.Rngs(0)
+        self.linears = nnx.List(nnx.Linear(4, 4, use_bias=False, rngs=rngs) for _ in range(depth))
+        self.norms = nnx.List(jaxpar.nn.BatchNorm(4, rngs=rngs) for _ in range(depth))
+        self.factor, self.rounds = factor, rounds
+
+    def __call__(self, x):
+        for linear, norm in zip(self.linears, self.norms, strict=True):
+            y = linear(x)
+            other = y * jnp.array([[1], [self.factor]])
+            other = other / jnp.array([[1], [self.factor]]) if self.rounds else other
+            x = x + norm(jax.lax.stop_gradient(y - other) + other)
+        return x
+
+
+@pytest.mark.parametrize(("factor", "rounds", "same"), [(3, True, True), (1 + 1e-6, False, False)])
+def test_what_is_0_by_equal_rows_is_as_exact_as_roundings_that_keep_them_equal(factor, rounds, same):
+    compared = parity.compare(TorchTied(), FlaxTied(factor, rounds), np.repeat(X[:1, 0, :, 0], 2, 0), search=None)
+    assert compared.same is same, f"{compared}"
 
 
 def test_outputs_keep_their_bound():

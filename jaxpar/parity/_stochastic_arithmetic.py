@@ -53,7 +53,7 @@ def judge_lost_digits(
         return compared
     moves = perturbations(pair, batches, max(row.difference.step for row in lost))
     rows = tuple(judged_by(row, moves) if row in lost else row for row in compared.rows)
-    if any(row.outcome is Outcome.NOISE and math.isfinite(row.limit) for row in rows):
+    if any(map(_depends_on_ties, rows)):
         rows = _without_parted_ties(pair, batches, lost, rows)
     if beyond and layers_agree(first):
         rows = tuple(_of_layers(row, moves) if row in beyond else row for row in rows)
@@ -114,17 +114,22 @@ def _most(row: Judged) -> float:
 def _without_parted_ties(
     pair: ModelPair, batches: Batches, lost: Sequence[Judged], rows: Sequence[Judged]
 ) -> tuple[Judged, ...]:
-    """Judge noise again without the perturbations that part equal numbers.
+    """Judge noise and differences again without the perturbations that part equal numbers.
 
-    At a tie or a kink these move a derivative by any amount, and would excuse one that is wrong there.
+    At a tie or a kink these move a derivative by any amount, and would excuse one that is wrong there. Behind
+    a norm of two equal rows they move it less: once the rows are parted, their variance is not 0.
     """
     moves = perturbations(pair, batches, max(row.difference.step for row in lost), keeps_ties=True)
     judged = {key_of(row.difference): judged_by(row, moves) for row in lost}
-    is_noise = (row.outcome is Outcome.NOISE for row in rows)
+    undecided = (Outcome.NOISE, Outcome.DIFFERENT)
     return tuple(
-        judged.get(key_of(row.difference), row) if noise else row
-        for row, noise in zip(rows, is_noise, strict=True)
+        judged.get(key_of(row.difference), row) if row.outcome in undecided else row for row in rows
     )
+
+
+def _depends_on_ties(row: Judged) -> bool:
+    exact = row.difference.magnitude == 0
+    return exact if row.outcome is Outcome.DIFFERENT else row.outcome is Outcome.NOISE and row.limit < math.inf
 
 
 class Perturbation(NamedTuple):
