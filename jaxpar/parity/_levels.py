@@ -1,8 +1,7 @@
 """The levels, each a loop of steps: which models run, from which state, and what is compared.
 
             models                                     every step starts from
-semantic    torch float64, Flax float64                the side's previous step, or the reference's
-                                                       where digits cancel
+semantic    torch float64, Flax float64                the side's previous step
 numeric     oracle torch float64, torch and Flax in    the reference's weights; one step
             the dtype under test
 as it runs  the oracle, torch and Flax as they are     the reference's weights; one step
@@ -52,8 +51,6 @@ class Reference(Protocol):
     def step(self, batch: Batch) -> Observation: ...
 
     def weights(self) -> Named: ...
-
-    def state(self) -> Named: ...
 
 
 R = TypeVar("R", bound=Reference)
@@ -105,16 +102,11 @@ class Findings:
             self.noise_elements[name] = mask | self.noise_elements.get(name, False)
 
 
-def semantic(
-    sides: Sides[R], batches: Batches, steps: int, findings: Findings, resync: bool = False
-) -> Iterator[LevelStep]:
-    """Run both sides in float64, from their own previous step; with `resync`, both from the reference's."""
-    before = (sides.candidate.weights(), sides.reference.weights())
+def semantic(sides: Sides[R], batches: Batches, steps: int, findings: Findings) -> Iterator[LevelStep]:
+    """Run both sides in float64, each from its own previous step, or from what is loaded after it."""
+    reference_weights = sides.reference.weights()
     for number in range(1, steps + 1):
-        if resync:
-            sides.candidate.load(sides.reference.weights(), sides.reference.state())
-            before = (sides.candidate.weights(), sides.reference.weights())
-        batch = batches(number)
+        batch, before = batches(number), (sides.candidate.weights(), reference_weights)
         reference = sides.reference.step(batch)
         if number == 1 and sides.single:
             findings.add_noise(reference.gradients, sides.single().step(batch).gradients)
@@ -126,7 +118,7 @@ def semantic(
         # Adam turns even noise into steps of the learning rate, so these parameters, and the statistics after
         # them, would drift apart.
         sides.candidate.load({name: reference.weights[name] for name in findings.noise}, {})
-        before = (sides.candidate.weights(), reference.weights)
+        reference_weights = reference.weights
         yield LevelStep(number, batch, candidate, reference)
 
 

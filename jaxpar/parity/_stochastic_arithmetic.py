@@ -58,12 +58,15 @@ def judge_lost_digits(
         rows = _without_parted_ties(pair, batches, lost, rows)
     if beyond and layers_agree(first):
         rows = tuple(_of_layers(row, moves) if row in beyond else row for row in rows)
-    # Only differences that are already small can be rounding in Flax or of its compiler; a second run costs a
-    # compilation.
+    # Only differences that are already small can be rounding in Flax or of its compiler, and those of later
+    # steps what is left of the first; a second run costs a compilation.
     unoptimised = functools.cache(lambda: pair.candidate(pair.reference("float64")).unoptimised())
     for judge_again in (functools.partial(_unoptimised, moves=moves), _nudged):
         small = [
-            row for row in rows if row.outcome is Outcome.DIFFERENT and row.difference.relative <= _most(row)
+            row
+            for row in rows
+            if row.outcome is Outcome.DIFFERENT
+            and (row.difference.relative <= _most(row) or row.difference.step > first)
         ]
         if small:
             again = judge_again(pair, batches, compared, unoptimised())
@@ -263,8 +266,8 @@ def _unoptimised(
     # if both products are equal. The program without optimizations still contains the port's mistakes.
     reference, findings = pair.reference("float64"), Findings()
     sides = Sides(reference, unoptimised, single=functools.partial(pair.reference, "float32"))
-    for _ in semantic(sides, batches, compared.steps, findings, resync=True):
-        pass
+    for step in semantic(sides, batches, compared.steps, findings):
+        unoptimised.load(step.reference.weights, step.reference.state)
     rows = judge(findings.differences, compared.policy, findings.noise)
     plain = {key_of(row.difference): judged_by(row, moves) for row in rows}
     return lambda row: _of_the_compiler(row, plain.get(key_of(row.difference)))
@@ -274,7 +277,7 @@ def _of_the_compiler(row: Judged, plain: Judged | None) -> Judged:
     if plain is None or plain.outcome is Outcome.DIFFERENT:
         return row
     reason = (
-        "rounding of Flax's compiler or of earlier steps: without its optimisations and from torch's weights "
-        f"it is {plain.difference.relative:.2g}"
+        f"rounding of Flax's compiler or of earlier steps made {row.difference.relative:.2g} of it: this is "
+        "without its optimisations and from torch's weights"
     )
-    return dataclasses.replace(row, outcome=Outcome.SAME, limit=_most(row), reason=reason)
+    return dataclasses.replace(plain, reason=reason)

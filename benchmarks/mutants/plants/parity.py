@@ -56,7 +56,7 @@ PLANTS = [
         ('or of_flax < FACTOR * of_torch', '', "tests/test_parity_conditioned.py -k a_mistake_is_in_the_program"),
         ('2.0**-52 * np.sign(', '0.0 * np.sign(', "tests/test_parity_conditioned.py -k variance"),
         ('if row.outcome in undecided else row', 'if row.outcome is Outcome.NOISE else row', "tests/test_parity_conditioned.py -k equal_rows"),
-        ('findings, resync=True)', 'findings)', "tests/test_parity_conditioned.py -k one_step_loses"),
+        ('unoptimised.load(step.reference.weights, step.reference.state)', 'pass', "tests/test_parity_conditioned.py -k one_step_loses"),
     ),
     *plants("jaxpar/parity/_sides/compiled_step.py",
         ('if lowered.cost_analysis().get("flops", 0.0) < LONG else MORE', '', "tests/test_parity_programs.py -k worth"),
