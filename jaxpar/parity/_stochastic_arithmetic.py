@@ -58,8 +58,8 @@ def judge_lost_digits(
         rows = _without_parted_ties(pair, batches, lost, rows)
     if beyond and layers_agree(first):
         rows = tuple(_of_layers(row, moves) if row in beyond else row for row in rows)
-    # Only differences that are already small can be rounding in Flax or of its compiler, and those of later
-    # steps what is left of the first; a second run costs a compilation.
+    # Only differences that are already small can be rounding in Flax or of its compiler; later steps may
+    # have them from the first. A second run costs a compilation.
     unoptimised = functools.cache(lambda: pair.candidate(pair.reference("float64")).unoptimised())
     for judge_again in (functools.partial(_unoptimised, moves=moves), _nudged):
         small = [
