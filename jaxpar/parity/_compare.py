@@ -12,18 +12,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from .._interrupt import between_steps
 from ..errors import LeafError
 from . import _levels
 from ._comparison import Comparison, require_same
-from ._determinism import check_flax, forms, number_differences, require_equal
+from ._determinism import check_flax, forms, generators, number_differences, require_equal, throws
 from ._divergence.first import find, layers_agree
 from ._divergence.search import Budget
 from ._exactness import environment, exact
@@ -31,14 +28,15 @@ from ._float32_constants import explain_by_constants
 from ._levels import Findings, LevelStep, Sides
 from ._model_pair import Inputs, ModelPair, Outputs
 from ._precision import explain_by_precision
-from ._reach import NOT_REACHED, SHAKE, layers_without_gradient, of_call, of_jax, of_rows, some, unreached
+from ._reach import NOT_REACHED, SHAKE, layers_without_gradient, of_call, of_rows, some, unreached
 from ._request import Arrays, Request
+from ._sides.candidate import Candidate
 from ._sides.flax_mode import parameters
-from ._sides.flax_side import FlaxSide
 from ._sides.step_data import Layout, Loss, Optimizer
 from ._sides.torch_kinks import counted
 from ._sides.torch_side import torch_parameters
 from ._stochastic_arithmetic import judge_lost_digits
+from ._two_torchs import errors_in_names_of, in_names_of
 from ._weights.mapping import Entries
 from ._weights.mapping import Mapping as GuessedMapping
 from ._weights.pytree_model import framework_of, name_of
@@ -78,8 +76,8 @@ def compare(
     flax_inputs: Inputs = None,
     outputs: Outputs | None = None,
     targets: Arrays = (),
-    loss: Loss | None = None,
-    optimizer: Optimizer | None = None,
+    loss: Loss | Callable[..., Any] | None = None,
+    optimizer: Optimizer | Callable[..., Any] | None = None,
     steps: int | None = None,
     replicas: int = 1,
     level: str | Level = Level.SEMANTIC,
@@ -107,7 +105,8 @@ def compare(
       torch_module: the reference, a module or a function. Runs on the CPU, in torch's own DataParallel for
         `replicas` > 1.
       flax_module: an nnx.Module, a linen.Module; `(function, params)`, called with the params first; a
-        function without parameters; or a callable pytree, such as an Equinox module.
+        function without parameters; a callable pytree, such as an Equinox module; or a second torch module
+        or function, which gets the first one's weights and dropout masks.
       inputs: the arguments of one call, in torch's layout: a single argument, a tuple or list of positional
         arguments, or a dict of keyword arguments, possibly nested; or a function of the step number. None,
         numbers, bools and strings are passed unchanged.
@@ -118,7 +117,8 @@ def compare(
       targets: arguments of the losses after the outputs, or a function of the step number.
       loss: a pair (torch's, JAX's), both called with (outputs, *targets). Defaults to a fixed random
         projection of the outputs, which depends on every element.
-      optimizer: a pair (parameters -> torch optimizer, optax transformation).
+      optimizer: a pair (parameters -> torch optimizer, optax transformation). For two torch models, this
+        and `loss` are two functions of torch, or one for both.
       steps: the number of training steps. By default 2 with an optimizer, whose memory shows in the second
         step, at the levels semantic and trajectory; otherwise 1.
       replicas: the number of replicas; both sides split the batch as DataParallel does.
@@ -209,6 +209,21 @@ def run(
 ) -> Comparison:
     """Run the steps, judge the differences, and search for causes; `take` is called with every step."""
     progress, on_result = callbacks
+    renamed = functools.partial(in_names_of, request.flax_module)
+    worded = None if on_result is None else lambda comparison: on_result(renamed(comparison))
+    try:
+        with errors_in_names_of(request.flax_module):
+            return renamed(_run(request, findings, (progress, worded), take))
+    except Stopped as stop:
+        if stop.comparison is not None:
+            stop.comparison = renamed(stop.comparison)
+        raise
+
+
+def _run(
+    request: Request, findings: Findings, callbacks: Callbacks, take: Callable[[LevelStep], None] | None
+) -> Comparison:
+    progress, on_result = callbacks
     with exact(), between_steps() as check:
         pair = request.pair()
         try:
@@ -298,7 +313,7 @@ def _steps(pair: ModelPair, request: Request, findings: Findings) -> Iterator[Le
         if step.number == 1:
             _check_determinism(pair, sides, request, step, findings)
             # `match`'s notes on its guesses belong in the report, because a verdict depends on the mapping.
-            findings.notes += [*pair.links.left_out(), *_guesses(request.mapping), *sides.candidate.net.notes]
+            findings.notes += [*pair.links.left_out(), *_guesses(request.mapping), *_notes(sides, findings)]
             findings.notes += [*request.model_inputs.notes(), *_lifted(sides)]
             if request.task.own_modes:
                 findings.notes.append(
@@ -309,8 +324,13 @@ def _steps(pair: ModelPair, request: Request, findings: Findings) -> Iterator[Le
             gaps += of_call(batch.flax_call, "JAX", parameters(request.flax_module, batch.flax_call))
             findings.notes += [NOT_REACHED + gap for gap in gaps]
         yield step
-    gaps = [*of_jax(sides.candidate, request.task.training), *of_rows(findings.rows)]
+    gaps = [*sides.candidate.gaps(request.task.training), *of_rows(findings.rows)]
     findings.notes += [NOT_REACHED + gap for gap in gaps]
+
+
+def _notes(sides: Sides[TorchSide], findings: Findings) -> Iterator[str]:
+    """Yield the candidate's notes but for those that torch's code has, too."""
+    return (note.replace("torch's", "Flax's") for note in sides.candidate.notes if note not in findings.notes)
 
 
 def _lifted(sides: Sides[TorchSide]) -> Iterator[str]:
@@ -333,7 +353,7 @@ def _loop(level: Level, resync: bool) -> Callable[..., Iterator[LevelStep]]:
     return loops.get(level, _levels.numeric)
 
 
-def _start(pair: ModelPair, sides: Sides[TorchSide], request: Request) -> tuple[TorchSide, FlaxSide]:
+def _start(pair: ModelPair, sides: Sides[TorchSide], request: Request) -> tuple[TorchSide, Candidate]:
     reference = pair.reference(sides.reference.dtype)
     candidate = pair.candidate(reference)
     if request.parsed_level is Level.TRAJECTORY and request.resync:
@@ -346,9 +366,9 @@ def _check_determinism(
 ) -> None:
     """Run the first batch again and require identical bits; counts the elements at a kink in the same run."""
     torch_side, flax_side = _start(pair, sides, request)
-    generators = _generators()
+    before = generators()
     again = torch_side.step(first.batch, counted(findings.notes, torch_side.module))
-    findings.notes += _throws(torch_side.drawn, generators)
+    findings.notes += throws(torch_side.drawn, before)
     require_equal("the torch module", first.reference, again)
     candidate = first.candidate
     if not again.outputs and not candidate.outputs and not candidate.loss:
@@ -362,15 +382,3 @@ def _check_determinism(
     check_flax(candidate, flax_side, first.batch, masks)
     findings.notes += forms(returned, flax_side.returned)
     findings.differences += number_differences(returned.numbers, flax_side.returned.numbers)
-
-
-def _generators() -> dict[str, Any]:
-    _, key, position, *_ = np.random.get_state()
-    return {"Python's random": random.getstate(), "numpy.random": (np.asarray(key).tobytes(), position)}
-
-
-def _throws(drawn: set[str], before: dict[str, Any]) -> Iterator[str]:
-    libraries = [name for name, state in _generators().items() if state != before[name]]
-    sources = [*(f"torch's {name}" for name in sorted(drawn)), *libraries]
-    if sources:
-        yield f"{NOT_REACHED}other throws of {', '.join(sources)}, drawn in torch's code besides dropout"

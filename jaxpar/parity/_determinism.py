@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import MaskError, NotDeterministicError
+from ._reach import NOT_REACHED
 from ._sides.outputs import Outputs as ModelOutputs
 from ._sides.step_data import Batch, Observation
 from ._tensors import widened
 from .measuring import Difference, Kind, measure
 
 if TYPE_CHECKING:
-    from ._sides.flax_side import FlaxSide
+    from ._sides.candidate import Candidate
 
 
-def check_flax(candidate: Observation, again: FlaxSide, batch: Batch, masks: tuple[np.ndarray, ...]) -> None:
+def check_flax(candidate: Observation, again: Candidate, batch: Batch, masks: tuple[np.ndarray, ...]) -> None:
     """Take the first step again, on a side that has not taken it, and require the same results."""
     require_equal("the Flax module", candidate, again.step(batch, masks, keep=False))
     if again.draws(batch):
@@ -73,3 +76,15 @@ def require_equal(what: str, first: Observation, second: Observation) -> None:
                     "apart. Compare in evaluation mode, or take out what draws random numbers (masks of "
                     "torch's dropout are passed on by themselves)."
                 )
+
+
+def generators() -> dict[str, Any]:
+    _, key, position, *_ = np.random.get_state()
+    return {"Python's random": random.getstate(), "numpy.random": (np.asarray(key).tobytes(), position)}
+
+
+def throws(drawn: set[str], before: dict[str, Any]) -> Iterator[str]:
+    libraries = [name for name, state in generators().items() if state != before[name]]
+    sources = [*(f"torch's {name}" for name in sorted(drawn)), *libraries]
+    if sources:
+        yield f"{NOT_REACHED}other throws of {', '.join(sources)}, drawn in torch's code besides dropout"

@@ -26,7 +26,7 @@ from ._tensors import widened
 from .measuring import Difference, Kind, measure, noise, noise_elements, unit_roundoff
 
 if TYPE_CHECKING:
-    from ._sides.flax_side import FlaxSide
+    from ._sides.candidate import Candidate
     from ._sides.torch_side import TorchSide
 
 MEMBERS = 5  # runs of the reference on inputs one ulp off, the envelope of a free trajectory
@@ -61,7 +61,7 @@ class Sides(Generic[R]):
     """The models of a level, all with the same weights: torch and Flax in the dtype under test."""
 
     reference: R
-    candidate: FlaxSide
+    candidate: Candidate
     oracle: R | None = None  # torch in float64; at the semantic level, the reference is
     single: Callable[[], R] | None = None  # torch in float32, which shows which gradients are noise
 

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 import torch
-from flax import nnx
+from flax import linen
 
 from ..errors import MatchError
 from ._divergence.array_changes import relative_error
@@ -27,10 +27,8 @@ from ._model_pair import (
     variable_shapes,
     zero_variables,
 )
-from ._sides.call_arguments import Call
-from ._sides.flax_float64 import in_float64
+from ._sides.candidate import candidate_side
 from ._sides.flax_mode import of_init
-from ._sides.flax_side import FlaxSide
 from ._sides.step_data import Layout, Task, noting_layout
 from ._sides.torch_side import TorchSide
 from ._weights import Links, links_of
@@ -41,7 +39,8 @@ from ._weights.mapping import Entries
 from ._weights.pytree_model import as_flax
 from ._weights.source import TorchWeights, source_of
 from ._weights.suggest import Calls, LayerGroup
-from ._weights.tree import FlaxModule, JaxModel, Variables, tree_of
+from ._weights.torch_tree import candidate_tree
+from ._weights.tree import FlaxModule, JaxModel, Variables
 
 
 def match(
@@ -71,7 +70,7 @@ def match(
     noted.
 
     Args:
-      flax_module: an NNX module, or a Linen module with `inputs` or an `example`.
+      flax_module: an NNX module, a Linen module with `inputs` or an `example`, or a second torch module.
       torch_module: a torch module, a state_dict, or a path.
       mapping: the known part of the mapping, which the result includes.
       ignore_torch, ignore_flax: names to leave out, as in `load_torch`.
@@ -102,7 +101,7 @@ def match(
     ignoring: dict[str, Any] = {"ignore_torch": tuple(ignore_torch), "ignore_flax": tuple(ignore_flax)}
     examples = example, torch_inputs, flax_inputs
     if all(argument is None for argument in examples):
-        tree = tree_of(flax_module, inputs, kwargs)
+        tree = candidate_tree(flax_module, inputs, kwargs)
         return Guesses(tree, source_of(torch_module), mapping, **ignoring).mapping()
 
     kwargs_pair = torch_kwargs, kwargs
@@ -149,11 +148,12 @@ class MappingTrial:
         call = in_float32(self.batch.flax_call)
         self.call: dict[str, Any] = {"inputs": call.args, "kwargs": of_init(flax_module, call.kwargs)}
         with noting_layout(self.task.layout, call):
-            variables = None if isinstance(flax_module, nnx.Module) else variable_shapes(flax_module, call)
-            self.tree = tree_of(flax_module, **self.call, variables=variables)
+            is_linen = isinstance(flax_module, linen.Module)
+            variables = variable_shapes(flax_module, call) if is_linen else None
+            self.tree = candidate_tree(flax_module, **self.call, variables=variables)
             variables = self._variables()
         with exact():
-            self.side = FlaxSide(flax_module, self.task, "float64", variables)
+            self.side = candidate_side(flax_module, self.task, "float64", variables)
             torch_outputs = self._run_torch()
             with noting_layout(self.task.layout, call):
                 self.outputs, self.calls = torch_outputs, self._flax_calls()
@@ -190,7 +190,7 @@ class MappingTrial:
 
     def _variables(self) -> Variables | None:
         """Return zeros for a Linen module, in the dtypes of the user's settings; None for NNX."""
-        if not isinstance(self.flax_module, nnx.Module):
+        if isinstance(self.flax_module, linen.Module):
             return zero_variables(self.flax_module, self.batch.flax_call)
         if any(isinstance(x, jax.ShapeDtypeStruct) for x in self.tree.values().values()):
             raise TypeError("parity.match: an example is for a Flax module with values; this one has shapes.")
@@ -203,20 +203,18 @@ class MappingTrial:
         return side.step(self.batch, _noting(side.module, self._order), forward_only=True).outputs
 
     def _flax_calls(self) -> Calls:
-        order: dict[str, int] = {}
+        return self._order, self.side.intercepted(self.batch, (), None, lambda _: _Order())[0]
 
-        def note(path: str, layer: Any, call: Any, args: tuple, kwargs: dict) -> Any:
-            order.setdefault(path, len(order))
-            return call(*args, **kwargs)
 
-        side = self.side
+class _Order:
+    """A handler of calls, whose records are the layers in the order of their first calls."""
 
-        def outputs(parameters: Any, other_variables: Any, call: Call) -> Any:
-            return side.leaves(side.net.apply(parameters, other_variables, call, (), note)[0])
+    def __init__(self) -> None:
+        self.records: dict[str, int] = {}
 
-        # Traced, not run: the order of calls does not depend on values.
-        jax.eval_shape(in_float64(outputs), side.parameters, side.extra_state, side.call(self.batch))
-        return self._order, order
+    def __call__(self, path: str, layer: Any, call: Any, args: tuple, kwargs: dict) -> Any:
+        self.records.setdefault(path, len(self.records))
+        return call(*args, **kwargs)
 
 
 def tried_mapping(

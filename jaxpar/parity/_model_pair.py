@@ -15,9 +15,9 @@ from flax import linen
 from ._exactness import as_it_runs
 from ._levels import Sides
 from ._sides.call_arguments import AsArray, Call, to_array
+from ._sides.candidate import Candidate, candidate_side
 from ._sides.constants import Constants
 from ._sides.flax_mode import flags, in_mode, of_init
-from ._sides.flax_side import FlaxSide
 from ._sides.step_data import OWN, Batch, Move, Task, noting_layout, same, to_channels_last
 from ._weights import Links, links_of
 from ._weights.source import TorchWeights
@@ -39,7 +39,7 @@ class ModelPair:
     links: Links  # the torch tensors of each Flax leaf
     weights: str  # "torch" if Flax gets torch's weights, "own" if each module keeps its own
     # One Flax side per dtype, so that later sides reuse its compiled step.
-    _candidates: dict[str, FlaxSide] = dataclasses.field(default_factory=dict, compare=False)
+    _candidates: dict[str, Candidate] = dataclasses.field(default_factory=dict, compare=False)
 
     def reference(self, dtype: str, constants: Constants | None = None) -> TorchSide:
         from ._sides.torch_side import TorchSide  # torch, which a trace does without
@@ -50,7 +50,7 @@ class ModelPair:
         """Return what rounding does to torch's tensors if it was recorded, or None."""
         return None
 
-    def candidate(self, reference: TorchSide, constants: Constants | None = None) -> FlaxSide:
+    def candidate(self, reference: TorchSide, constants: Constants | None = None) -> Candidate:
         """Return Flax's side in the reference's dtype, with its weights unless both have their own."""
         dtype = reference.dtype
         if constants is not None:
@@ -63,9 +63,9 @@ class ModelPair:
             side.load(reference.weights(), reference.state())
         return side
 
-    def _candidate(self, dtype: str, constants: Constants | None = None) -> FlaxSide:
+    def _candidate(self, dtype: str, constants: Constants | None = None) -> Candidate:
         ignored = self.links.ignored
-        return FlaxSide(
+        return candidate_side(
             self.flax_module, self.task, dtype, self.variables, ignored=ignored, constants=constants
         )
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -97,7 +97,7 @@ class _TypedRuns:
         self.torch += [reference.step(batch) for batch in self.batches[1:]]
         self.sides: dict[Any, FlaxSide] = {}
         """Flax's sides by their types, each of which is compiled once."""
-        self.flax = pair.candidate(pair.reference(dtype))
+        self.flax = cast("FlaxSide", pair.candidate(pair.reference(dtype)))  # a Request sees to it
         types = JaxTypes()
         self.base = self.stepped(types)
         self.types = types.operations, tuple(reading.rows)

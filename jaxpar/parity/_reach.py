@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     import torch
 
     from ._sides.call_arguments import Call
-    from ._sides.flax_side import FlaxSide
 
 NOT_REACHED = "not reached: "  # Starts the notes on what was not exercised
 NAMED = 4  # Names in a sentence; the others are counted
@@ -88,17 +87,6 @@ def unreached(
         yield "one step: what the optimizer keeps from step to step (momentum, moments, a schedule)"
     elif optimizes:
         yield f"steps after step {steps}: schedules, and what else changes later (amsgrad, rectification)"
-
-
-def of_jax(side: FlaxSide, training: bool) -> Iterator[str]:
-    """Return what the JAX model's own code did not do in the steps that a side took."""
-    if names := side.choices.one_sided():
-        yield f"JAX's code takes one side of {some(names, LINES)}"
-    if names := side.lines.left_out():
-        yield f"JAX's code in {some(names, LINES)}"
-    if names := [*side.modal]:
-        modes = ("training", "evaluation") if training else ("evaluation", "training")
-        yield f"{modes[0]}: what JAX's layers do in {modes[1]} ({some(names)})"
 
 
 def of_call(call: Call, framework: str, parameters: Iterable[inspect.Parameter]) -> Iterator[str]:

@@ -28,8 +28,8 @@ from ._files.sealing import digest, seal
 from ._levels import Findings, LevelStep, Sides
 from ._record_manifest import FORMAT, bounds, manifest_of, read_manifest
 from ._sides.call_arguments import Arguments, Call, form_from_json, form_to_json
+from ._sides.candidate import Candidate, candidate_side
 from ._sides.flax_mode import in_mode
-from ._sides.flax_side import FlaxSide
 from ._sides.step_data import Batch, Named, Observation, Task, same
 from ._weights.pytree_model import as_flax
 from ._weights.tree import JaxModel, Variables
@@ -171,7 +171,7 @@ def check(
     findings = Findings(noise=manifest["noise"], noise_elements=_below(arrays, "noise/"))
     with exact():
         factors, ignored = _below(arrays, "factors/"), manifest.get("ignored", ())
-        side = FlaxSide(flax_module, task, manifest["dtype"], variables, factors, ignored)
+        side = candidate_side(flax_module, task, manifest["dtype"], variables, factors, ignored)
         _load(side, _below(arrays, "start/"), target)
         numeric, expected = level is Level.NUMERIC, _Played(arrays, "expected", side)
         reference = _Played(arrays, "reference", side) if numeric else expected
@@ -191,7 +191,7 @@ def check(
         steps=manifest["steps"],
         replicas=manifest["replicas"],
         environment=environment(task, manifest["dtype"]) | recorded_in,
-        notes=tuple(side.net.notes),
+        notes=tuple(side.notes),
         seconds=time.perf_counter() - started,
         policy=policy,
         subject=f"{type(flax_module).__name__} against the record of {manifest['subject']}",
@@ -229,7 +229,7 @@ def _named(prefix: str, results: Observation) -> Named:
 class _Played:
     """torch's side, replayed from a record; it starts from the candidate's weights."""
 
-    def __init__(self, arrays: Named, which: str, candidate: FlaxSide):
+    def __init__(self, arrays: Named, which: str, candidate: Candidate):
         self.arrays, self.which, self.start, self.steps = arrays, which, candidate.weights(), 0
 
     def step(self, batch: Batch) -> Observation:
@@ -279,7 +279,7 @@ def _row(arrays: Named, prefix: str) -> tuple[np.ndarray, ...]:
     return tuple(numbered[str(i)] for i in range(len(numbered)))
 
 
-def _load(side: FlaxSide, start: Named, target: Path) -> None:
+def _load(side: Candidate, start: Named, target: Path) -> None:
     leaves = {**side.weights(), **side.state()}
     shapes = [{name: x.shape for name, x in arrays.items()} for arrays in (leaves, start)]
     both = {name: [side.get(name, "-") for side in shapes] for name in sorted(leaves.keys() | start.keys())}

@@ -7,22 +7,23 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import jax.numpy as jnp
 import numpy as np
 import torch
-from flax import linen, nnx
+from flax import linen
 
 from ._model_pair import Inputs, ModelInputs, ModelPair, Outputs, linked, output_pairs
 from ._reach import shake
 from ._sides.call_arguments import Call, to_array
+from ._sides.function_call import FunctionCall
 from ._sides.step_data import OWN, Batch, Layout, Loss, Optimizer, Task
 from ._sides.torch_dropout import refuse_unwatchable
 from ._sides.torch_side import TorchFunction
 from ._weights.mapping import Entries
-from ._weights.pytree_model import as_flax
+from ._weights.pytree_model import as_flax, is_of_torch
 from ._weights.tree import FlaxModule, Variables
 from .measuring import Level, Policy
 
@@ -39,8 +40,8 @@ class Request:
     flax_inputs: Inputs
     outputs: Outputs | None
     targets: Arrays
-    loss: Loss | None
-    optimizer: Optimizer | None
+    loss: Loss | Callable[..., Any] | None
+    optimizer: Optimizer | Callable[..., Any] | None
     steps: int | None
     replicas: int
     level: str | Level
@@ -62,10 +63,13 @@ class Request:
     started: float = dataclasses.field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "flax_module", as_flax(self.flax_module))
-        modules = torch.nn.Module | nnx.Module | linen.Module
-        if callable(self.torch_module) and not isinstance(self.torch_module, modules | type):
-            object.__setattr__(self, "torch_module", TorchFunction(self.torch_module))
+        reference, candidate = self._models()
+        object.__setattr__(self, "torch_module", reference)
+        object.__setattr__(self, "flax_module", candidate)
+        if is_of_torch(candidate):
+            for name in ("loss", "optimizer"):
+                if callable(function := getattr(self, name)):
+                    object.__setattr__(self, name, (function, function))  # of both
         level = self.parsed_level
         if self.step_count < 1 or self.replicas < 1:
             raise ValueError(
@@ -102,9 +106,28 @@ class Request:
             pair = getattr(self, name)
             if pair is not None and not (isinstance(pair, Sequence) and len(pair) == 2):
                 raise TypeError(f"parity.compare: {name} is a pair, torch's and JAX's, not {pair!r}.")
-        if not isinstance(self.torch_module, torch.nn.Module):
-            kind = type(self.torch_module).__name__
-            raise TypeError(f"parity.compare: the first argument is a torch.nn.Module, not {kind}.")
+
+    def _models(self) -> tuple[Any, Any]:
+        """Return both models, functions as modules."""
+        models = self.torch_module, self.flax_module
+        inputs, kwargs = (self.torch_inputs, self.flax_inputs), (self.torch_kwargs, self.flax_kwargs)
+        calls = [
+            FunctionCall(model, self.inputs if separate is None else separate, options)
+            for model, separate, options in zip(models, inputs, kwargs, strict=True)
+        ]
+        reference: Any = self.torch_module
+        if calls[0].is_function and (not calls[0].runs_in_jax or calls[0].runs_in_torch):
+            reference = TorchFunction(reference)
+        if not isinstance(reference, torch.nn.Module):
+            kind = type(reference).__name__
+            raise TypeError(
+                f"parity.compare: the first argument is a torch.nn.Module, not {kind}; a function is one of "
+                "tensors. A comparison needs torch as its reference: compare each of two JAX models with "
+                "their torch original, or their training runs with parity.Tap and parity.bisect."
+            )
+        if calls[1].is_function and not calls[1].runs_in_jax and calls[1].runs_in_torch:
+            return reference, TorchFunction(self.flax_module)
+        return reference, as_flax(self.flax_module)
 
     @functools.cached_property
     def task(self) -> Task:
@@ -116,8 +139,8 @@ class Request:
         return Task(
             training=training,
             own_modes=training == mode and any(x.training != mode for x in self.torch_module.modules()),
-            loss=self.loss,
-            optimizer=self.optimizer,
+            loss=cast("Loss | None", self.loss),
+            optimizer=cast("Optimizer | None", self.optimizer),
             replicas=self.replicas,
             layout=layout,
             seed=self.seed,
@@ -139,7 +162,7 @@ class Request:
     @property
     def explains_precision(self) -> bool:
         """Whether the types of operations are compared: at the semantic level, all of them are float64."""
-        is_alone = self.replicas == 1 and self.search is not None
+        is_alone = self.replicas == 1 and self.search is not None and not is_of_torch(self.flax_module)
         return is_alone and self.parsed_level is not Level.SEMANTIC
 
     @property
@@ -164,6 +187,8 @@ class Request:
         task, module, variables = self.task, self.flax_module, self.variables
         if task.training:
             refuse_unwatchable(self.torch_module, task.replicas)
+            if isinstance(module, torch.nn.Module):
+                refuse_unwatchable(module, task.replicas)
         call = self.batch(1).flax_call
         fill = self.weights == "torch"
         if isinstance(module, linen.Module) and variables is None and fill and self.ignore_flax:

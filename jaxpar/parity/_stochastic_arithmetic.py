@@ -25,8 +25,8 @@ from .measuring import Judged, Key, Kind, Outcome, judge, key_of
 if TYPE_CHECKING:
     from ._comparison import Comparison
     from ._model_pair import ModelPair
+    from ._sides.candidate import Candidate
     from ._sides.constants import Constants
-    from ._sides.flax_side import FlaxSide
     from ._sides.torch_side import TorchSide
 
 SEEDS = (1, 2, 3)
@@ -198,7 +198,7 @@ def judged_by(row: Judged, moves: dict[Key, Perturbation]) -> Judged:
 Again = Callable[[Judged], Judged]
 
 
-def _nudged(pair: ModelPair, batches: Batches, compared: Comparison, unoptimised: FlaxSide) -> Again:
+def _nudged(pair: ModelPair, batches: Batches, compared: Comparison, unoptimised: Candidate) -> Again:
     """Measure how far each side moves if inputs and weights are one unit off; equal numbers move alike.
 
     A formula that cancels, such as a variance as a difference of means, loses digits that torch keeps.
@@ -258,7 +258,7 @@ def _unoptimised(
     pair: ModelPair,
     batches: Batches,
     compared: Comparison,
-    unoptimised: FlaxSide,
+    unoptimised: Candidate,
     moves: dict[Key, Perturbation],
 ) -> Again:
     """Compare again, each step from torch's weights, with Flax's program compiled without optimizations."""

@@ -20,11 +20,11 @@ import numpy as np
 from ..._typing import PyTree, Shape
 from ..._upstream import get_opaque_trace_state
 from .._comparison_data import Cause, LayerResult
-from .._sides.call_arguments import Call
-from .._sides.flax_float64 import in_float64
+from .._sides.candidate import Candidate
 from .._sides.flax_side import FlaxSide
 from .._sides.step_data import Batch, Named, Observation
 from .._weights import Link
+from .._weights.pytree_model import is_of_torch
 from .._weights.tree import FlaxModule
 from .array_changes import EQUAL, relative_error
 from .wording import norm_position
@@ -54,6 +54,7 @@ class ReplayedPass(abc.ABC):
     """A pass of torch, run or recorded, and its replay in Flax; a call is torch's call of a layer."""
 
     links: dict[str, Link]  # by torch path: the outermost layers with a rule in the rulebook
+    candidate: Candidate
     observed: Observation
     replay: Replay
     channels_last: frozenset[Key]  # user-defined layers that torch calls with channels first
@@ -93,9 +94,19 @@ class ReplayedPass(abc.ABC):
 
     def turned(self, calls: Iterable[Any]) -> set[Key]:
         """Return user-defined layers that have their channels last in Flax and first in torch."""
-        unknown = [c for c in calls if self.may_be_turned(c) and not self.has_channels_last(c)]
+        unknown = [
+            call
+            for call in calls
+            if (self.may_be_turned(call) or self._is_rewritten(call)) and not self.has_channels_last(call)
+        ]
         arriving = [(call, self.arriving(call).get(0)) for call in unknown]
         return {self.key(call) for call, both in arriving if both and is_turned(both[0], call.inputs[0])}
+
+    def _is_rewritten(self, call: Any) -> bool:
+        """Whether two torch models have layers of different classes there, as a Linear for a Conv2d."""
+        rule = self.links[call.path].rule
+        in_torch = not isinstance(self.candidate, FlaxSide)
+        return in_torch and rule is not None and self.kind(call) not in rule.kinds
 
     def result(self, call: Any) -> LayerResult:
         key, names = self.key(call), (call.path, self.flax(call), self.kind(call))
@@ -132,25 +143,17 @@ class ReplayedPass(abc.ABC):
 
 
 def replay(
-    side: FlaxSide, batch: Batch, masks: tuple[np.ndarray, ...], calls: Mapping[Key, tuple[LayerCall, bool]]
+    side: Candidate, batch: Batch, masks: tuple[np.ndarray, ...], calls: Mapping[Key, tuple[LayerCall, bool]]
 ) -> Replay:
     """Run the model forward once; `calls` has the reference's calls, and whether Flax has channels last."""
-    # Arguments of the compiled function rather than constants: XLA would spend minutes folding these.
     references = {key: (call.inputs, call.outputs) for key, (call, _) in calls.items()}
     channels_last = {key: last for key, (_, last) in calls.items()}
     unreplayed = dict.fromkeys(calls, "not called in Flax")
 
-    def run(
-        parameters: PyTree, other_variables: PyTree, call: Call, masks: tuple, references: PyTree
-    ) -> tuple:
-        forcing = _Forcing(references, channels_last, unreplayed)
-        outputs, after = side.net.apply(parameters, other_variables, call, masks, forcing)
-        records = forcing.inputs, forcing.results, forcing.misfits
-        return *records, side.leaves(outputs), side.net.named_extra_state(after)
+    def forcing(arrays: PyTree) -> _Forcing:
+        return _Forcing(arrays, channels_last, unreplayed)
 
-    compiled = jax.jit(in_float64(run))
-    arrays = compiled(side.parameters, side.extra_state, side.call(batch), masks, references)
-    inputs, returned, misfits, outputs, state = jax.tree.map(np.asarray, arrays)
+    (inputs, returned, misfits), outputs, state = side.intercepted(batch, masks, references, forcing)
     return Replay(inputs, returned, outputs, state, misfits, unreplayed)
 
 
@@ -164,6 +167,10 @@ class _Forcing:
         self.inputs: dict[Key, dict[int, tuple]] = {}
         self.results: dict[Key, tuple] = {}
         self.misfits: dict[Key, jax.Array] = {}
+
+    @property
+    def records(self) -> tuple:
+        return self.inputs, self.results, self.misfits
 
     def __call__(
         self, path: str, layer: FlaxModule, call: Callable[..., PyTree], args: tuple, kwargs: dict
@@ -206,7 +213,7 @@ class _Forcing:
 
 def _by_keyword(layer: FlaxModule, kwargs: Mapping[str, Any]) -> list[str]:
     """Return the names of numeric keyword arguments (not masks), in the signature's order, as torch's."""
-    order = inspect.signature(type(layer).__call__).parameters
+    order = inspect.signature(type(layer).forward if is_of_torch(layer) else type(layer).__call__).parameters
     names = [*(name for name in order if name in kwargs), *(name for name in kwargs if name not in order)]
     return [name for name in names if _is_number(kwargs[name])]
 

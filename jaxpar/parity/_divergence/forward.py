@@ -19,7 +19,7 @@ from ..._rulebook import Rule
 from .._comparison_data import LayerResult
 from .._levels import Batches
 from .._model_pair import ModelPair
-from .._sides.flax_side import FlaxSide
+from .._sides.candidate import Candidate
 from .._sides.step_data import Batch, Observation
 from .._sides.torch_float64 import in_float64
 from .._sides.torch_side import TorchSide, to_numpy
@@ -38,7 +38,7 @@ class AlignedForward(ReplayedPass):
     batch: Batch
     links: dict[str, Link]
     reference: TorchSide
-    candidate: FlaxSide
+    candidate: Candidate
     initial: dict[str, torch.Tensor]  # torch's parameters and buffers before the pass
     trace: Trace
     observed: Observation

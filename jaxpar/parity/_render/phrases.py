@@ -6,6 +6,7 @@ import collections
 import math
 import re
 from collections.abc import Iterable
+from functools import partial
 
 from .._comparison_data import ComparisonData, Divergence
 from ..measuring import Difference, Judged, Level, Number, Outcome
@@ -79,25 +80,27 @@ def divergence(comparison: ComparisonData) -> list[str]:
     d = comparison.divergence
     if d is None:
         return []
-    lines = [f"First divergence: {_pair(d)} ({d.kind}).", d.where, *_causes(d)]
+    two_torchs = comparison.subject.endswith(" in torch")
+    pair = partial(_pair, ("the first model", "the second") if two_torchs else ("torch", "Flax"))
+    lines = [f"First divergence: {pair(d)} ({d.kind}).", d.where, *_causes(d)]
     named = {cause.text for cause in d.causes}
     # One wrong default, such as a norm's epsilon, usually affects every layer of a class: report it once.
     alike = [other for other in d.others if named & {cause.text for cause in other.causes}]
     if alike:
-        lines.append(f"The same cause {_count(len(alike), 'more time')}: {_listed(map(_pair, alike))}.")
+        lines.append(f"The same cause {_count(len(alike), 'more time')}: {_listed(map(pair, alike))}.")
     remaining = [other for other in d.others if other not in alike]
     for other in remaining[:PLACES]:
-        lines += [f"Another divergence: {_pair(other)} ({other.kind}).", other.where, *_causes(other)]
+        lines += [f"Another divergence: {pair(other)} ({other.kind}).", other.where, *_causes(other)]
     if len(remaining) > PLACES:
         lines.append(
-            f"Other divergences, {len(remaining) - PLACES} more: {_listed(map(_pair, remaining[PLACES:]))}."
+            f"Other divergences, {len(remaining) - PLACES} more: {_listed(map(pair, remaining[PLACES:]))}."
         )
     return lines
 
 
-def _pair(d: Divergence) -> str:
-    pair = layer(d.reference)
-    return pair if d.reference == d.candidate else f"{pair} in torch, {layer(d.candidate)} in Flax"
+def _pair(models: tuple[str, str], d: Divergence) -> str:
+    both = f"{layer(d.reference)} in {models[0]}, {layer(d.candidate)} in {models[1]}"
+    return layer(d.reference) if d.reference == d.candidate else both
 
 
 def _causes(d: Divergence) -> list[str]:

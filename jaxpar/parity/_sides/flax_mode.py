@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from flax import linen
 
+from .._weights.pytree_model import is_of_torch
 from .._weights.tree import FlaxModule
 from .call_arguments import Call, not_passed
 from .step_data import Task
@@ -23,6 +24,8 @@ RNGS, MUTABLE, METHOD, CAPTURE = "rngs", "mutable", "method", "capture_intermedi
 
 
 def in_mode(module: FlaxModule, call: Call, task: Task) -> Call:
+    if is_of_torch(module):
+        return call  # its mode is an attribute
     options: dict[str, Any] = {**flags(module, call, task.training)}
     # Replicas of a DataParallel have separate streams, so dropout is refused there.
     if task.replicas == 1:
@@ -31,7 +34,9 @@ def in_mode(module: FlaxModule, call: Call, task: Task) -> Call:
 
 
 def flags(module: FlaxModule, call: Call, training: bool) -> dict[str, bool]:
-    values = {}
+    values: dict[str, bool] = {}
+    if is_of_torch(module):
+        return values
     for name, parameter in ((x.name, x) for x in parameters(module, call)):
         if name not in (*IN_TRAINING, *IN_EVALUATION):
             continue

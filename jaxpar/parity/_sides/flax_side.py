@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from ..._typing import PyTree
 from .._exactness import as_it_runs, in_users_width
+from .._reach import LINES, some
 from .._weights.tree import FlaxModule, Variables
 from .call_arguments import Call
 from .compiled_step import CompiledStep
@@ -232,6 +233,37 @@ class FlaxSide:
 
     def _real_outputs(self, *arguments: Any) -> Arrays:
         return real_parts(self.leaves(self.net.apply(*arguments)[0]))
+
+    def intercepted(
+        self, batch: Batch, masks: tuple[np.ndarray, ...], arrays: PyTree, handler_of: Callable[[PyTree], Any]
+    ) -> tuple[Any, Named, Named]:
+        """Run the model forward under a handler of its layers' calls, in float64.
+
+        `handler_of` makes the handler from `arrays`. Returns its `records`, the outputs and the state.
+        """
+
+        def run(parameters: PyTree, extra_state: PyTree, call: Call, masks: tuple, arrays: PyTree) -> tuple:
+            handler = handler_of(arrays)
+            outputs, after = self.net.apply(parameters, extra_state, call, masks, handler)
+            return handler.records, self.leaves(outputs), self.net.named_extra_state(after)
+
+        # Arguments of the compiled function rather than constants: XLA would spend minutes folding these.
+        results = jax.jit(in_float64(run))(self.parameters, self.extra_state, self.call(batch), masks, arrays)
+        return jax.tree.map(np.asarray, results)
+
+    @property
+    def notes(self) -> list[str]:
+        return self.net.notes
+
+    def gaps(self, training: bool) -> Iterator[str]:
+        """Yield what the model's own code did not do in the steps of this side and its copies."""
+        if names := self.choices.one_sided():
+            yield f"JAX's code takes one side of {some(names, LINES)}"
+        if names := self.lines.left_out():
+            yield f"JAX's code in {some(names, LINES)}"
+        if names := [*self.modal]:
+            modes = ("training", "evaluation") if training else ("evaluation", "training")
+            yield f"{modes[0]}: what JAX's layers do in {modes[1]} ({some(names)})"
 
     def draws(self, batch: Batch) -> bool:
         return self.net.draws(self.extra_state, batch.flax_call)

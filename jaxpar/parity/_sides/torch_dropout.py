@@ -12,9 +12,13 @@ from functools import partial
 from types import FunctionType
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+
+from ...errors import MaskError
+from .._tensors import tensor_of
 
 ELEMENTWISE = {torch.dropout, *(getattr(functional, f"dropout{axes}") for axes in ("", "1d", "2d", "3d"))}
 BERNOULLI = {torch.bernoulli, torch.Tensor.bernoulli, torch.Tensor.bernoulli_}
@@ -48,13 +52,23 @@ def taking_fresh() -> Iterator[None]:
 class Capture(TorchFunctionMode):
     """Records dropout's factors, 0 or 1/(1-p), in the order of the calls, while entered in this thread.
 
-    `drawn` are the names of torch's other random functions that ran, such as "rand".
+    `drawn` are the names of torch's other random functions that ran, such as "rand". `instead` has the
+    factors of a different model, whose zeros replace the drawn ones.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, instead: Sequence[np.ndarray] | None = None) -> None:
         super().__init__()
         self.masks: list[torch.Tensor] = []
         self.drawn: set[str] = set()
+        self.instead = instead
+
+    def __exit__(self, kind: Any, *error: Any) -> None:
+        super().__exit__(kind, *error)
+        if kind is None and self.instead is not None and len(self.masks) != len(self.instead):
+            raise MaskError(
+                f"parity.compare: the first model dropped {len(self.instead)} times and the second "
+                f"{len(self.masks)} times. Is a Dropout missing or in evaluation mode?"
+            )
 
     def __torch_function__(
         self, function: Callable[..., T], types: Sequence[type], args: tuple = (), kwargs: dict | None = None
@@ -62,6 +76,7 @@ class Capture(TorchFunctionMode):
         kwargs = kwargs or {}
         if function in FRESH and _takes_fresh.get():
             fresh: Any = function(*args, **kwargs)
+            fresh = self._replaced(fresh) if fresh.ndim else fresh
             self.masks += [fresh.detach()] * (fresh.ndim > 0)
             return fresh
         if function in OTHERS:
@@ -71,7 +86,7 @@ class Capture(TorchFunctionMode):
         if function in BERNOULLI:
             return self._bernoulli(function, *args, **kwargs)
         if function in NORMAL:
-            drawn: Any = function(*args, **kwargs)
+            drawn = self._replaced(function(*args, **kwargs))
             self.masks.append(drawn.detach())
             return drawn
         if function in RECURRENT:
@@ -81,6 +96,25 @@ class Capture(TorchFunctionMode):
         if function is functional.multi_head_attention_forward:
             return self._seen_inside(functional.multi_head_attention_forward)(*args, **kwargs)
         return function(*args, **kwargs)
+
+    def _replaced(self, drawn: Any) -> Any:
+        """Return the other model's numbers in the place of the drawn ones, if there are any."""
+        if self.instead is None:
+            return drawn
+        number, shape = len(self.masks), tuple(drawn.shape)
+        if number == len(self.instead):
+            raise MaskError(
+                f"parity.compare: the second model draws for dropout number {number + 1}, and the first drew "
+                f"only {number}. Compare in evaluation mode, or make both models drop in the same places."
+            )
+        array = self.instead[number]
+        # Attention's weights may have batch and heads as one axis.
+        if array.shape != shape and (array.size != drawn.numel() or array.shape[-2:] != shape[-2:]):
+            raise MaskError(
+                f"parity.compare: dropout number {number + 1} is of shape {shape} in the second model, and "
+                f"of {array.shape} in the first: they do not drop in the same places or order."
+            )
+        return tensor_of(array.reshape(shape).copy()).to(drawn.device, drawn.dtype)
 
     def _seen_inside(self, function: Callable[..., T]) -> Callable[..., T]:
         # A mode is disabled inside the function that it handles, and patching torch.nn.functional during the
@@ -104,6 +138,10 @@ class Capture(TorchFunctionMode):
         # The original function, because dropout1d to dropout3d draw one number per channel.
         with torch.no_grad():
             mask = function(torch.ones_like(input), p, True)
+            if self.instead is not None:
+                # Only the zeros are the other model's. The factor is this one's, so that a wrong rate shows.
+                factor = torch.ones_like(input).div(1 - p) if p < 1 else torch.zeros_like(input)
+                mask = torch.where(self._replaced(mask) != 0, factor, 0)
         self.masks.append(mask)
         return input * mask
 
@@ -114,6 +152,9 @@ class Capture(TorchFunctionMode):
         in_place = function is torch.Tensor.bernoulli_
         chance = torch.as_tensor((0.5 if in_place else input) if p is None else p)
         drawn = function(input, **options, **kwargs)
+        if self.instead is not None:
+            with torch.no_grad():
+                drawn.copy_(self._replaced(drawn) != 0)
         nonzero = drawn.detach() != 0
         self.masks.append(torch.where(nonzero, 1 / chance.detach().double(), 0.0))
         return drawn

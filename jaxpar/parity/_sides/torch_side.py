@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from ..._typing import PyTree
+from ..._typing import PyTree, Shape
 from .._tensors import array_of, is_tensor, tensor_of
 from .call_arguments import Call, not_passed
 from .constants import Constants
@@ -23,6 +23,7 @@ from .torch_float64 import Rounding, Within, in_float64, widen
 
 if TYPE_CHECKING:
     from .._weights import Links
+    from .torch_links import TorchLinks
 
 TO = {"float32": "float", "bfloat16": "bfloat16", "float16": "half"}
 """Methods that cast a module's real tensors. `Module.to` would make complex ones real."""
@@ -56,7 +57,7 @@ class TorchSide:
     def __init__(
         self,
         module: torch.nn.Module,
-        links: Links,
+        links: Links | TorchLinks,
         task: Task,
         dtype: str,
         constants: Constants | None = None,
@@ -76,16 +77,26 @@ class TorchSide:
         self.device = torch.device("cpu")
         self.steps = 0
         self.returned = Outputs({})
+        # Both sides use torch's names, so here each name maps to itself.
+        self.chosen = None if task.outputs is None else {name: name for name in task.outputs}
         self.drawn: set[str] = set()
         self.optimizer = task.optimizer[0](list(self.module.parameters())) if task.optimizer else None
 
     def step(
-        self, batch: Batch, observe: AbstractContextManager | None = None, forward_only: bool = False
+        self,
+        batch: Batch,
+        observe: AbstractContextManager | None = None,
+        forward_only: bool = False,
+        masks: Sequence[np.ndarray] | None = None,
     ) -> Observation:
-        """Take a training step; `observe` is entered around forward pass and loss."""
+        """Take a training step; `observe` is entered around forward pass and loss.
+
+        `masks` replace those that dropout would draw.
+        """
         # None, not zeros: optimizers skip parameters without a gradient, including their weight decay.
         self.module.zero_grad(set_to_none=True)
-        with self._wrapped() as net, seeded(self.task.seed + self.steps), self._wide(), Capture() as dropout:
+        random, capture = seeded(self.task.seed + self.steps), Capture(masks)
+        with self._wrapped() as net, random, self._wide(), capture as dropout:
             call = batch.torch_call.map(self._input)
             with observe or nullcontext():
                 outputs = net(*call.args, **call.kwargs)
@@ -113,9 +124,7 @@ class TorchSide:
         )
 
     def leaves(self, outputs: PyTree) -> dict[str, torch.Tensor]:
-        # Both sides use torch's names, so here each name maps to itself.
-        chosen = None if self.task.outputs is None else {name: name for name in self.task.outputs}
-        compared = outputs_of("the torch module", outputs, is_tensor, chosen)
+        compared = outputs_of("the torch module", outputs, is_tensor, self.chosen)
         self.returned = Outputs({}, compared.sole, compared.left_out, compared.numbers)
         return compared.arrays
 
@@ -174,11 +183,12 @@ class TorchSide:
             return self.task.loss[0](outputs, *(self._tensor(y) for y in targets))
         # Integer outputs, such as an argmax, have no gradient.
         real = real_parts(leaves)
-        projection = factors({name: tuple(x.shape) for name, x in real.items()}, self.task.seed)
-        terms = [
-            (x * self._tensor(in_type_of(self.dtype, projection[name]))).sum() for name, x in real.items()
-        ]
+        projection = self.projection({name: tuple(x.shape) for name, x in real.items()})
+        terms = [(x * self._tensor(projection[name])).sum() for name, x in real.items()]
         return sum(terms, torch.zeros((), dtype=self.torch_dtype, device=self.device))
+
+    def projection(self, shapes: Mapping[str, Shape]) -> Named:
+        return {name: in_type_of(self.dtype, x) for name, x in factors(shapes, self.task.seed).items()}
 
     def _gradients(self) -> Named:
         parameters = self.module.named_parameters(remove_duplicate=False)

@@ -15,11 +15,12 @@ from .._exactness import environment, exact
 from .._float32_constants import explained_by_moves, flax_moved_by_constants, is_explained
 from .._levels import Findings, semantic
 from .._model_pair import Inputs, ModelInputs, Outputs, linked, output_pairs
-from .._reach import NOT_REACHED, of_call, of_jax, of_rows, unreached
+from .._reach import NOT_REACHED, of_call, of_rows, unreached
 from .._sides.flax_mode import parameters
 from .._sides.outputs import Outputs as ModelOutputs
 from .._sides.step_data import Batch, Layout, Task
 from .._stochastic_arithmetic import judge_lost_digits
+from .._two_torchs import errors_in_names_of, in_names_of
 from .._weights.mapping import Entries
 from .._weights.pytree_model import as_flax, framework_of, name_of
 from .._weights.tree import JaxModel, Variables
@@ -80,9 +81,10 @@ def against(
     options = {"flax_inputs": flax_inputs, "outputs": outputs, "loss": loss, "optimizer": optimizer,
         "layout": layout, "mapping": mapping, "ignore_torch": ignore_torch, "ignore_flax": ignore_flax,
         "variables": variables, "flax_kwargs": flax_kwargs}  # fmt: skip
-    with exact():
+    module = as_flax(flax_module)
+    with exact(), errors_in_names_of(module):
         pair, batches, inputs = paired(recorded, flax_module, **options)
-        task, module = pair.task, pair.flax_module
+        task = pair.task
         bounds = policy or Policy(Level.SEMANTIC)
         compared, side_notes = _judged(pair, batches, bounds)
         compared = dataclasses.replace(
@@ -100,7 +102,7 @@ def against(
         compared = _by_constants(pair, batches, compared)
         if search and not compared.same:
             compared = dataclasses.replace(compared, divergence=find(pair, batches, compared))
-    return dataclasses.replace(compared, seconds=time.perf_counter() - started)
+    return in_names_of(module, dataclasses.replace(compared, seconds=time.perf_counter() - started))
 
 
 def paired(
@@ -176,14 +178,14 @@ def _judged(pair: TracePair, batches: Callable[[int], Batch], bounds: Policy) ->
             returned = sides.candidate.returned
             manifest = recorded.manifest
             torchs = ModelOutputs({}, manifest.get("sole"), tuple(map(str, manifest["left_out"])))
-            notes += [*pair.links.left_out(), *sides.candidate.net.notes, *forms(torchs, returned)]
+            notes += [*pair.links.left_out(), *sides.candidate.notes, *forms(torchs, returned)]
             findings.differences += number_differences(manifest["numbers"], returned.numbers)
     task = pair.task
     no_module: Any = SimpleNamespace(named_modules=lambda: ())  # its gaps are among the trace's notes
     gaps = [*unreached(no_module, True, recorded.steps, task.optimizer is not None, findings.differences)]
     call = batches(1).flax_call
     gaps += of_call(call, "JAX", parameters(pair.flax_module, call))
-    gaps += [*of_jax(sides.candidate, task.training), *of_rows(findings.rows)]
+    gaps += [*sides.candidate.gaps(task.training), *of_rows(findings.rows)]
     notes += [NOT_REACHED + gap for gap in gaps]
     rows = judge(findings.differences, bounds, findings.noise)
     return Comparison(level=Level.SEMANTIC, rows=rows, steps=recorded.steps), notes

@@ -11,6 +11,7 @@ from ...errors import MatchError
 from .mapping import Entries
 from .pairing import Arrays, Links
 from .source import TorchWeights, WeightSource, source_of
+from .torch_tree import candidate_tree
 from .tree import FlaxModule, JaxModel, Tree, Variables, tree_of
 from .unmatched import complete_links
 
@@ -79,7 +80,7 @@ def links_of(
     **options: Any,
 ) -> Links:
     """Return the links of two models, with `complete_links`'s options."""
-    tree = tree_of(flax_module, inputs, kwargs, variables)
+    tree = candidate_tree(flax_module, inputs, kwargs, variables)
     return complete_links(tree, source_of(torch_module), **options)
 
 

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from ..._rulebook import Part, Rule, same
-from ..._typing import Shape
 from . import layouts, stacks
 from .mapping import Flattened, Plain, Target, Transposed
 from .reversible import Arrays, Reshape, empty, preceded
@@ -236,7 +235,7 @@ def _pair_layer(pairing: Pairing, path: str, bare: str) -> None:
         if full and isinstance(target, Flattened) and part.torch == ("weight",):
             full = preceded(full, target.rearrangement)
         if full:
-            pairing.claim(path, bare, rule, full)
+            pairing.claim(path, bare, rule, _with_axes_of_one(full, pairing))
             used = True
     # Only for paired layers: num_batches_tracked of an unpaired BatchNorm must be reported as unmatched.
     if used:
@@ -299,8 +298,6 @@ def _pair_leaf(pairing: Pairing, leaf: str) -> None:
         if real in pairing.leaves and target is None and leaf == real:
             continue
         part = leaf_part(tree, leaf, bare, target)
-        if rule is None and part is not None and not isinstance(target, Transposed | Flattened):
-            part = _with_axes_of_one(part, pairing.source.shapes[raw], tree.leaves[real].shape)
         if part is None:
             pairing.faults.append(
                 f"{leaf} lies as a {rule.torch if rule else 'layer'}'s weights do in Flax, and how torch's "
@@ -310,11 +307,14 @@ def _pair_leaf(pairing: Pairing, leaf: str) -> None:
             pairing.leaves.add(real)
         else:
             full = dataclasses.replace(part, torch=(raw,), flax=(real,))
-            pairing.claim(owner(leaf), owner(bare), rule, full)
+            pairing.claim(owner(leaf), owner(bare), rule, _with_axes_of_one(full, pairing))
 
 
-def _with_axes_of_one(part: Part, torch: Shape, flax: Shape) -> Part:
-    """Return the part with torch's array reshaped, if the shapes differ only in axes of length 1."""
+def _with_axes_of_one(part: Part, pairing: Pairing) -> Part:
+    """Return a part that only renames with torch's array reshaped, if only axes of length 1 differ."""
+    if not part.plain:
+        return part
+    torch, flax = pairing.source.shapes[part.torch[0]], pairing.tree.leaves[part.flax[0]].shape
     differ = torch != flax and [n for n in torch if n != 1] == [n for n in flax if n != 1]
     return preceded(part, Reshape(torch, flax)) if differ else part
 

@@ -64,7 +64,7 @@ def as_flax(model: Any) -> Any:
         return model
     if isinstance(model, tuple) and len(model) == 2 and callable(model[0]):
         return PytreeModel(*model, _title(model[0]))
-    if isinstance(model, type) or not callable(model) or _is_of_torch(model):
+    if isinstance(model, type) or not callable(model) or is_of_torch(model):
         return model  # `tree_of` raises
     if jax.tree_util.all_leaves([model]):
         return PytreeModel(lambda _, *args, **kwargs: model(*args, **kwargs), (), _title(model))
@@ -72,14 +72,15 @@ def as_flax(model: Any) -> Any:
 
 
 def name_of(model: Any) -> str:
-    return model._title if isinstance(model, PytreeModel) else type(model).__name__
+    named = model._title if isinstance(model, PytreeModel) else getattr(model, "shown_name", None)
+    return named or type(model).__name__
 
 
 def framework_of(model: Any) -> str:
-    return "JAX" if isinstance(model, PytreeModel) else "Flax"
+    return "torch" if is_of_torch(model) else "JAX" if isinstance(model, PytreeModel) else "Flax"
 
 
-def _is_of_torch(model: Any) -> bool:
+def is_of_torch(model: Any) -> bool:
     # By name: `check` runs where torch is not installed.
     return any(base.__module__.partition(".")[0] == "torch" for base in type(model).__mro__)
 
