@@ -103,7 +103,7 @@ class Findings:
 
 
 def semantic(sides: Sides[R], batches: Batches, steps: int, findings: Findings) -> Iterator[LevelStep]:
-    """Run both sides in float64, each from the weights of its previous step unless the caller loads others."""
+    """Run both sides in float64, each from its previous step's weights unless the caller loads others."""
     reference_weights = sides.reference.weights()
     for number in range(1, steps + 1):
         batch, before = batches(number), (sides.candidate.weights(), reference_weights)

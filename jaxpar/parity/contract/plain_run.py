@@ -20,6 +20,7 @@ from .._comparison_data import Divergence
 from .._divergence.array_changes import EQUAL, relative_error
 from .._divergence.flax_replay import Key, together
 from .._levels import Batches
+from .._sides.flax_side import FlaxSide
 from .._trace.places import TraceSearch
 from .._trace.recorded_pair import TracePair
 from .._weights.tree import FlaxModule
@@ -54,14 +55,14 @@ class PlainRun:
         self.returned = {key: both[1] for key, both in search.replay.results.items()}
         self.calls = {search.key(call): call for call in search.calls}
         self.channels_last = {key: search.has_channels_last(call) for key, call in self.calls.items()}
-        side = pair.candidate(pair.reference("float64"))
+        side = _flax_side(pair)
         self.weights = {**side.weights(), **side.state()}
         self.call = side.call(self.batch)
         self.arrived: dict[tuple[str, int], Arrived] = {}  # what was wrong in the last run
 
     def wrong(self, pair: TracePair, events: list[tuple[str, Any]] | None = None) -> Wrong:
         """Return the errors of what reaches the layers and of the outputs; `events` gets the calls' keys."""
-        side = pair.candidate(pair.reference("float64"))
+        side = _flax_side(pair)
         self.arrived = {}
         stand_ins = _StandIns(self, [] if events is None else events)
         call = side.call(self.batch)
@@ -75,6 +76,13 @@ class PlainRun:
         both = np.asarray(flax_array), np.asarray(torch_array)
         if key not in self.arrived and not relative_error(*both) <= EQUAL:
             self.arrived[key] = Arrived(*both, position)
+
+
+def _flax_side(pair: TracePair) -> FlaxSide:
+    side = pair.candidate(pair.reference("float64"))
+    if not isinstance(side, FlaxSide):
+        raise NotImplementedError("a port in torch is run as a whole")
+    return side
 
 
 class _StandIns:
