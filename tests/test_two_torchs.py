@@ -97,8 +97,9 @@ class PixelConv(Conv):
         self.mix, self.norm = nn.Linear(8, 8), norm(8)
 
     def forward(self, x):
-        x = self.drop(F.relu(self.norm(self.conv(x))))
-        x = self.mix(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        # In memory with the channels last, so that torch would draw other masks.
+        x = F.relu(self.norm(self.conv(x))).contiguous(memory_format=torch.channels_last)
+        x = self.mix(self.drop(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
         return self.fc(self.pool(x, 2).flatten(1))
 
 
@@ -343,6 +344,21 @@ def test_other_names():
     compared = parity.compare(seeded(Mlp), Renamed(), VECTORS, mapping=mapping)
     assert compared.same
     assert "outputs agree" in str(compared)
+
+    class Cell(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell, self.fc = nn.LSTMCell(8, 4), nn.Linear(4, 3)
+
+        def forward(self, x):
+            states = [None]
+            for step in x.unbind(1):
+                states.append(self.cell(step, states[-1]))
+            return self.fc(torch.stack([h for h, _ in states[1:]], 1))
+
+    mapping = parity.match(Cell(), seeded(Lstm))
+    assert dict(mapping) == {"lstm": "cell"}
+    assert parity.compare(seeded(Lstm), Cell(), VECTORS, mapping=mapping).same
 
 
 @pytest.mark.parametrize("level", ["numeric", "as it runs", "trajectory"])
