@@ -10,7 +10,7 @@ CONSTRAINTS = constraints-python$(shell $(PYTHON) -c 'import sys; print("3.11" i
 QUICK = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal --quiet -m "not slow and not long and not full"
 
 .PHONY: help demo test gpu gpu-host gpu-programs proof quick lint docs next-defaults newest package benchmark abroad ports \
-  mutants clean
+  peers mutants clean
 
 help:
 	@echo "make demo       train in jaxpar and PyTorch side by side"
@@ -27,6 +27,7 @@ help:
 	@echo "make benchmark  what DataParallel costs against a step written by hand"
 	@echo "make abroad     compare models of transformers and diffusers, an hour or two"
 	@echo "make ports      port models of torchvision, transformers, timm and others, and prove them: hours, and it goes on where it was stopped"
+	@echo "make peers      the same training with accelerate, Fabric, Keras and JAX by hand"
 	@echo "make mutants    plants small mistakes, by hand and 100 drawn by SEED=31, and runs their tests; RESUME=--resume goes on where it was stopped"
 
 $(READY): pyproject.toml constraints-python3.11.txt constraints-python3.12.txt
@@ -132,6 +133,17 @@ abroad: .venv-abroad/.ready
 ports: .venv-ports/.ready
 	.venv-ports/bin/python benchmarks/ports/run.py --out docs/tables/ports.md
 
+peers: .venv-peers/.ready
+	.venv-peers/bin/python benchmarks/peers/run.py
+
+.venv-peers/.ready: pyproject.toml constraints-python3.11.txt constraints-python3.12.txt benchmarks/peers/requirements.txt
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --upgrade pip
+	.venv-peers/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) 'torch==2.13.0'
+	.venv-peers/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[torch,demo]' \
+	  --requirement benchmarks/peers/requirements.txt
+	@touch $@
+
 .venv-ports/.ready: pyproject.toml constraints-python3.11.txt constraints-python3.12.txt benchmarks/ports/requirements.txt
 	$(PYTHON) -m venv .venv-ports
 	.venv-ports/bin/python -m pip install --quiet --upgrade pip
@@ -148,4 +160,4 @@ mutants: $(READY)
 	$(BIN)/python -m benchmarks.mutants.run --drawn 100 --seed $(SEED) --jobs 2 $(RESUME) --out docs/tables/mutants.md
 
 clean:
-	rm -rf $(VENV) $(GPU_VENV) .venv-newest .venv-abroad .venv-ports .cache docs/_build docs/api
+	rm -rf $(VENV) $(GPU_VENV) .venv-newest .venv-abroad .venv-ports .venv-peers .cache docs/_build docs/api
