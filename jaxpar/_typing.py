@@ -6,19 +6,14 @@ N: replicas. B: rows of the global batch. b: rows of one replica. k: replicas th
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
-from jax.typing import ArrayLike
-
-from ._arguments import FINITE, FLOATING
 
 PyTree: TypeAlias = Any
 TreeDef: TypeAlias = jax.tree_util.PyTreeDef
 Array: TypeAlias = jax.Array | np.ndarray
-Floating: TypeAlias = Annotated[jax.Array, FLOATING]  # JAX would promote integers, which torch refuses
-Finite: TypeAlias = Annotated[ArrayLike, FINITE]  # the weights of a loss: torch trains on with NaN
 Shape: TypeAlias = tuple[int, ...]
 DeviceLike: TypeAlias = int | str | jax.Device
 

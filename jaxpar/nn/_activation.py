@@ -10,9 +10,9 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from .._arguments import Size
-from .._typing import Floating
 from .._upstream import promote_dtype
 from . import functional
+from ._array_types import Floating
 from ._checks import check_bounds
 from ._layer import Layer
 

@@ -11,8 +11,8 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from .._arguments import Size
-from .._typing import Floating
 from .._upstream import promote_dtype
+from ._array_types import Floating
 from ._checks import conv_options, output_padding_for, transposed_options
 from ._layer import Layer, arrays, optional, uniform
 from ._window import Ints, sizes

@@ -11,8 +11,8 @@ from flax import nnx
 from jax.typing import ArrayLike, DTypeLike
 
 from .._arguments import Size
-from .._typing import Floating
 from . import functional
+from ._array_types import Floating
 from ._checks import check_probability
 from ._layer import TypedLayer, cast, constant, optional, uniform
 

@@ -17,8 +17,8 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from .._arguments import warn
-from .._typing import Floating
 from . import functional
+from ._array_types import Floating
 from ._gates import Lengths, weight_names
 from ._layer import TypedLayer, arrays, cast, optional, uniform
 

@@ -16,8 +16,8 @@ from flax import nnx
 from jax.typing import ArrayLike, DTypeLike
 
 from .._arguments import Count, NonNegative, Size
-from .._typing import Floating
 from . import functional
+from ._array_types import Floating
 from ._dropout import Dropout
 from ._layer import Layer, deepcopy, drawn
 from ._layer_norm import LayerNorm

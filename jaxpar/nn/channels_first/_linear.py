@@ -11,8 +11,8 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from ..._arguments import Size
-from ..._typing import Floating
 from ..._upstream import promote_dtype
+from .._array_types import Floating
 from .._embedding import Embedding
 from .._layer import Layer, uniform
 from .functional import flatten, unflatten

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..._typing import Floating
+from .._array_types import Floating
 from .._checks import check_divisor, check_norm_type, check_output_size
 from .._window import Ints, Sizes, Window, check_counts, pool_windows, spatial_rank, window_elements
 from ._max_pool import larger, positions, running_max

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from ..._typing import Finite
+from .._array_types import Finite
 from ._reduction import check_reduction, reduce, targets
 
 SMALLEST = float(np.float32(1e-12))

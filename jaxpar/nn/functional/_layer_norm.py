@@ -11,7 +11,8 @@ import jax.numpy as jnp
 
 from ..._arguments import NonNegative
 from ..._statistics.moments import moments, standardize, widened
-from ..._typing import Floating, Shape
+from ..._typing import Shape
+from .._array_types import Floating
 from .._checks import check_size, checked_shape
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from ..._typing import Finite
+from .._array_types import Finite
 from ._reduction import check_reduction, clamp_min, reduce, targets
 
 

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ...._typing import Finite
 from ... import functional as last
+from ..._array_types import Finite
 from ...functional import binary_cross_entropy as binary_cross_entropy
 from ...functional import binary_cross_entropy_with_logits as binary_cross_entropy_with_logits
 from ...functional import cosine_embedding_loss as cosine_embedding_loss
