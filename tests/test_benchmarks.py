@@ -76,7 +76,6 @@ ELSEWHERE = {
     "optim.py": "minutes",
     "program/run.py": "minutes; tests/test_program_judge.py",
     "parity/run.py": "an hour; tests/test_parity_proof.py",
-    "peers/run.py": "minutes, and an environment of its own; tests/test_peers.py",
     "ports/ask.py": "a process of ports/run.py",
     "ports/run.py": "hours, and an environment of its own; tests/test_ported.py",
     "ports/step.py": "minutes",
