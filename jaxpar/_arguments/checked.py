@@ -255,8 +255,10 @@ class _Parameters:
             if is_kind(value):
                 is_first = is_bounded(annotation) or has_path(annotation)
                 return error_class(annotation)(f"{text} {limits(annotation)}."), is_first
-            cure = f": pass jnp.asarray({name})" if self.is_call and is_array(value) else ""
-            return TypeError(f"{text} {described(annotation)}{cure}."), has_path(annotation) or self.is_call
+            kinds = described(annotation)
+            is_cured = self.is_call and is_array(value) and kinds.startswith("an array")
+            cure = f": pass jnp.asarray({name})" if is_cured else ""
+            return TypeError(f"{text} {kinds}{cure}."), has_path(annotation) or self.is_call
         return None, False
 
     def explain(self, error: Exception, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

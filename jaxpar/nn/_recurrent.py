@@ -136,7 +136,7 @@ class LSTM(_Stack):
     proj_size: int = 0
 
     def __call__(
-        self, input: Floating, hx: tuple[jax.Array, jax.Array] | None = None, *, lengths: Lengths = None
+        self, input: Floating, hx: tuple[jax.Array, ...] | None = None, *, lengths: Lengths = None
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         return self._run(functional.lstm, input, hx, lengths)
 
@@ -236,7 +236,7 @@ class LSTMCell(_Cell):
     num_gates = 4
 
     def __call__(
-        self, input: Floating, hx: tuple[jax.Array, jax.Array] | None = None
+        self, input: Floating, hx: tuple[jax.Array, ...] | None = None
     ) -> tuple[jax.Array, jax.Array]:
         return self._step(functional.lstm_cell, input, hx)
 

@@ -17,7 +17,7 @@ from ._max_pool import larger, positions, running_max
 
 
 def avg_pool(
-    x: Floating,
+    x: jax.Array,
     kernel_size: Ints,
     stride: Ints | None = None,
     padding: Ints = 0,
