@@ -73,6 +73,9 @@ def initialise(module: M, rows: Iterable[Row], source: nnx.Rngs | Generator | in
         if path not in tensors:
             tensors[path] = _values(part)
         key, _, piece = name[len(path) + bool(path) :].partition("[")
+        if key not in tensors[path]:
+            names = ", ".join(map(repr, tensors[path])) or "none"
+            raise ValueError(f"initialise: no array is named {name!r}; those of {path!r} are {names}.")
         x = tensors[path][key]
         if piece:
             start, stop = map(int, re.findall(r"\d+", piece))
