@@ -180,7 +180,7 @@ class Fails(nnx.Module):
 def test_an_exception_names_the_device_of_a_module_in_a_list(module, where, devices):
     with pytest.raises(Exception) as caught:  # noqa: PT011
         jaxpar.parallel_apply([module(devices)], [(jnp.ones((2, 2)),)])
-    assert f"in replica 0 on device {where}." in caught.value.__notes__[-1]
+    assert f"in replica 0 on device {where}." in "".join(caught.value.__notes__)
 
 
 def test_other_devices_for_inputs_and_replicas():

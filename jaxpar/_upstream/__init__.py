@@ -64,6 +64,7 @@ ELSEWHERE = {
     ),
     "torch.nn.parallel.data_parallel._get_all_device_indices": "torch_ref replaces it: torch counts GPUs",
     "torch.nn.parallel.data_parallel._get_devices_properties": "torch_ref replaces it: torch asks GPUs",
+    "torch._assert_async": "parity/_port leaves it out: it checks arrays while the model runs",
     "torch._assert": "parity/_port translates it: models call it, so that torch.fx can trace them",
     "torch.utils._python_dispatch.TorchDispatchMode": (
         "parity computes in float64 below torch's own functions; torch documents the mode and keeps it there"
