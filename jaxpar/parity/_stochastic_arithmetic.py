@@ -4,9 +4,9 @@ In the mean of what a norm has just centred, or in a gradient through two norms,
 shows how many: it runs again with each result moved at random by one unit of float64, as in CADNA.
 A tensor that moves farther than rounding gets a bound in proportion; one that moves too far gets no verdict.
 Tensors that still differ are judged again from Flax's program: compiled without optimizations, with torch's
-weights before each step, because digits that cancel in one step are lost to the next; and on inputs and weights
-that are one unit off. Outputs that lose more digits than a bound allows are the same if every
-layer is, given torch's arrays.
+weights before each step, because digits that cancel in one step are lost to the next; and on inputs and
+weights that are one unit off. Outputs that lose more digits than a bound allows are the same if every layer
+is, given torch's arrays.
 """
 
 from __future__ import annotations
