@@ -17,6 +17,7 @@ KNOWN = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", DRAWN, ids=range(len(DRAWN)))
 def test_an_edit_is_seen_or_listed(case, tmp_path):
     answer, sentence = adversarial.outcome(case, tmp_path)

@@ -74,6 +74,7 @@ MODELS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", MODELS)
 def test_a_model_of_any_library_is_compared(case):
     make, same = MODELS[case]
@@ -94,6 +95,7 @@ def _sgd():
 SGD = _sgd()
 
 
+@pytest.mark.full
 def test_haiku_is_paired_by_an_example():
     transformed = hk.without_apply_rng(hk.transform(lambda x: hk.nets.MLP([8, 2], name="mlp")(x)))
     model = transformed.apply, transformed.init(jax.random.key(0), X)

@@ -116,6 +116,7 @@ def arrows_between_rooms() -> list[tuple[Name, Name]]:
     return [(module, target) for module, target in arrows() if module and module[0] != (*target, "")[0]]
 
 
+@pytest.mark.full
 def test_no_arrow_goes_through_a_private_door():
     # From a room one may enter the rooms beside it, but not their private files.
     for module, target in arrows():

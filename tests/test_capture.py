@@ -67,6 +67,7 @@ def equal(got, want):
     return got
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("B", [8, 10, 3])
 @pytest.mark.parametrize("wrap", WRAPPERS)
 def test_captured_values_equal_one_device(wrap, B):
@@ -119,6 +120,7 @@ def captured_loss(net, x):
     return (y**2).mean() + penalty, found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("B", [8, 10])
 def test_gradients_pass_through(B):
     net = jaxpar.DataParallel(Net(), IDS)

@@ -56,6 +56,7 @@ class FlaxNorms(nnx.Module):
         return self.fc(jnp.tanh(self.norm(x)))
 
 
+@pytest.mark.full
 def test_the_first_place_is_named_where_an_optimizer_has_moved_the_weights():
     """As in diffusers' UNet: it was searched with the weights after the step."""
     x = np.random.RandomState(0).randn(4, 6)
@@ -224,6 +225,7 @@ def those_that_train(parameters):
     return torch.optim.AdamW([p for p in parameters if p.requires_grad], 1e-2)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("build", [all_of, those_that_train])
 def test_a_frozen_parameter_is_left_alone(build):
     """torch does not move it, in the optimizer or not; Flax does by its decay, unless it is masked."""
@@ -275,6 +277,7 @@ def uncorrected(rate, first, second, eps):
 T = torch.optim
 
 
+@pytest.mark.full
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("build", "tx", "cause"),

@@ -124,6 +124,7 @@ def test_a_save_prints_nothing(tmp_path):
     assert run.stdout + run.stderr == ""
 
 
+@pytest.mark.full
 def test_a_resumed_run_has_the_same_bits(tmp_path):
     straight = made(0)
     for _ in range(3):

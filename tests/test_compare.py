@@ -146,6 +146,7 @@ def test_a_wrong_optimizer_is_named(optimizer, cause):
     assert [c.text for c in found.divergence.causes][:1] == [cause]
 
 
+@pytest.mark.full
 def test_the_decay_of_a_parameter_that_is_not_used_is_named():
     """torch's gradient is None and its AdamW leaves it alone; optax decays it: Dinov2's mask_token."""
 
@@ -263,6 +264,7 @@ def test_linen_with_replicas(rows):
     assert {row.difference.name for row in wrong.different} == {"mean"}
 
 
+@pytest.mark.full
 def test_linen():
     x = np.random.RandomState(0).randn(4, 5)
     found = parity.compare(TorchTail(), LinenTail(), x)
@@ -302,6 +304,7 @@ def test_own_weights_say_what_is_wrong_with_them():
     assert found.divergence.candidate == "a"
 
 
+@pytest.mark.full
 def test_neither_module_is_changed():
     reference, flax = Torch(), Flax()
     before = {name: x.clone() for name, x in reference.state_dict().items()}
@@ -378,6 +381,7 @@ def test_wrong_modules():
         parity.compare(Torch(), nnx.Linear(3, 3, rngs=nnx.Rngs(0)), X)
 
 
+@pytest.mark.full
 def test_assert_parity():
     assert parity.assert_parity(Torch(), Flax(), X, layout="channels_last", training=False).same
     with pytest.raises(ParityError, match="epsilon=1e-05"):

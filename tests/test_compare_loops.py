@@ -33,6 +33,7 @@ def test_a_healthy_loop_is_the_same(loop):
     assert str(result).startswith("The loops are the same.")
 
 
+@pytest.mark.full
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize(("loop", "plant", "faulty"), PAIRS)
 def test_a_fault_is_named(loop, plant, faulty):
@@ -131,6 +132,7 @@ def test_a_module_names_the_parameters_and_paths_of_jax_may_differ():
     assert result.causes == ("torch's weight_decay is 0.1 (JAX acts as with 0), for 0.bias, 1.bias",)
 
 
+@pytest.mark.full
 def test_a_slightly_larger_rate_is_no_rounding():
     (cause,) = parity.compare_loops(sgd, optax.sgd(0.1 * 1.0001)).causes
     assert "1.0001 times as large" in cause
@@ -192,6 +194,7 @@ def test_two_faults_are_named_together():
     assert "JAX by the norm alone" in cause
 
 
+@pytest.mark.full
 def test_a_value_that_no_list_has_is_solved_for_with_matrices_alone():
     def train(model, batches):
         matrices, vectors = ([p for p in model.parameters() if (p.ndim > 1) == two] for two in (True, False))

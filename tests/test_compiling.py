@@ -123,6 +123,7 @@ def test_an_error_ends_it(capfd):
     assert not [t for t in threading.enumerate() if t.name == "jaxpar compiling"]
 
 
+@pytest.mark.full
 def test_a_long_step_is_no_compilation(capfd):
     def sleeps(x):
         time.sleep(TRACING)
@@ -139,6 +140,7 @@ def test_a_long_step_is_no_compilation(capfd):
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("cache", [None, "/cache"])
 def test_a_cache_is_suggested_once(cache, monkeypatch, capfd):
     config = types.SimpleNamespace(jax_compilation_cache_dir=cache)

@@ -199,6 +199,7 @@ TABLE = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize(("case", "mesh", "placed", "B"), TABLE)
 def test_a_mesh_in_context_changes_no_number(case, mesh, placed, B):

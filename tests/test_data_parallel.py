@@ -180,6 +180,7 @@ class Multi(nnx.Module):
 
 
 # T-DP test_data_parallel_multiple_input: 5 rows on 2 devices
+@pytest.mark.full
 @pytest.mark.parametrize("ids", [(0, 1), (1, 0), (0,), (2, 3, 4)])
 @pytest.mark.parametrize("extra", [None, "keyword", "positional"])
 def test_multiple_inputs(ids, extra):
@@ -423,6 +424,7 @@ def test_rebound_attributes_are_lost():
 
 
 # docs/semantics.md row 38
+@pytest.mark.full
 def test_tied_weights():
     class Tied(nnx.Module):
         def __init__(self):

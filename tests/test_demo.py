@@ -161,6 +161,7 @@ def test_without_torch_it_trains_and_says_what_was_left_out() -> None:
     assert "PyTorch ms/step" not in said
 
 
+@pytest.mark.full
 @needs_torch
 def test_with_another_torch_it_says_why_it_cannot_compare(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch_ref

@@ -105,6 +105,7 @@ def compare(case: str, dtype=np.float64, tolerance: float = 1e-10) -> None:
         assert_equal_numbers(f"d {name}/d {parameter}", got_slopes[name, parameter], x, tolerance)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", CASES)
 def test_numbers_and_gradients_are_torchs(case):
     compare(case)

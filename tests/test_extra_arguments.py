@@ -139,6 +139,7 @@ def test_an_optimizer_gets_the_loss(make, kind, name):
     check(*make(kind, TRANSFORMATIONS[name]()), expected)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", [plain, distributed], ids=lambda kind: kind.__name__)
 def test_a_planted_fault_is_found(kind):
     expected = by_hand(TRANSFORMATIONS["polyak"](), loss_by_hand(ROWS[4 if kind is distributed else 1]))
@@ -179,6 +180,7 @@ def test_what_is_trained_may_be_a_part():
 BATCHES = [(X[:4], Y[:4]), (X[4:8], Y[4:8])]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_an_accumulated_loss_is_the_mean(kind):
     rows = [(i, i + 1) for i in range(4)] if kind is distributed else [(0, 4)]

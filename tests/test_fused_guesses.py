@@ -191,6 +191,7 @@ def test_the_entries_and_the_outputs(case):
         assert f"{key!r}: {target!r}" in str(raised.value)
 
 
+@pytest.mark.full
 def test_heads_that_stand_side_by_side_are_tried():
     guessed = parity.match(Wrapped(), ByHeads(), example=X)
     assert guessed["qkv"] == split(0, [f"attention.{name}" for name in QKV], groups=HEADS)

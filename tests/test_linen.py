@@ -38,6 +38,7 @@ def net(request):
     return jaxpar.DataParallel(Net(), [0, 1, 2], backend=request.param)
 
 
+@pytest.mark.full
 def test_it_is_a_linen_module(net):
     assert isinstance(net, nn.Module)
     assert isinstance(net, jaxpar.DataParallel)

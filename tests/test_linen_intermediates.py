@@ -76,6 +76,7 @@ def pieces(x):
     return [x[i : i + size] for i in range(0, len(x), size)]
 
 
+@pytest.mark.full
 def test_in_jit():
     net = jaxpar.DataParallel(Net(), IDS)
     got = jax.jit(lambda v, x: net.apply(v, x, mutable=COLLECTIONS, capture_intermediates=True))(

@@ -261,10 +261,12 @@ def test_a_root_is_written_as_one(x, text):
 # --------------------------------------------------------------------------------- edits that were proven
 
 
+@pytest.mark.full
 def test_a_right_port_has_no_wrong_place(contract, tmp_path):
     assert tries(contract, tmp_path, PORT).before == {}
 
 
+@pytest.mark.full
 def test_an_edit_that_does_not_agree_is_not_offered(contract, tmp_path):
     """The place is wrong in a way that no rule mends, whatever the cause's text is."""
     one = tries(contract, tmp_path, wrong("unknown"))

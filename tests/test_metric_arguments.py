@@ -145,6 +145,7 @@ def test_a_linen_net_in_float32():
     assert int(counts.accuracy.count[...]) == 12
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_an_evaluation_counts(kind):
     counts, confusion = metrics(), Confusion()

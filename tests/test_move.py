@@ -188,6 +188,7 @@ def test_leaves_that_are_no_arrays(x, error, message):
         jaxpar.to(x, 1)
 
 
+@pytest.mark.full
 def test_a_torch_tensor():
     torch = pytest.importorskip("torch")
     with pytest.raises(errors.LeafError, match=r"x is a torch\.Tensor.*\.numpy\(\)"):

@@ -70,6 +70,7 @@ def assert_torchs(got, want, tolerance=1e-13):
         assert_equal_numbers(f"parameter {i}", mine, theirs, tolerance)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_ten_steps_in_float64(options):
     assert_torchs(run(optim.muon(**options), float)[0], torch_run(options, torch.float64)[0])
@@ -86,6 +87,7 @@ def test_in_torchs_layout():
         assert_torchs(run(optim.muon(lr=0.1), float, flax=False)[0], want)  # the other layout's rate
 
 
+@pytest.mark.full
 def test_in_float32():
     options = {"lr": 0.1}
     with jax.enable_x64(False):

@@ -295,6 +295,7 @@ def noise(kind, calls=2):
     return [np.concatenate(parts) for parts in zip(*of_each, strict=True)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", [data_parallel, distributed], ids=lambda kind: kind.__name__)
 def test_a_stream_as_an_argument_of_a_call(kind):
     # docs/semantics.md row 57: every replica has a stream of its own.
@@ -336,6 +337,7 @@ class Counts(Net):
         return super().__call__(x)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_an_evaluation_moves_streams_and_nothing_else(kind):
     ours, other, rngs = Counts(2, 3, nnx.Rngs(0)), Counts(3, 1, nnx.Rngs(1)), nnx.Rngs(5)

@@ -90,6 +90,7 @@ def test_initial_values():
     assert 0.7 < np.std(net.bias_k[...]) * 48**0.5 < 1.3
 
 
+@pytest.mark.full
 def test_types():
     net = jaxpar.nn.MultiheadAttention(4, 2, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
     mask = np.array([[0, 0, 1]] * 3, bool)

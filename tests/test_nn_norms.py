@@ -91,6 +91,7 @@ DERIVED = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", DERIVED)
 def test_derivatives_in_both_directions_and_of_second_order(name):
     x, w = jnp.asarray(X[:, :, 0, 0]), jnp.linspace(0.5, 2, 5)

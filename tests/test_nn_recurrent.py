@@ -60,6 +60,7 @@ def flat(result) -> dict:
     return dict(zip(["output", "h", "c"], jax.tree.leaves(result), strict=True))
 
 
+@pytest.mark.full
 def test_padding_is_not_read(net):
     """Not even where it is NaN, and nothing of it comes back in gradients."""
     past = np.arange(5)[:, None, None] >= LENGTHS[:, None]
@@ -95,6 +96,7 @@ def test_a_sequence_by_itself_is_the_sequence_in_a_batch(net):
         assert_equal_numbers("c", c[:, b], c_alone, 1e-14)
 
 
+@pytest.mark.full
 def test_dropout_lies_between_the_layers(net):
     """The same mask in hand gives the same as the layers one by one."""
     params = {name: p[...] for name, p in nnx.state(net).items()}
@@ -236,6 +238,7 @@ class Outputs(nnx.Module):
         return self.lstm(x, lengths=lengths)[0]
 
 
+@pytest.mark.full
 def test_uneven_replicas():
     """Sequences split over devices are the sequences on one."""
     net, x, lengths = Outputs(), X.swapaxes(0, 1)[:3], LENGTHS[:3]

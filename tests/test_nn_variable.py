@@ -60,6 +60,7 @@ def test_while_it_is_traced():
     np.testing.assert_array_equal(inside, _layer.drawn(jax.random.key(2), (3, 5), jnp.float32, 0.3))
 
 
+@pytest.mark.full
 def test_many_shapes_are_one_program(monkeypatch):
     drawn = []
     own = jax.random.uniform

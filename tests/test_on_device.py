@@ -76,6 +76,7 @@ def train(model, steps):
     return np.array(losses)
 
 
+@pytest.mark.full
 def test_training_equals_torch(devices):
     model = Split()
     losses, weights = torch_losses(15)
@@ -87,6 +88,7 @@ def test_training_equals_torch(devices):
         assert part[...].devices() == {d}
 
 
+@pytest.mark.full
 def test_data_parallel_of_one_part(devices):
     """The embedding on the CPU, the rest split over four devices."""
 

@@ -95,6 +95,7 @@ def rows_of(kind):
     return ROWS[4 if kind is distributed else 1]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("make", [nnx_step, linen_step], ids=lambda make: make.__name__)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_a_hook_is_given_the_update(kind, make):
@@ -189,6 +190,7 @@ def test_nothing_moves_until_trouble_is_reported():
     close((average.values(), params()), before)
 
 
+@pytest.mark.full
 def test_a_restored_hook_goes_on_as_before():
     averages = [Average(parameters()) for _ in range(2)]
     (first, _), (second, _) = (nnx_step(distributed, TX, on_update=average) for average in averages)

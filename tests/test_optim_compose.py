@@ -91,6 +91,7 @@ def test_a_chain_with_clipping_donated(word):
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(old) if leaf.ndim)
 
 
+@pytest.mark.full
 def test_an_nnx_optimizer():
     model = nnx.Linear(3, 2, rngs=nnx.Rngs(0), param_dtype=jnp.float64)
     start = {"kernel": model.kernel[...], "bias": model.bias[...]}

@@ -193,6 +193,7 @@ def test_without_a_row_in_the_padding_gradients_would_not_be_numbers(monkeypatch
     assert np.isnan(difference)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["norms", "normalised by the batch", "a function with a rule", "BatchNorm"])
 def test_differentiated_twice(name):
     def gradient(wrap):

@@ -417,6 +417,7 @@ class Noisy(linen.Module):
         return 0 * jax.random.normal(self.make_rng("noise"), x.shape, x.dtype)
 
 
+@pytest.mark.full
 def test_streams_and_collections_of_a_linen_module():
     theirs = torch.nn.Sequential(collections.OrderedDict(dense=torch.nn.Linear(3, 2)))
     variables = Noisy().init({"params": jax.random.key(0), "noise": jax.random.key(1)}, X)
@@ -472,6 +473,7 @@ SEQUENCE = RANDOM.randn(3, 5, 4)
 ATTENTIONS = {"NNX": NNXAttention, "Linen": LinenAttention}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("weights", [False, True])
 @pytest.mark.parametrize("kind", ATTENTIONS)
 def test_dropout_inside_of_attention_takes_torchs_masks(kind, weights):
@@ -536,6 +538,7 @@ def test_the_other_levels(level, resync):
     assert not parity.compare(TorchAttention(), LinenAttention(rate=0.4), SEQUENCE, **given).same
 
 
+@pytest.mark.full
 def test_jaxpars_own_attention_takes_torchs_masks():
     from jaxpar import nn
 

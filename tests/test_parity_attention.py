@@ -79,6 +79,7 @@ def test_whatever_it_is_in(what):
     assert_equal_numbers(what, in_float64(INSIDE[what])(q, k, v), want, 1e-15)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("rule", [False, True])
 def test_its_gradient_is_torchs_in_float64(rule):
     q, k, v = arrays(H)

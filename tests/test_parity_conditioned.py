@@ -84,6 +84,7 @@ class FlaxTied(nnx.Module):
         return x
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("factor", "rounds", "same"), [(3, True, True), (1 + 1e-6, False, False)])
 def test_what_is_0_by_equal_rows_is_as_exact_as_roundings_that_keep_them_equal(factor, rounds, same):
     torch.manual_seed(2)  # of weights whose roundings grow less where the rows are parted
@@ -189,6 +190,7 @@ class FlaxChaotic(nnx.Module):
         return x
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("shift", "same"), [(0.0, True), (1e-9, False)])
 def test_chaos_is_no_difference_if_every_layer_is_the_same(shift, same):
     torch.manual_seed(0)

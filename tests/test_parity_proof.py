@@ -73,6 +73,7 @@ def test_healthy_twins_are_the_same(case: Case):
     assert answer.tensors >= 2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("bug", table(bugs.BUGS))
 def test_planted_bugs_are_different_and_named(bug):
     answer = proof.ask(bug.case)

@@ -148,6 +148,7 @@ class FlaxPicture(nnx.Module):
         return self.fc(self.second(self.act(self.first(x))).mean((1, 2)))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("wrong", "place", "text"),
     [
@@ -197,6 +198,7 @@ class FlaxStem(nnx.Module):
         return self.out(self.function(self.norm(self.conv(x))))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("size", [(4, 4), (5, 6)], ids=["axes of one length", "axes of their own"])
 @pytest.mark.parametrize(
     ("wrong", "place", "cause"),

@@ -75,6 +75,7 @@ def test_the_same_is_one_result():
     assert [result.same for result in results] == [True]
 
 
+@pytest.mark.full
 def test_ctrl_c_in_the_search_keeps_what_was_found():
     def stop(result):
         if places(result) == 2:

@@ -143,6 +143,7 @@ def test_shapes_that_are_no_pictures():
         F.avg_pool(jnp.ones((8, 8, 8, 3)), (2, 2, 2), (1, 1))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("p", [1.5, 3, 0.5, 2])
 def test_the_gradient_of_a_root_of_a_negative_number(p):
     """NaN where torch has NaN, and the numbers of the other windows."""

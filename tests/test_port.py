@@ -408,6 +408,7 @@ def test_the_command_writes_a_file_a_record_and_a_test(tmp_path):
     assert subprocess.run(run, cwd=tmp_path, capture_output=True).returncode == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("module", "given", "code", "said"),
     [

@@ -65,6 +65,7 @@ MORE = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "options"), [*plainest_and_richest(ROWS), *MORE], ids=named)
 def test_every_scheduler_has_torchs_rates(name, options):

@@ -113,6 +113,7 @@ def test_a_scan_over_uneven_batches(kind):
     run(module, kind, UNEVEN)
 
 
+@pytest.mark.full
 def test_a_planted_fault_is_found():
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         run(module, plain, fault=1e-8)

@@ -275,6 +275,7 @@ def test_a_gradient_in_one_step_is_enough():
     assert _reach.layers_without_gradient(rows) == ["b"]
 
 
+@pytest.mark.full
 def test_a_record_of_perturbed_weights_has_them(tmp_path):
     net, flax = torch.nn.Linear(6, 2), nnx.Linear(6, 2, rngs=nnx.Rngs(0))
     for name, options in (("plain", {}), ("shaken", {"shake": True})):

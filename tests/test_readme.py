@@ -46,6 +46,7 @@ def test_the_quick_start_prints_what_it_says():
     assert len(PYTHON[0].strip().split("\n")) <= 10
 
 
+@pytest.mark.full
 def test_torch_and_jaxpar_print_the_same():
     torch = pytest.importorskip("torch")
     import torch_ref
@@ -100,6 +101,7 @@ def test_links_lead_somewhere(guide):
         assert (path.parent / target).exists(), target
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("guide", ["CONTRIBUTING.md", "tests/README.md", *ROOMS])
 def test_files_and_commands_that_a_guide_names_are_there(guide):
     path = ROOT / guide

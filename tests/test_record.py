@@ -94,6 +94,7 @@ def test_checking_needs_no_torch(tmp_path):
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
+@pytest.mark.full
 def test_a_grown_ratio_fails_below_the_bound(tmp_path):
     path = tmp_path / "model.safetensors"
     parity.record(path, Torch(), Flax(), X, layout="channels_last", level="numeric")
@@ -105,6 +106,7 @@ def test_a_grown_ratio_fails_below_the_bound(tmp_path):
     assert any("has grown" in row.reason for row in found.different)
 
 
+@pytest.mark.full
 def test_a_difference_is_not_recorded(tmp_path):
     with pytest.raises(ParityError):
         parity.record(tmp_path / "model.safetensors", Torch(), Flax(eps=1e-3), X, layout="channels_last")

@@ -129,6 +129,7 @@ def test_devices_of_different_kinds_are_refused(monkeypatch):
 
 
 # rule 9: torch warns at every gather
+@pytest.mark.full
 def test_minus_one_as_output_device_warns_once(devices):
     with pytest.warns(FutureWarning, match="Using -1 to represent CPU tensor is deprecated"):
         net = jaxpar.DataParallel(Linear(), [1, 2], -1)

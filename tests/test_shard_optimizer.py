@@ -551,6 +551,7 @@ def test_a_step_for_another_wrapper_takes_the_optimizer_over(other):
     np.testing.assert_allclose(trained(then, batches(2, 4)), trained(plain, batches(2, 4)), rtol=1e-10)
 
 
+@pytest.mark.full
 def test_pieces_are_no_state_for_torch():
     step = make(optim.adam(lr=0.1), shard=True)
     step(X[0], Y[0])
@@ -559,6 +560,7 @@ def test_pieces_are_no_state_for_torch():
         optim.state_to_torch(state, {"param_groups": [{"params": [0]}]}, lambda path: "0")
 
 
+@pytest.mark.full
 def test_replicas_are_compared():
     step, _ = fresh("divided_8")
     step(X[0], Y[0])

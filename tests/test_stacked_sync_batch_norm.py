@@ -61,6 +61,7 @@ def train(net, batches):
     return [float(step(x)) for x in batches]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("how", "B"), [("vmap", 8), ("vmap", 10), ("vmap", 3), ("scan", 8)])
 @pytest.mark.parametrize("flax", [True, False], ids=["flax", "jaxpar"])
 def test_training_equals_one_device(how, B, flax):
@@ -92,6 +93,7 @@ def test_counts_have_the_stacked_axes(layers):
     assert ours.blocks.norm.num_batches_tracked.shape == layers
 
 
+@pytest.mark.full
 def test_where_channels_are_not_last_nothing_counts():
     class Wide(nnx.Module):
         def __init__(self):

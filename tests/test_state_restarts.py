@@ -171,6 +171,7 @@ class Forgetful(Pair):
         self.state = trees["state"][0], TX.init(trees["state"][0])
 
 
+@pytest.mark.full
 def test_forgotten_moments_are_seen(tmp_path):
     with pytest.raises(AssertionError):
         check_restart(Forgetful, distributed, tmp_path, slice(None))

@@ -164,6 +164,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", REFUSED)
 def test_another_state_is_refused_and_nothing_has_moved(case):
     change, error, text = REFUSED[case]

@@ -103,6 +103,7 @@ LOST = {without_scale: 7, without_the_count: 4, without_gradients: 7, without_th
 """And after how many calls."""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("lose", LOST, ids=lambda lose: lose.__name__)
 def test_whatever_is_lost_is_missed(lose):
     net, optimizer, step = parts(distributed)

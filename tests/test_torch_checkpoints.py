@@ -74,6 +74,7 @@ def torch_run(kind, wrap=torch.nn.DataParallel):
     return model, PAIRS[kind][0](model.parameters())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", PAIRS)
 def test_a_run_goes_there_and_back(kind, tmp_path):
     model, torch_optimizer = torch_run(kind)

@@ -276,6 +276,7 @@ class Twin(T.Module):
 ORDER = ["stem", "norm", "blocks", "parts.second", "parts.first", "attend", "memory"]
 
 
+@pytest.mark.full
 def test_a_model_computes_what_its_twin_computes():
     module = torch_init(Net(nnx.Rngs(1)), 5)
     torch.manual_seed(5)

@@ -362,6 +362,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_trace_is_refused_with_path_and_reason(trace, tmp_path, name):
     change, message = HOSTILE[name]

@@ -382,6 +382,7 @@ def test_layouts_and_outputs():
     assert parity.compare(first, Last(), IMAGES, **options).same
 
 
+@pytest.mark.full
 def test_records_and_traces(tmp_path):
     path, first, second = tmp_path / "mlp.safetensors", seeded(Mlp), MatrixMlp()
     parity.record(path, first, second, VECTORS, mapping=MATRICES, optimizer=adamw)

@@ -143,6 +143,7 @@ def test_linen(B, backend):
         assert_close(changed, updates[-1], NEAR)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("B", BATCHES)
 def test_function(B, backend):
@@ -166,6 +167,7 @@ def test_another_batch_dimension():
     assert_close(got, expected, NEAR)
 
 
+@pytest.mark.full
 def test_several_dtypes():
     """docs/semantics.md row D26."""
     module = Net(None)
