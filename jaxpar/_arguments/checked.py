@@ -35,6 +35,7 @@ from .kinds import (
     is_floating,
     is_tensor,
     limits,
+    unaliased,
 )
 from .values import shown
 
@@ -196,7 +197,8 @@ class _Parameters:
                 annotation = eval(annotation, names)
         if isinstance(annotation, dataclasses.InitVar):
             annotation = annotation.type
-        return Any if annotation is inspect.Parameter.empty or isinstance(annotation, str) else annotation
+        is_open = annotation is inspect.Parameter.empty or isinstance(annotation, str)
+        return Any if is_open else unaliased(annotation)
 
     def name(self, args: Sequence[Any]) -> str:
         if self.owner is None:

@@ -48,8 +48,15 @@ Extended: TypeAlias = Annotated[float, INFINITE]
 AnyFloat: TypeAlias = Annotated[float, NAN]
 
 
+def unaliased(annotation: Any) -> Any:
+    """Return what a `type` statement names: NumPy's DTypeLike is one on Python 3.12."""
+    is_alias = type(annotation).__name__ == "TypeAliasType"
+    return annotation.__value__ if is_alias else annotation
+
+
 def accepts_of(annotation: Any, *, bounded: bool = True) -> Accepts | None:
     """Return the check of a type, or None if it accepts everything; unbounded, of the type alone."""
+    annotation = unaliased(annotation)
     origin, members = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         return _annotated(annotation, bounded)

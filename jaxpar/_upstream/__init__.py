@@ -111,6 +111,13 @@ def opened(program: ClosedJaxpr | Jaxpr) -> tuple[Jaxpr, list[Any]]:
     return jaxpr, list(getattr(program, "consts", ()))
 
 
+def scan_counts(equation: JaxprEqn) -> tuple[int, int]:
+    """Return the numbers of a scan's constants and of its carry, which are lengths of trees in JAX 0.12."""
+    params = equation.params
+    trees = params["ft_in"].unpack() if "ft_in" in params else None
+    return (len(trees[0]), len(trees[1])) if trees else (params["num_consts"], params["num_carry"])
+
+
 def called(eqn: JaxprEqn) -> ClosedJaxpr | Jaxpr | None:
     """Return the program that an equation runs exactly once, or None."""
     parameter = eqn.params.get(CALLS.get(eqn.primitive.name, "_prim"))

@@ -17,7 +17,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..._upstream import Jaxpr, JaxprEqn, Literal, Var, called, has_own_jvp, jaxpr_as_fun, opened, part
+from ..._upstream import (
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Var,
+    called,
+    has_own_jvp,
+    jaxpr_as_fun,
+    opened,
+    part,
+    scan_counts,
+)
 from .._runs.operation_types import OperationType
 from .jax_types import CAST, MOVES, JaxOperation, Planned, TypeReader, dtype_of, is_float
 
@@ -186,7 +197,7 @@ class _TypedProgram:
 
     def _scanned(self, planned: Planned, inputs: list[_Held]) -> list[_Held]:
         params = planned.equation.params
-        consts, carry = params["num_consts"], params["num_carry"]
+        consts, carry = scan_counts(planned.equation)
         ((program, plan),) = planned.programs
         values = [x.value for x in inputs]
 
