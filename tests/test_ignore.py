@@ -49,7 +49,6 @@ THEIRS = {"ignore_torch": ["table", "unused"]}
 BOTH = {**THEIRS, "ignore_flax": ["spare", "powers"]}
 
 
-@pytest.mark.full
 def test_what_is_left_out_is_said_and_not_compared():
     found = parity.compare(Torch(), Flax(), X, **BOTH)
     assert found.same

@@ -210,7 +210,6 @@ def test_a_program_without_changes_computes_the_same_bits():
     np.testing.assert_array_equal(jax.jit(JaxTypes()(looped))(x), jax.jit(looped)(x))
 
 
-@pytest.mark.full
 def test_an_operation_inside_of_a_scan_runs_in_another_type():
     def exact(x):
         return jax.nn.softmax(x).sum(0)
