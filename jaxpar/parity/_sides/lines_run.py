@@ -31,8 +31,6 @@ class LinesRun:
     def __enter__(self) -> None:
         self._before = sys.gettrace()
         if self._before is None:
-            # Python 3.13 sends no opcodes of a trace that began before any frame asked for them.
-            sys._getframe().f_trace_opcodes = True
             sys.settrace(self._called)
 
     def __exit__(self, *error: object) -> None:
@@ -45,13 +43,15 @@ class LinesRun:
         if not self._is_watched[name]:
             return None
         offsets = self.run.setdefault(frame.f_code, set())
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
 
         def each(frame: FrameType, event: str, argument: Any) -> Any:
             if event == "opcode":
                 offsets.add(frame.f_lasti)
             return each
 
+        # The function first: Python 3.13 heeds `f_trace_opcodes` only of a frame that has one when it is set.
+        frame.f_trace, frame.f_trace_lines = each, False
+        frame.f_trace_opcodes = True
         return each
 
     def left_out(self) -> list[str]:
