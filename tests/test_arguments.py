@@ -18,6 +18,8 @@ import jaxpar
 from jaxpar import comm_hooks, data, distributed, nn, optim
 from jaxpar._arguments import whole
 from jaxpar._arguments.checked import checked
+from jaxpar._arguments.kinds import accepts_of
+from jaxpar.nn._array_types import Finite
 from jaxpar.optim import lr_scheduler, swa_utils
 
 ROWS = np.arange(6.0)
@@ -172,3 +174,21 @@ def test_a_keyword_of_the_user_may_be_called_like_a_positional_parameter():
     assert checked(save)(3, step="any object") == (3, {"step": "any object"})
     with pytest.raises(TypeError, match=r"save: step is 'x'; it must be int"):
         checked(save)("x", step=3)
+
+
+class Running:
+    """An array that a device still computes; to read it is an error here, and would be a wait there."""
+
+    dtype, shape = np.dtype(np.float32), ()
+
+    def is_ready(self):
+        return False
+
+    def __array__(self, *_):
+        raise AssertionError("a check waits for a device")
+
+
+@pytest.mark.parametrize("annotation", [float, Finite])
+def test_a_check_does_not_wait_for_a_device(annotation):
+    assert accepts_of(annotation)(Running())
+    assert not accepts_of(annotation)(jnp.asarray(np.nan))

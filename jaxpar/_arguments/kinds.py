@@ -180,12 +180,18 @@ def _is_finite(value: Any) -> bool:
 
 
 def _has_finite_elements(value: Any) -> bool:
-    """Whether no element is NaN or infinite; elements that are traced, or on other hosts, cannot be read."""
+    """Whether no element is NaN or infinite.
+
+    True for elements that are traced or on other hosts, which cannot be read, and for those that a device is
+    computing: a check does not wait.
+    """
     import numpy as np  # `import jaxpar` does not load JAX or NumPy
 
     if getattr(getattr(value, "dtype", None), "kind", "i") in "biu":
         return True
     try:
+        if hasattr(value, "is_ready") and not value.is_ready():
+            return True
         return bool(np.isfinite(np.asarray(value)).all())
     except (TypeError, RuntimeError):
         return True

@@ -43,6 +43,7 @@ PLANTS = [
         ('        return math.isfinite(value)', '        return abs(value) != math.inf', "tests/test_hostile_calls.py -k odd_number"),
         ('_is_number(value) and _has_finite_elements(value)', '_is_number(value)', "tests/test_bad_values.py -k adam"),
         ('except (TypeError, RuntimeError):\n        return True', 'except (TypeError, RuntimeError):\n        return False', "tests/test_bad_values.py -k not_read"),
+        ('if hasattr(value, "is_ready") and not value.is_ready():', 'if False:', "tests/test_arguments.py -k does_not_wait"),
         ('accepts(value) and _has_finite_elements(value)', 'accepts(value)', "tests/test_bad_values.py -k pos_weight"),
         ('("SupportsDType", "HasDType")', '"SupportsDType"', "tests/test_hostile_methods.py -k names_itself"),
         ('if least is not None and isinstance(value, bool):', 'if False:', "tests/test_bad_values.py -k save_every"),
