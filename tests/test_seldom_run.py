@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -168,6 +169,21 @@ def test_an_edit_mends_if_nothing_else_differs_than_before(others):
     assert tries._mends(before, SimpleNamespace(same=False, divergence=now))
     again = SimpleNamespace(candidate="first", kind="layer", others=())
     assert not tries._mends(before, SimpleNamespace(same=False, divergence=again))
+
+
+@pytest.mark.parametrize("is_mended", [True, False])
+def test_an_edit_is_offered_only_if_the_whole_comparison_agrees_after_it(is_mended, monkeypatch):
+    place = SimpleNamespace(candidate="fc", kind="output", causes=(), phase="forward")
+    before = SimpleNamespace(same=False, divergence=SimpleNamespace(**vars(place), others=(place,)))
+    after = SimpleNamespace(same=True, divergence=None) if is_mended else before
+    monkeypatch.setattr(
+        tries.Tries, "_changed", lambda *_: [("x = 2\n", SimpleNamespace(text="2", relative=0.1))]
+    )
+    monkeypatch.setattr(tries.Tries, "_again", lambda *_: after)
+    attempts = tries.Tries(Path(), Path("port.py"), "x = 1\n", None, 0.0)
+    answer = attempts.best(before, place)
+    assert (answer["edit"] is not None) == is_mended
+    assert attempts.mended == ("x = 2\n" if is_mended else None)
 
 
 def test_an_axis_order_that_fits_as_well_is_noted():

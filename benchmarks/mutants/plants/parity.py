@@ -208,7 +208,7 @@ PLANTS = [
         ('for earlier in reversed(calls[: calls.index(call)])', 'for earlier in ()', "tests/test_parity_replay.py -k behind_it"),
     ),
     *plants("jaxpar/parity/contract/tries.py",
-        ('if again is not None and _mends(comparison, again)', 'if again is not None', "tests/test_contract.py -k two_bugs"),
+        ('if again is not None and _mends(comparison, again)', 'if again is not None', "tests/test_seldom_run.py -k only_if_the_whole"),
         ('self.first not in wrong and wrong.keys() < self.before.keys()', 'True', "tests/test_mended.py -k not_agree"),
         ('if wrong is not None and', 'if wrong and', "tests/test_mended.py -k only_the_edit"),
         ('lines_before(events, self.first) if self.first else ()', '()', "tests/test_mended.py -k only_the_edit"),
