@@ -44,12 +44,14 @@ quick and every n-th, and `make proof` the others."""
 def pytest_collection_modifyitems(items):
     seen = Counter()
     for item in items:
-        if hasattr(item, "callspec"):
+        if hasattr(item, "callspec") and not item.get_closest_marker("long"):
             table = (item.path, item.originalname)
             row = seen[table]
             if row % EVERY:
                 sampled = item.get_closest_marker("sampled")
-                item.add_marker(pytest.mark.long if sampled and row % sampled.args[0] else pytest.mark.full)
+                item.add_marker(pytest.mark.full)
+                if sampled and row % sampled.args[0]:
+                    item.add_marker(pytest.mark.long)
             seen[table] += 1
         why = next_defaults.reason(item.nodeid)
         if why is not None:

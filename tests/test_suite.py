@@ -89,6 +89,11 @@ SELECTED = {
     "not slow and not long and not full": {"test_row": [0, 7, 14], "test_third": [0, 7]},
     "not long": {"test_row": range(20), "test_third": [0, 3, 6, 7, 9], "test_seconds": [None]},
     "long": {"test_third": [1, 2, 4, 5, 8]},
+    "not slow and (not long or full)": {
+        "test_row": range(20),
+        "test_third": range(10),
+        "test_seconds": [None],
+    },
 }
 
 
