@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from contextlib import redirect_stdout
 
 import click
 
@@ -74,7 +76,9 @@ def check(folder: str, port: str | None, seconds: float) -> None:
     """
     from ..parity.contract.checking import check as run
 
-    answer, code = run(folder, port, seconds)
+    # A port may print, and the answer is all of standard output.
+    with redirect_stdout(sys.stderr):
+        answer, code = run(folder, port, seconds)
     click.echo(json.dumps(answer, indent=1, allow_nan=False))
     leave(code)
 

@@ -23,6 +23,7 @@ from .contract import contract, skill
 from .demo.settings import DemoSettings, has_torch
 from .ending import leave, plain_ending
 from .invariance.command import invariance
+from .mcp import mcp
 from .port import port
 from .profile import profile
 from .program import program
@@ -53,7 +54,7 @@ def cli() -> None:
     """PyTorch's data parallelism for JAX and Flax, and the proof that it is the same."""
 
 
-for _command in (port, contract, skill, program, profile, bisect, invariance):
+for _command in (port, contract, skill, mcp, program, profile, bisect, invariance):
     cli.add_command(_command)
 
 
