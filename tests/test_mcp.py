@@ -85,9 +85,10 @@ def test_an_error_of_a_file_is_an_error_of_the_tool(tmp_path):
     of_side, of_contract, of_option = asked(conversation)
     assert [answer.is_error for answer in (of_side, of_contract, of_option)] == [True, True, True]
     assert "undefined_name" in of_side.content[0].text
-    error = json.loads(of_contract.content[0].text.partition(": ")[2])["error"]
-    assert error["type"] == "FileError"
-    assert str(tmp_path / "empty") in error["text"]
+    for answer, folder in ((of_contract, tmp_path / "empty"), (of_option, "--help")):
+        error = json.loads(answer.content[0].text.partition(": ")[2])["error"]
+        assert error["type"] == "FileError"
+        assert f"{folder}/contract.json" in error["text"]
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ async def contract_make(side: str, folder: str) -> dict[str, Any]:
         steps, training, outputs, seed; or a trace that the recorder wrote, for which torch is not needed.
       folder: where contract.json, trace/, port.py and README.md are written.
     """
-    await _ran("make", side, folder)
+    await _ran("make", "--", side, folder)
     with open(f"{folder}/contract.json", encoding="utf-8") as file:
         return json.load(file)
 
