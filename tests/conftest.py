@@ -13,6 +13,7 @@ CACHE = Path(__file__).parent.parent / ".cache" / "compiled"
 
 # JAX reads these when it is imported; workers and processes that tests start inherit them.
 os.environ.setdefault("JAXPAR_COMPILING", "off")
+os.environ.setdefault("KERAS_BACKEND", "jax")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 OLD_EMITTERS = "--xla_cpu_use_fusion_emitters=false"

@@ -396,6 +396,8 @@ def test_every_row_names_a_class_that_exists():
     spaces = {"nnx": [nnx], "linen": [linen], "jaxpar.nn": [jaxpar.nn, jaxpar.nn.channels_first]}
     for key in ROWS:
         family, name = key.rsplit(".", 1)
+        if family == "keras":
+            continue  # which may not be installed; tests/test_keras.py
         assert any(inspect.isclass(getattr(space, name, None)) for space in spaces[family]), key
 
 

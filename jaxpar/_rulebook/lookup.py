@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from . import attention, convolution, dense, normalisation, parametrized, recurrent, shapeless
+from . import attention, convolution, dense, keras, normalisation, parametrized, recurrent, shapeless
 from .rule import Layer, Rule, Shapes
 
 Row = Rule | Callable[[Layer, Shapes | None], Rule | None]
@@ -46,12 +46,13 @@ def _one_direction(layer: Layer, shapes: Shapes | None) -> Rule | None:
 
 
 def _both_directions(layer: Layer, shapes: Shapes | None) -> Rule | None:
-    cells = [rule_for(getattr(half, "cell", None)) for half in (layer.forward_rnn, layer.backward_rnn)]
+    names = ("forward_rnn", "backward_rnn") if hasattr(layer, "forward_rnn") else KERAS_HALVES
+    cells = [rule_for(getattr(getattr(layer, name), "cell", None)) for name in names]
     if None in cells:
         return None
     forward, backward = (
         cell.at_depth(0, reverse).inside(f"{half}.cell")
-        for cell, half, reverse in zip(cells, ("forward_rnn", "backward_rnn"), (False, True), strict=True)
+        for cell, half, reverse in zip(cells, names, (False, True), strict=True)
         if cell is not None
     )
     return dataclasses.replace(forward, parts=forward.parts + backward.parts)
@@ -67,8 +68,11 @@ def _spectral_norm(layer: Layer, shapes: Shapes | None) -> Rule | None:
     return inner and parametrized.spectral_norm(layer, inner)
 
 
-_BOOKS = (dense, convolution, normalisation, attention, recurrent, shapeless)
+KERAS_HALVES = ("forward_layer", "backward_layer")  # of Keras's Bidirectional
+_BOOKS = (dense, convolution, normalisation, attention, recurrent, shapeless, keras)
 ROWS: dict[str, Row] = {key: row for book in _BOOKS for key, row in book.ROWS.items()}
 ROWS |= {"jaxpar.nn.WeightNorm": _weight_norm, "jaxpar.nn.SpectralNorm": _spectral_norm}
 ROWS |= {"nnx.RNN": _one_direction, "linen.RNN": _one_direction, "nnx.Bidirectional": _both_directions}
-_FAMILIES = {"flax.nnx": "nnx", "flax.linen": "linen", "jaxpar.nn": "jaxpar.nn"}
+ROWS |= dict.fromkeys(("keras.LSTM", "keras.GRU", "keras.SimpleRNN", "keras.RNN"), _one_direction)
+ROWS |= {"keras.Bidirectional": _both_directions}
+_FAMILIES = {"flax.nnx": "nnx", "flax.linen": "linen", "jaxpar.nn": "jaxpar.nn", "keras.src.layers": "keras"}

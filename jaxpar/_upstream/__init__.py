@@ -2,9 +2,9 @@
 
 Names for compiling for absent GPUs are in `gpu_compiler`, names around JAX's start in `start`, its end in a
 forked child in `fork`, the context of a mesh in `mesh_context`, names of torch's workers in `torch_workers`,
-all others in this file. Read this package before you raise a version, and run tests/test_upstream.py: it
-checks that each name exists and behaves as required, and that no other file uses such a name. Differences
-between versions are handled here.
+members of Keras's layers in `keras_layers`, all others in this file. Read this package before you raise a
+version, and run tests/test_upstream.py: it checks that each name exists and behaves as required, and that no
+other file uses such a name. Differences between versions are handled here.
 
 Each docstring gives the reason for the name and a possible replacement. A few names cannot be wrapped,
 because a different file subclasses or replaces them; `ELSEWHERE` lists those.

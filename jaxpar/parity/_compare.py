@@ -104,9 +104,9 @@ def compare(
     Args:
       torch_module: the reference, a module or a function. Runs on the CPU, in torch's own DataParallel for
         `replicas` > 1.
-      flax_module: an nnx.Module, a linen.Module; `(function, params)`, called with the params first; a
-        function without parameters; a callable pytree, such as an Equinox module; or a second torch module
-        or function, which gets the first one's weights and dropout masks.
+      flax_module: an nnx.Module, a linen.Module, a Keras 3 model on JAX; `(function, params)`, called with
+        the params first; a function without parameters; a callable pytree, such as an Equinox module; or a
+        second torch module or function, which gets the first one's weights and dropout masks.
       inputs: the arguments of one call, in torch's layout: a single argument, a tuple or list of positional
         arguments, or a dict of keyword arguments, possibly nested; or a function of the step number. None,
         numbers, bools and strings are passed unchanged.

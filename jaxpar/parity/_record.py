@@ -31,7 +31,7 @@ from ._sides.call_arguments import Arguments, Call, form_from_json, form_to_json
 from ._sides.candidate import Candidate, candidate_side
 from ._sides.flax_mode import in_mode
 from ._sides.step_data import Batch, Named, Observation, Task, same
-from ._weights.pytree_model import as_flax
+from ._weights.pytree_model import as_flax, name_of
 from ._weights.tree import JaxModel, Variables
 from .measuring import Level, judge, key_of
 
@@ -194,7 +194,7 @@ def check(
         notes=tuple(side.notes),
         seconds=time.perf_counter() - started,
         policy=policy,
-        subject=f"{type(flax_module).__name__} against the record of {manifest['subject']}",
+        subject=f"{name_of(flax_module)} against the record of {manifest['subject']}",
     )
 
 

@@ -65,7 +65,8 @@ def _numbers(op: Op) -> Iterator[Number]:
             yield name, x, partial(_positional, index)
     # Arguments are in the order of the parameters, so the positional ones are the first.
     for name in names[len(op.args) :] or op.kwargs:
-        if _is_float(x := named[name]):
+        # torch's max pooling renames an argument.
+        if name in named and _is_float(x := named[name]):
             yield name, x, partial(_keyword, name)
 
 

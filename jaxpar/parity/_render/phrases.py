@@ -80,8 +80,9 @@ def divergence(comparison: ComparisonData) -> list[str]:
     d = comparison.divergence
     if d is None:
         return []
-    two_torchs = comparison.subject.endswith(" in torch")
-    pair = partial(_pair, ("the first model", "the second") if two_torchs else ("torch", "Flax"))
+    framework = comparison.subject.rpartition(" in ")[2]
+    names = {"torch": ("the first model", "the second"), "Keras": ("torch", "Keras")}
+    pair = partial(_pair, names.get(framework, ("torch", "Flax")))
     lines = [f"First divergence: {pair(d)} ({d.kind}).", d.where, *_causes(d)]
     named = {cause.text for cause in d.causes}
     # One wrong default, such as a norm's epsilon, usually affects every layer of a class: report it once.

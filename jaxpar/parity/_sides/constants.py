@@ -21,7 +21,8 @@ import numpy as np
 from .._tensors import widened
 
 SIXTEEN_BITS = ("float16", "bfloat16")
-OURS = ("jaxpar", "jaxpar_recorder", "jax", "jaxlib", "flax", "optax", "torch")  # not the user's lines
+# Packages whose lines are not the user's.
+OURS = ("jaxpar", "jaxpar_recorder", "jax", "jaxlib", "flax", "optax", "keras", "torch")
 
 
 @dataclasses.dataclass

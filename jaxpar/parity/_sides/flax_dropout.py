@@ -122,11 +122,15 @@ class Injection:
 
 
 def is_active_dropout(layer: FlaxModule, kwargs: Mapping[str, Any], args: tuple = ()) -> bool:
-    if not type(layer).__name__.startswith("Dropout"):
+    if not is_dropout(layer):
         return False
     # Linen's takes the flag by position as well.
     options = {"deterministic": args[1], **kwargs} if args[1:] else kwargs
     return not _is_deterministic(layer, options) and rate_of(layer) > 0
+
+
+def is_dropout(layer: FlaxModule) -> bool:
+    return type(layer).__name__.startswith(("Dropout", "SpatialDropout"))
 
 
 def _drops_inside(layer: FlaxModule, kwargs: Mapping[str, Any]) -> bool:
@@ -136,6 +140,8 @@ def _drops_inside(layer: FlaxModule, kwargs: Mapping[str, Any]) -> bool:
 
 
 def _is_deterministic(layer: FlaxModule, kwargs: Mapping[str, Any]) -> bool:
+    if "training" in kwargs:  # as Keras passes it to each of its layers
+        return not kwargs["training"]
     deterministic = kwargs.get("deterministic")
     return bool(getattr(layer, "deterministic", False) if deterministic is None else deterministic)
 
@@ -164,6 +170,8 @@ def _of_attention(path: str, mask: jax.Array, shape: tuple[int, ...], layer: Fla
 def _fitting(path: str, mask: jax.Array, shape: tuple[int, ...], last: bool) -> jax.Array:
     """Return the mask in the layout of the masked array: unchanged, or with torch's channels moved last."""
     moved = jnp.moveaxis(mask, 1, -1) if mask.ndim > 2 else mask
+    if mask.ndim == 3 and len(shape) == 4 and mask.size == math.prod(shape) and mask.shape[1:] == shape[2:]:
+        return mask.reshape(shape)  # of attention, for which torch merges batch and heads
     # An image of shape (2, 3, 3, 3) fits both layouts. The layout of the model's inputs decides then.
     if mask.shape == shape and (mask.ndim < 4 or moved.shape != shape or not last):
         return mask

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -20,6 +20,7 @@ import jaxpar
 
 from ..._typing import PyTree
 from ...errors import MaskError
+from .._keras.model import KerasModel
 from .._weights.tree import FlaxModule, Variables
 from .call_arguments import Call
 from .flax_calls import Handler, watch
@@ -114,10 +115,11 @@ class _NNXNet(FlaxNet):
     def __init__(self, module: nnx.Module, task: Task, dtype: np.dtype | None):
         super().__init__(task)
         module = nnx.clone(module, graph=True)  # the user's own module keeps its mode, types and statistics
-        if not task.own_modes:
+        is_keras = isinstance(module, KerasModel)
+        if is_keras or not task.own_modes:
             module.train() if task.training else module.eval()
         if dtype is not None:
-            self._set_dtype(module, dtype)
+            self.notes += module._compute_in(dtype) if is_keras else self._set_dtype(module, dtype)
             nnx.update(module, cast(nnx.state(module, nnx.Not(nnx.RngState), graph=True), dtype))
         self.prefix = 0
         if task.replicas > 1:
@@ -125,14 +127,14 @@ class _NNXNet(FlaxNet):
             module, self.prefix = jaxpar.DataParallel(module, range(task.replicas)), 1
         self.definition, self.parameters, self.extra_state = nnx.split(module, nnx.Param, ..., graph=True)
 
-    def _set_dtype(self, module: nnx.Module, dtype: np.dtype) -> None:
+    def _set_dtype(self, module: nnx.Module, dtype: np.dtype) -> Iterator[str]:
         """An explicit dtype takes precedence over the weights' type."""
         for path, layer in nnx.iter_modules(module, graph=True):
             computed = isinstance(getattr(type(layer), "dtype", None), property)
             fixed = None if computed else getattr(layer, "dtype", None)
             if fixed is not None and jnp.issubdtype(fixed, jnp.floating) and fixed != dtype:
                 layer.dtype = dtype
-                self.notes.append(f"{'.'.join(map(str, path))}: dtype={jnp.dtype(fixed)} was set to {dtype}")
+                yield f"{'.'.join(map(str, path))}: dtype={jnp.dtype(fixed)} was set to {dtype}"
 
     def _call(self, parameters: PyTree, extra_state: PyTree, call: Call, handler: Handler) -> Trees:
         net: Callable[..., PyTree] = nnx.merge(self.definition, parameters, extra_state, copy=True)

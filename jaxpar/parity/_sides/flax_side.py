@@ -19,7 +19,7 @@ from .call_arguments import Call
 from .compiled_step import CompiledStep
 from .constants import Constants
 from .flax_choices import Choices
-from .flax_dropout import rate_of
+from .flax_dropout import is_dropout, rate_of
 from .flax_float64 import in_float64, with_choices
 from .flax_net import Arrays, cast, flax_net
 from .jax_in_types import JaxTypes
@@ -186,8 +186,8 @@ class FlaxSide:
     def _noted(
         self, path: str, layer: FlaxModule, call: Callable[..., PyTree], args: tuple, kwargs: dict
     ) -> PyTree:
-        drops = type(layer).__name__.startswith("Dropout") and rate_of(layer)
-        if drops or hasattr(layer, "use_running_average"):
+        drops = is_dropout(layer) and rate_of(layer)
+        if drops or hasattr(layer, "use_running_average") or hasattr(layer, "moving_mean"):
             self.modal[path] = None
         return call(*args, **kwargs)
 

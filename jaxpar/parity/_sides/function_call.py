@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from flax import linen, nnx
 
+from ..._upstream.keras_layers import is_of_keras
 from .._tensors import is_tensor, tensor_of
 from .call_arguments import Call
 from .outputs import named
@@ -24,7 +25,8 @@ class FunctionCall:
         modules = torch.nn.Module | nnx.Module | linen.Module | type
         # An Equinox module is callable, too, and has leaves.
         is_pytree = not jax.tree_util.all_leaves([model])
-        self.is_function = callable(model) and not is_pytree and not isinstance(model, modules)
+        is_module = isinstance(model, modules) or is_of_keras(model)
+        self.is_function = callable(model) and not is_pytree and not is_module
 
     @functools.cached_property
     def runs_in_jax(self) -> bool:

@@ -35,7 +35,7 @@ def load_torch(
 
     Args:
       flax_module: an NNX module (`nnx.eval_shape`'s result included), a Linen module, `(function, params)`,
-        or a callable pytree such as an Equinox module.
+        a Keras 3 model, or a callable pytree such as an Equinox module.
       torch_module: a torch module, a state_dict (of tensors or arrays), or the path of a
         `.safetensors`, `.pt`, `.pth` or `.bin` file.
       mapping: Flax paths by torch names, where they differ; see `match`. A key applies to all names nested
@@ -47,7 +47,8 @@ def load_torch(
       lossy: allow values to change in the conversion to a leaf's element type.
 
     Returns:
-      The same module for NNX, filled; the variables for Linen; a pytree or params with torch's numbers.
+      The same module for NNX and Keras, filled; the variables for Linen; a pytree or params with torch's
+      numbers.
 
     Raises:
       MatchError: names, shapes or element types do not fit; the message lists both sides.

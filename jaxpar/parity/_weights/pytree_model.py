@@ -6,7 +6,6 @@ Leaves have the paths of their keys: `layers.0.weight` for an attribute `layers`
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,50 +15,50 @@ import numpy as np
 from flax import linen, nnx
 
 from ..._typing import PyTree
+from ..._upstream.keras_layers import is_of_keras
+from .._keras.model import KerasModel
+from .adapted_model import AdaptedModel
 
 
-class _Node(nnx.Module):
-    """The leaves and nodes below a key, as attributes."""
-
-
-class PytreeModel(nnx.Module):
+class PytreeModel(AdaptedModel):
     """Calls `function(tree, *args, **kwargs)`; the tree's floating arrays are parameters, its others buffers.
 
-    `_title` is the name for reports. All names are private: the attributes are the tree's keys.
+    All names are private: the attributes are the tree's keys.
     """
 
     def __init__(self, function: Callable[..., Any], tree: PyTree, title: str):
         leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
-        self._function, self._structure, self._title = function, structure, title
+        self._function, self._structure = function, structure
+        self._title, self._library = title, "JAX"
         self._keys = nnx.static(tuple(_keys(path) for path, _ in leaves))
         self._others = nnx.static(tuple(None if is_array(x) else x for _, x in leaves))
         for path, leaf in leaves:
             if is_array(leaf):
                 *above, key = _keys(path)
                 kind = nnx.Param if jnp.issubdtype(leaf.dtype, jnp.inexact) else nnx.Variable
-                setattr(functools.reduce(_child, above, self), key, kind(jnp.asarray(leaf)))
+                setattr(self._node(tuple(above)), key, kind(jnp.asarray(leaf)))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._function(tree_with_arrays(self), *args, **kwargs)
+        return self._function(self._original(), *args, **kwargs)
 
-
-def tree_with_arrays(model: PytreeModel) -> PyTree:
-    """Return the tree that a model was made of, with the model's arrays."""
-    leaves = []
-    for keys, other in zip(model._keys, model._others, strict=True):
-        node: Any = model
-        for key in keys:
-            node = getattr(node, key, None)
-        leaves.append(node[...] if isinstance(node, nnx.Variable) else other)
-    return jax.tree.unflatten(model._structure, leaves)
+    def _original(self) -> PyTree:
+        leaves = []
+        for keys, other in zip(self._keys, self._others, strict=True):
+            node: Any = self
+            for key in keys:
+                node = getattr(node, key, None)
+            leaves.append(node[...] if isinstance(node, nnx.Variable) else other)
+        return jax.tree.unflatten(self._structure, leaves)
 
 
 def as_flax(model: Any) -> Any:
-    """Return a Flax module as it is, and anything else that can be called with arrays as a PytreeModel.
+    """Return a Flax module as it is, and anything else that can be called with arrays as an AdaptedModel.
 
-    `(function, tree)` is called with the tree first; a function alone has no parameters; a callable pytree,
-    such as an Equinox module, has its arrays as parameters.
+    A Keras model becomes a KerasModel. `(function, tree)` is called with the tree first; a function alone has
+    no parameters; a callable pytree, such as an Equinox module, has its arrays as parameters.
     """
+    if is_of_keras(model):
+        return KerasModel(model)
     if isinstance(model, nnx.Module | linen.Module):
         return model
     if isinstance(model, tuple) and len(model) == 2 and callable(model[0]):
@@ -72,12 +71,14 @@ def as_flax(model: Any) -> Any:
 
 
 def name_of(model: Any) -> str:
-    named = model._title if isinstance(model, PytreeModel) else getattr(model, "shown_name", None)
+    named = model._title if isinstance(model, AdaptedModel) else getattr(model, "shown_name", None)
     return named or type(model).__name__
 
 
 def framework_of(model: Any) -> str:
-    return "torch" if is_of_torch(model) else "JAX" if isinstance(model, PytreeModel) else "Flax"
+    if isinstance(model, AdaptedModel):
+        return model._library
+    return "torch" if is_of_torch(model) else "Flax"
 
 
 def is_of_torch(model: Any) -> bool:
@@ -87,12 +88,6 @@ def is_of_torch(model: Any) -> bool:
 
 def is_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray)
-
-
-def _child(node: nnx.Module, key: str) -> nnx.Module:
-    if not hasattr(node, key):
-        setattr(node, key, _Node())
-    return getattr(node, key)
 
 
 def _keys(path: tuple[Any, ...]) -> tuple[str, ...]:

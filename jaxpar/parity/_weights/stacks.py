@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from ..._rulebook import Rule
 from .tree import Outline, join, last, owner, torch_like
 
+HALVES = ("forward_rnn", "backward_rnn", "forward_layer", "backward_layer")  # of Flax's and Keras's
 DEEP = re.compile(r"_l\d+(_reverse)?$")
 
 
@@ -41,7 +42,7 @@ def cells(tree: Outline, path: str) -> list[tuple[str, Rule]]:
     """Return the recurrent cells at a path in torch's order; two for a Bidirectional."""
     layer = tree.layers.get(path)
     # nnx.Bidirectional and nnx.RNN are containers of cells; torch has no modules for cells in a stack.
-    halves = [half for half in ("forward_rnn", "backward_rnn") if hasattr(layer, half)]
+    halves = [half for half in HALVES if hasattr(layer, half)]
     if halves:
         return [cell for half in halves for cell in cells(tree, join(path, half))]
     if hasattr(layer, "cell") and join(path, "cell") in tree.layers:

@@ -22,8 +22,10 @@ import jaxpar
 from ..._rulebook import Rule, rule_for
 from ..._typing import PyTree, Shape
 from ...errors import MatchError
+from .._keras.model import KerasModel
+from .adapted_model import AdaptedModel
 from .copying import placed_like
-from .pytree_model import PytreeModel, as_flax, tree_with_arrays
+from .pytree_model import as_flax
 
 
 def join(*parts: str) -> str:
@@ -84,8 +86,8 @@ def tree_of(
         return LinenTree(module, tuple(inputs), dict(kwargs or {}), variables)
     raise TypeError(
         f"{type(module).__module__}.{type(module).__qualname__} is no JAX model; load_torch and its like "
-        "take first an nnx.Module, a linen.Module, (function, params) or a callable pytree, and torch's "
-        "second."
+        "take first an nnx.Module, a linen.Module, a Keras model, (function, params) or a callable pytree, "
+        "and torch's second."
     )
 
 
@@ -169,6 +171,8 @@ class NNXTree(Tree):
                 parameter = isinstance(node, nnx.Param)
                 self.leaves[path] = LeafSpec(tuple(value.shape), np.dtype(value.dtype), parameter)
         self.files = {path: path for path in self.leaves}
+        if isinstance(module, KerasModel):
+            self.layers |= module._keras.layers  # the rulebook has rows for Keras's own
 
     def values(self) -> dict[str, Any]:
         return {path: variable.get_raw_value() for path, variable in self._variables.items()}
@@ -177,7 +181,7 @@ class NNXTree(Tree):
         # All arrays are created before the first is stored, so that an error leaves the module unchanged.
         for path, array in placed_like(values, self.values()).items():
             self._variables[path].set_raw_value(array)
-        return tree_with_arrays(self.module) if isinstance(self.module, PytreeModel) else self.module
+        return self.module._original() if isinstance(self.module, AdaptedModel) else self.module
 
 
 def _in_state(path: str) -> list[tuple[bool, int, str]]:

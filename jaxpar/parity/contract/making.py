@@ -18,8 +18,8 @@ FORMAT, VERSION = "jaxpar contract", 1
 NAME, TRACE, PORT = "contract.json", "trace", "port.py"
 
 ENTRY_POINTS = {
-    "flax_module": "the JAX model: an nnx.Module, a linen.Module, (function, params), a callable pytree; "
-    "or a function or class that makes one",
+    "flax_module": "the JAX model: an nnx.Module, a linen.Module, a Keras model, (function, params), a "
+    "callable pytree; or a function or class that makes one",
     "loss": "a function of (outputs, *targets), as jax.numpy arrays",
     "optimizer": "an optax transformation",
     "layout": '"same", or "channels_last" if the model takes images as (N, H, W, C)',

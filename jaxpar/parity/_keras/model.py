@@ -1,0 +1,121 @@
+"""KerasModel: a Keras 3 model as an NNX module, whose variables are the model's own by path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from ..._typing import PyTree
+from ..._upstream.keras_layers import members
+from .._weights.adapted_model import AdaptedModel, Node
+from .calls import intercepted
+
+
+class KerasLayers:
+    """A Keras model's layers and variables by path, parents first; shared ones are listed by every path."""
+
+    def __init__(self, model: Any):
+        self.model = model
+        self.layers: dict[str, Any] = {}
+        self.variables: dict[str, Any] = {}
+        for path, member in _walk(model, "", ()):
+            (self.variables if hasattr(member, "assign") else self.layers)[path] = member
+        self.trainable = {id(variable) for variable in model.trainable_variables}
+
+
+class KerasModel(AdaptedModel):
+    """Calls a Keras model with this module's arrays in place of the model's variables.
+
+    Trainable variables are parameters, states of random streams are keys, and others, such as moving
+    statistics, are buffers. `deterministic` is False in training.
+    """
+
+    def __init__(self, model: Any):
+        _check(model)
+        self._keras, self._title, self._library = KerasLayers(model), type(model).__name__, "Keras"
+        self._dtype: str | None = None
+        self.deterministic = True
+        # By identity: a layer or variable with two paths is one node.
+        nodes: dict[int, Any] = {id(model): self}
+        for path, member in [*self._keras.layers.items(), *self._keras.variables.items()]:
+            if not path:
+                continue
+            *above, key = self._keys(path)
+            is_variable = path in self._keras.variables
+            if id(member) not in nodes:
+                nodes[id(member)] = self._variable(path, member) if is_variable else Node()
+            setattr(self._node(tuple(above)), key, nodes[id(member)])
+
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
+        import keras
+
+        kwargs.setdefault("training", not self.deterministic)
+        if len(args) > 1 and len(getattr(self._keras.model, "inputs", None) or ()) == len(args):
+            args = (list(args),)  # a functional model takes one argument
+        pairs = list(self._pairs())
+        with intercepted(self._keras.layers, self._dtype), keras.StatelessScope() as scope:
+            for keras_variable, variable in pairs:
+                scope.add_update((keras_variable, variable[...]))  # in this module's types
+            outputs = self._keras.model(*args, **kwargs)
+            for keras_variable, variable in pairs:
+                if not isinstance(variable, nnx.Param):
+                    variable[...] = scope.get_current_value(keras_variable).astype(variable.dtype)
+        return outputs
+
+    def _original(self) -> Any:
+        for keras_variable, variable in self._pairs():
+            keras_variable.assign(variable[...])
+        return self._keras.model
+
+    def _compute_in(self, dtype: np.dtype) -> Iterator[str]:
+        """Compute in a type; yields a note on each layer that has a type of its own."""
+        import keras
+
+        if dtype == np.float64:
+            return  # for which the program is rewritten: Keras's functions cast float64 to its default type
+        self._dtype = str(dtype)
+        for path, layer in self._keras.layers.items():
+            if layer.compute_dtype not in (keras.config.floatx(), self._dtype):
+                yield f"{path or self._title}: dtype={layer.compute_dtype} was set to {dtype}"
+
+    def _variable(self, path: str, keras_variable: Any) -> nnx.Variable:
+        value = jnp.asarray(keras_variable.value)
+        if path.endswith(".state") and path.removesuffix(".state") not in self._keras.layers:
+            return nnx.RngKey(value, tag="keras")
+        return nnx.Param(value) if id(keras_variable) in self._keras.trainable else nnx.BatchStat(value)
+
+    def _pairs(self) -> Iterator[tuple[Any, nnx.Variable]]:
+        for path, keras_variable in self._keras.variables.items():
+            *above, key = self._keys(path)
+            yield keras_variable, getattr(self._node(tuple(above)), key)
+
+    def _keys(self, path: str) -> tuple[str, ...]:
+        return tuple(path.split("."))
+
+
+def _check(model: Any) -> None:
+    import keras
+
+    kind = type(model).__name__
+    if keras.backend.backend() != "jax":
+        raise TypeError(
+            f"{kind} is a Keras model that computes in {keras.backend.backend()}; parity compares Keras on "
+            "JAX. Set the environment variable KERAS_BACKEND=jax before Keras is imported."
+        )
+    if not model.built:
+        raise TypeError(
+            f"{kind} is a Keras model without variables yet. Call it once with an input, or give it an Input."
+        )
+
+
+def _walk(layer: Any, path: str, above: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+    yield path, layer
+    if hasattr(layer, "assign") or any(layer is parent for parent in above):
+        return
+    for name, member in members(layer):
+        if not any(member is parent for parent in above):
+            yield from _walk(member, f"{path}.{name}".lstrip("."), (*above, layer))

@@ -1,0 +1,36 @@
+"""AdaptedModel: a model of a library that is not Flax, as an NNX module."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from flax import nnx
+
+
+class Node(nnx.Module):
+    """The leaves and nodes below a key, as attributes."""
+
+
+class AdaptedModel(nnx.Module):
+    """The base of NNX modules that wrap other models; `_title` and `_library` are names for reports.
+
+    All names are private: the other attributes are the model's keys.
+    """
+
+    _title: str
+    _library: str
+
+    def _original(self) -> Any:
+        """Return the adapted model, with this module's arrays."""
+        raise NotImplementedError
+
+    def _node(self, keys: tuple[str, ...]) -> nnx.Module:
+        """Return the node below some keys, and make it where it is missing."""
+        return functools.reduce(_child, keys, self)
+
+
+def _child(node: nnx.Module, key: str) -> nnx.Module:
+    if not hasattr(node, key):
+        setattr(node, key, Node())
+    return getattr(node, key)
