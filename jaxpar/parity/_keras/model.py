@@ -58,17 +58,17 @@ class KerasModel(AdaptedModel):
             args = (list(args),)  # a functional model takes one argument
         pairs = list(self._pairs())
         with intercepted(self._keras.layers, self._dtype), keras.StatelessScope() as scope:
-            for keras_variable, variable in pairs:
-                scope.add_update((keras_variable, variable[...]))  # in this module's types
+            for own_variable, variable in pairs:
+                scope.add_update((own_variable, variable[...]))  # in this module's types
             outputs = self._keras.model(*args, **kwargs)
-            for keras_variable, variable in pairs:
+            for own_variable, variable in pairs:
                 if not isinstance(variable, nnx.Param):
-                    variable[...] = scope.get_current_value(keras_variable).astype(variable.dtype)
+                    variable[...] = scope.get_current_value(own_variable).astype(variable.dtype)
         return outputs
 
     def _original(self) -> Any:
-        for keras_variable, variable in self._pairs():
-            keras_variable.assign(variable[...])
+        for own_variable, variable in self._pairs():
+            own_variable.assign(variable[...])
         return self._keras.model
 
     def _compute_in(self, dtype: np.dtype) -> Iterator[str]:
@@ -82,16 +82,16 @@ class KerasModel(AdaptedModel):
             if layer.compute_dtype not in (keras.config.floatx(), self._dtype):
                 yield f"{path or self._title}: dtype={layer.compute_dtype} was set to {dtype}"
 
-    def _variable(self, path: str, keras_variable: Any) -> nnx.Variable:
-        value = jnp.asarray(keras_variable.value)
+    def _variable(self, path: str, own_variable: Any) -> nnx.Variable:
+        value = jnp.asarray(own_variable.value)
         if path.endswith(".state") and path.removesuffix(".state") not in self._keras.layers:
             return nnx.RngKey(value, tag="keras")
-        return nnx.Param(value) if id(keras_variable) in self._keras.trainable else nnx.BatchStat(value)
+        return nnx.Param(value) if id(own_variable) in self._keras.trainable else nnx.BatchStat(value)
 
     def _pairs(self) -> Iterator[tuple[Any, nnx.Variable]]:
-        for path, keras_variable in self._keras.variables.items():
+        for path, own_variable in self._keras.variables.items():
             *above, key = self._keys(path)
-            yield keras_variable, getattr(self._node(tuple(above)), key)
+            yield own_variable, getattr(self._node(tuple(above)), key)
 
     def _keys(self, path: str) -> tuple[str, ...]:
         return tuple(path.split("."))
