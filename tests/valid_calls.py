@@ -347,6 +347,8 @@ CALLS: dict[str, dict[str, Any]] = {
     "cross_entropy": {"x": series(2, 4)},
     "compare": {"inputs": (np.ones((4, 2), np.float32),)},
     "record": {"inputs": (np.ones((4, 2), np.float32),)},
+    "record_jax": lambda: {"folder": folder(), "inputs": (np.ones((4, 2), np.float32),)},
+    "against_jax": lambda: {"trace": str(parity.record_jax(folder(), net(), np.ones((4, 2), np.float32)))},
     "get_total_norm": {"tensors": [X]},
     "multi_head_attention_forward": lambda: {
         **{name: series(3, 2, 4) for name in ("query", "key", "value")},

@@ -38,6 +38,7 @@ def main() -> None:
 AT_LEAST_1 = click.IntRange(min=1)
 SECONDS = Finite(min=0, min_open=True)
 OUTPUT = OutputPath()
+FOLDER = click.Path(file_okay=False)
 Command = Callable[..., Any]
 number = functools.partial(click.option, type=AT_LEAST_1, metavar="N")
 output = functools.partial(click.option, type=OUTPUT, metavar="FILE")
@@ -121,6 +122,7 @@ def demo(epochs: int, batch_size: int, devices: int | None, seed: int, as_json: 
 @output("--record", help="Keep what torch computed (.safetensors and .json).")
 @click.option("--check", type=click.Path(), metavar="FILE", help="Compare with a record; needs no torch.")
 @click.option("--against", type=click.Path(), metavar="TRACE", help="Compare with the recorder's trace, too.")
+@click.option("--trace", type=FOLDER, metavar="FOLDER", help="Record the JAX model alone; needs no torch.")
 @devices_option(default="those of this host")
 @plain_ending()
 def parity(spec: str, devices: int | None, **options: Any) -> None:
@@ -136,9 +138,11 @@ def parity(spec: str, devices: int | None, **options: Any) -> None:
       jaxpar parity spec.py --replicas 4
     """
     # Checked before JAX starts, so that a wrong command line fails at once.
-    chosen = [name for name in ("record", "check", "against") if options[name]]
+    chosen = [name for name in ("record", "check", "against", "trace") if options[name]]
     if len(chosen) > 1:
-        raise click.UsageError("--record writes what --check reads, and --against a trace; choose one.")
+        raise click.UsageError(
+            "--record writes what --check reads, and --trace what --against reads; choose one."
+        )
     if chosen and chosen != ["record"]:
         for name in ("level", "steps", "replicas"):
             if options[name] is not None:

@@ -26,13 +26,18 @@ def run(
     record: str | None,
     check: str | None,
     against: str | None = None,
+    trace: str | None = None,
     **chosen: Any,
 ) -> int:
     """Return the exit code; `chosen` overrides the spec's arguments."""
+    if trace:
+        return _recorded(spec, trace)
     # First, because a typing error should not wait for the spec's models.
     both = read_optimizer(optimizer) if optimizer else None
     recorded = check or against
-    arguments = read_spec(spec, ("flax_module",), AGAINST) if recorded else read_spec(spec)
+    arguments = read_spec(spec, (), AGAINST) if recorded else read_spec(spec)
+    if recorded and not ("flax_module" in arguments or (against and "torch_module" in arguments)):
+        raise SpecError(f"{spec}: it does not define flax_module.")
     arguments |= {name: value for name, value in chosen.items() if value is not None}
     if both:
         arguments["optimizer"] = both
@@ -78,23 +83,41 @@ def _print_difference(comparison: parity.Comparison) -> None:
 
 
 def _judged(check: str | None, against: str | None, arguments: dict[str, Any]) -> parity.Comparison:
-    """Judge by a record or a trace: of pairs for both frameworks, JAX's half is used."""
-    module = arguments.pop("flax_module")
+    """Judge by a record or a trace; a spec without a JAX model is judged by a trace of JAX."""
+    side = 1 if "flax_module" in arguments else 0
+    module = arguments.pop(("torch_module", "flax_module")[side])
+    # By name: the function for traces of JAX imports torch.
+    judge = getattr(parity, "check" if check else ("against_jax", "against")[side])
+    return judge(check or against or "", module, **_half(side, judge, arguments))
+
+
+def _half(side: int, function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments that a function takes; of pairs for both frameworks, one side's."""
     for name in ("loss", "optimizer"):
         both = arguments.get(name)
         # An optax transformation is a named tuple.
         if isinstance(both, tuple | list) and not hasattr(both, "_fields"):
-            arguments[name] = both[1]
-    if against:
-        return parity.against(against, module, **arguments)
-    named = inspect.signature(parity.check).parameters
-    return parity.check(check or "", module, **{name: x for name, x in arguments.items() if name in named})
+            arguments[name] = both[side]
+    named = inspect.signature(function).parameters
+    return {name: x for name, x in arguments.items() if name in named}
+
+
+def _recorded(spec: str, folder: str) -> int:
+    names = tuple(name for name in inspect.signature(parity.record_jax).parameters if name != "folder")
+    arguments = read_spec(spec, ("flax_module", "inputs"), names)
+    try:
+        trace = parity.record_jax(folder, **_half(1, parity.record_jax, arguments))
+    except (ValueError, TypeError, NotImplementedError, SystemExit) as error:
+        raise failed(spec, "", error) from error
+    size = sum(file.stat().st_size for file in trace.iterdir())
+    click.echo(f"{trace}: recorded, {size:,} bytes.")
+    return 0
 
 
 NEEDED = ("torch_module", "flax_module", "inputs")
 AGAINST = (
     "flax_module", "flax_inputs", "outputs", "loss", "optimizer", "layout", "mapping", "ignore_torch",
-    "ignore_flax", "variables", "flax_kwargs", "policy",
+    "ignore_flax", "variables", "flax_kwargs", "policy", "torch_module", "torch_inputs", "torch_kwargs",
 )  # fmt: skip
 """The names in a spec that a record or a trace leaves open."""
 
@@ -115,6 +138,8 @@ def read_spec(
         parameters = inspect.signature(compare).parameters
         names = tuple(name for name in parameters if name not in ("progress", "on_result"))
     selected = {name: defined[name] for name in names if name in defined}
+    if "torch_module" in selected and "flax_module" in selected and "torch_module" not in needed:
+        del selected["torch_module"]  # not built: torch may not be installed
     for name in ("torch_module", "flax_module"):
         if name in selected:
             selected[name] = _built(path, name, selected[name])

@@ -28,6 +28,8 @@ from ._runs.operation_types import OperationType as OperationType
 from ._runs.precisions import precisions as precisions
 from ._runs.tap import Tap as Tap
 from ._sides.step_data import Layout as Layout
+from ._trace.jax_judging import against_jax as against_jax
+from ._trace.jax_recording import record_jax as record_jax
 from ._trace.judging import against as against
 from ._weights.load_torch import load_torch as load_torch
 from ._weights.mapping import Mapping as Mapping

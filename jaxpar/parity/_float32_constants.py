@@ -9,9 +9,9 @@ the models differ.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from .measuring import Difference, Key, Kind, Outcome, judge, key_of
 if TYPE_CHECKING:
     from ._comparison import Comparison
     from ._model_pair import ModelPair
-    from ._stochastic_arithmetic import TorchRuns
 
 SEEDS = (1, 2, 3)
 FACTOR = 4.0  # times the effect of the perturbation is explained, since only a few seeds are tried
@@ -63,10 +62,11 @@ def _moved(
     steps = max(d.step for d in differences)
     base = _Run.of(pair, batches, steps)
     moves: dict[Key, float] = {}
+    of_record = pair.recorded_moves()
     for seed in SEEDS:
         moved = _Run.of(pair, batches, steps, Constants(seed), Constants(seed))
         for key, far in _moves(moved, base).items():
-            moves[key] = max(far, moves.get(key, 0.0))
+            moves[key] = max(far + of_record.get(key, 0.0), moves.get(key, 0.0))
         if any(
             d.kind in (Kind.OUTPUT, Kind.LOSS) and d.max_abs > FAR * FACTOR * moves.get(key_of(d), 0.0)
             for d in differences
@@ -203,13 +203,17 @@ def _with(compared: Comparison, names: tuple[str, ...], note: str) -> Comparison
 
 
 def moved_by_constants(
-    pair: TorchRuns, batches: Batches, observed: list[LevelStep], start: Named, constants: Constants
+    side_with: Callable[[Constants], Any],
+    batches: Batches,
+    observed: list[LevelStep],
+    start: Named,
+    constants: Constants,
 ) -> dict[Key, float]:
-    """Return how far torch's tensors move when its constants are perturbed; fills in `constants`."""
+    """Return how far one side's tensors move when its constants are perturbed; fills in `constants`."""
     steps = range(1, len(observed) + 1)
 
     def run(seeded: Constants) -> list[LevelStep]:
-        side = pair.reference("float64", seeded)
+        side = side_with(seeded)
         results = [(number, side.step(batches(number))) for number in steps]
         return [LevelStep(number, batches(number), step, step) for number, step in results]
 

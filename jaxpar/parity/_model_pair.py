@@ -50,6 +50,10 @@ class ModelPair:
         """Return what rounding does to torch's tensors if it was recorded, or None."""
         return None
 
+    def recorded_moves(self) -> Mapping[Key, float]:
+        """Return how far rounding constants moves a recorded JAX model's tensors; nothing for others."""
+        return {}
+
     def candidate(self, reference: TorchSide, constants: Constants | None = None) -> Candidate:
         """Return Flax's side in the reference's dtype, with its weights unless both have their own."""
         dtype = reference.dtype

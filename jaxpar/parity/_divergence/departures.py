@@ -31,7 +31,7 @@ def rerun(
     # inputs depend only on the code between the layers, as they do there.
     if forced:
         returned = {call.key: call.outputs for call in forward.trace.calls if call.replayed}
-        departure = Departure(outputs=returned) | departure
+        departure = Departure(inputs=forward.inputs, outputs=returned) | departure
     leaves = forward.reference.leaves
     watching = watched(forward.module, forward.links, trace, departure, until, keep, leaves)
     try:
@@ -114,7 +114,7 @@ def with_flax_input(forward: AlignedForward, call: LayerCall, index: int) -> Dep
     """Replace the layer's input by Flax's array; None if the shapes differ."""
     flax_array = forward.arriving(call)[index][0]
     array = unfit(flax_array, call.inputs[index].shape, forward.has_channels_last(call))
-    return None if array is None else Departure(inputs={call.key: (index, array)})
+    return None if array is None else Departure(inputs={call.key: {index: array}})
 
 
 def with_flax_output(forward: AlignedForward, call: LayerCall) -> Departure | None:

@@ -187,11 +187,11 @@ class _Forcing:
             return call(*args, **kwargs)
         reference_inputs, reference_outputs = self.references[key]
         last = self.channels_last[key]
-        names = _by_keyword(layer, kwargs)
+        names = by_keyword(layer, kwargs)
         arrays = (*args, *(kwargs[name] for name in names))
         forced = _replaced(arrays, reference_inputs, last)
         if forced is None:
-            self.unreplayed[key] = _misfit("is given", arrays, reference_inputs)
+            self.unreplayed[key] = misfit("is given", arrays, reference_inputs)
             return call(*args, **kwargs)
         self.unreplayed.pop(key, None)
         self.inputs[key] = _pairs(arrays, reference_inputs, last)
@@ -201,7 +201,7 @@ class _Forcing:
         rows = _is_whole(arrays[0])
         replaced = _replaced(leaves, reference_outputs, last, rows)
         if replaced is None:
-            self.unreplayed[key] = _misfit("returns", leaves, reference_outputs)
+            self.unreplayed[key] = misfit("returns", leaves, reference_outputs)
             if leaves and hasattr(leaves[0], "shape"):
                 self.misfits[key] = leaves[0]
             return outputs
@@ -211,7 +211,7 @@ class _Forcing:
         return jax.tree.unflatten(structure, replaced)
 
 
-def _by_keyword(layer: FlaxModule, kwargs: Mapping[str, Any]) -> list[str]:
+def by_keyword(layer: FlaxModule, kwargs: Mapping[str, Any]) -> list[str]:
     """Return the names of numeric keyword arguments (not masks), in the signature's order, as torch's."""
     order = inspect.signature(type(layer).forward if is_of_torch(layer) else type(layer).__call__).parameters
     names = [*(name for name in order if name in kwargs), *(name for name in kwargs if name not in order)]
@@ -281,10 +281,10 @@ def fit(array: Array, shape: Shape, channels_last: bool, rows: bool = False) -> 
         last = jnp.moveaxis(array, 1, -1)
         if last.shape == shape:
             return last
-    return _with_rows(array, shape) if rows else None
+    return with_rows(array, shape) if rows else None
 
 
-def _with_rows(array: Array, shape: Shape) -> Array | None:
+def with_rows(array: Array, shape: Shape) -> Array | None:
     """Convert between [S, ...], [1, S, ...] and [B, S, ...]; of several rows, take the first."""
     if array.ndim == len(shape) + 1:
         return array[0] if array.shape[1:] == shape else None
@@ -316,6 +316,6 @@ def is_turned(flax_array: np.ndarray, torch_array: np.ndarray) -> bool:
     return relative_error(flax_array, torch_array) > EQUAL and relative_error(flax_array, last) <= EQUAL
 
 
-def _misfit(what: str, flax_arrays: Sequence[Any], torch_arrays: Sequence[Any]) -> str:
+def misfit(what: str, flax_arrays: Sequence[Any], torch_arrays: Sequence[Any]) -> str:
     shapes = [tuple(getattr(x, "shape", ())) for x in flax_arrays]
     return f"{what} {shapes} in Flax, {[tuple(x.shape) for x in torch_arrays]} in torch"

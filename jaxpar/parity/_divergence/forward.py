@@ -16,49 +16,16 @@ import torch
 from torch.nn import functional as F
 
 from ..._rulebook import Rule
-from .._comparison_data import LayerResult
 from .._levels import Batches
 from .._model_pair import ModelPair
-from .._sides.candidate import Candidate
-from .._sides.step_data import Batch, Observation
 from .._sides.torch_float64 import in_float64
-from .._sides.torch_side import TorchSide, to_numpy
+from .._sides.torch_side import to_numpy
 from .._tensors import tensor_of
-from .._weights import Link
-from .flax_replay import Key, Replay, ReplayedPass, replay
+from .aligned_forward import AlignedForward
+from .flax_replay import Key, replay
+from .recorded_replay import replayed_by_record
 from .search import EQUAL, relative_error, with_tensors
-from .torch_trace import LayerCall, Op, Trace, tensors, watched
-
-
-@dataclasses.dataclass(frozen=True)
-class AlignedForward(ReplayedPass):
-    """One traced forward pass of torch and its replay in Flax, both with the reference's weights."""
-
-    step: int  # from 1
-    batch: Batch
-    links: dict[str, Link]
-    reference: TorchSide
-    candidate: Candidate
-    initial: dict[str, torch.Tensor]  # torch's parameters and buffers before the pass
-    trace: Trace
-    observed: Observation
-    replay: Replay = dataclasses.field(default_factory=lambda: Replay({}, {}, {}, {}, {}, {}))
-    channels_last: frozenset[Key] = frozenset()
-    layers: tuple[LayerResult, ...] = ()  # in torch's order
-
-    @property
-    def module(self) -> torch.nn.Module:
-        return self.reference.module
-
-    def kind(self, call: LayerCall) -> str:
-        return type(self.module.get_submodule(call.path)).__name__
-
-    def may_be_turned(self, call: LayerCall) -> bool:
-        is_custom = not type(self.module.get_submodule(call.path)).__module__.startswith("torch.nn.")
-        return is_custom and not self.reference.task.layout.in_torchs_axes
-
-    def ops(self, call: LayerCall) -> list[Op]:
-        return self.trace.ops[call.first : call.last]
+from .torch_trace import LayerCall, Trace, tensors, watched
 
 
 def forward_passes(pair: ModelPair, batches: Batches, step: int) -> AlignedForward:
@@ -78,7 +45,9 @@ def trace_torch(pair: ModelPair, batches: Batches, step: int) -> AlignedForward:
     initial = {name: x.detach().clone() for name, x in _tensors(reference.module).items()}
     watching = watched(reference.module, links, trace, keep=True, outputs=reference.leaves)
     observed = reference.step(batch, watching)
-    forward = AlignedForward(step, batch, links, reference, candidate, initial, trace, observed)
+    forward = AlignedForward(
+        *(step, batch, links, reference, candidate, initial, trace, trace, observed, observed.outputs, {})
+    )
     # The optimizer has updated the weights in place, and the traced functions are called on them again.
     restore(forward)
     return forward
@@ -91,18 +60,28 @@ def align(forward: AlignedForward) -> AlignedForward:
     # the following layers get arrays that show their own layout.
     while turned := forward.turned(forward.trace.calls):
         forward = replayed(dataclasses.replace(forward, channels_last=forward.channels_last | turned))
-    if overridden := {forward.key(call) for call in forward.trace.calls if _is_overridden(forward, call)}:
+    if overridden := {forward.key(call) for call in forward.free.calls if _is_overridden(forward, call)}:
         forward = replayed(forward, without=overridden)
     mark(forward, forward.trace)
     return dataclasses.replace(forward, layers=tuple(map(forward.result, forward.trace.calls)))
 
 
 def replayed(forward: AlignedForward, without: Collection[Key] = ()) -> AlignedForward:
+    if forward.candidate.is_recorded:
+        with_record = replayed_by_record(forward, without)
+        restore(forward)
+        return _explained(with_record, without)
     calls = {forward.key(call): call for call in forward.trace.calls}
     layouts = {
         key: (call, forward.has_channels_last(call)) for key, call in calls.items() if key not in without
     }
     arrays = replay(forward.candidate, forward.batch, forward.observed.masks, layouts)
+    return _explained(dataclasses.replace(forward, replay=arrays), without)
+
+
+def _explained(forward: AlignedForward, without: Collection[Key]) -> AlignedForward:
+    calls = {forward.key(call): call for call in forward.trace.calls}
+    arrays = forward.replay
     why = "has a forward of its own, and Flax's layer is the plain one"
     unreplayed = arrays.unreplayed | {key: f"{forward.kind(calls[key])} {why}" for key in without}
     return dataclasses.replace(forward, replay=dataclasses.replace(arrays, unreplayed=unreplayed))

@@ -280,7 +280,7 @@ def quick(
         return []
     if same.first > flow.end:
         raise NotRecomputable
-    target = (same.input_tensors if which == "inputs" else same.output_tensors)[index]
+    target = (same.input_tensors if which == "inputs" else same.computed)[index]
     recomputed = flow.after(departure, target)
     # An exchanged layer gets its partner's inputs, whether or not these have changed.
     return [recomputed] if recomputed is not None else [target] if path != call.path else []

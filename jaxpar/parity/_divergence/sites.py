@@ -78,7 +78,7 @@ class SiteSearch:
         # The departure makes torch as wrong as Flax between the layers, at the sites so far. `expected` and
         # `outputs` belong to torch's run under it.
         self.first, self.departure = True, Departure()
-        self.expected, self.outputs = forward.trace, forward.observed.outputs
+        self.expected, self.outputs = forward.trace, forward.outputs
 
     def __iter__(self) -> Iterator[DivergenceSite]:
         for site in self._all():
@@ -100,7 +100,7 @@ class SiteSearch:
                 yield from self._of_another_shape(call)
             previous = call if call.replayed else previous
         # The code after the last layer has no call whose inputs would show its errors.
-        for name in self.forward.observed.outputs:
+        for name in self.forward.outputs:
             if self._output_error(name) > EQUAL:
                 yield self._after_all(previous, name)
 

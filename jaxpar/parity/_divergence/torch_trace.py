@@ -55,6 +55,7 @@ class LayerCall:
     # Filled only in a run that keeps its ops: the tensors, and (args, kwargs).
     input_tensors: list[torch.Tensor] = dataclasses.field(default_factory=list)
     output_tensors: list[torch.Tensor] = dataclasses.field(default_factory=list)
+    computed: list[torch.Tensor] = dataclasses.field(default_factory=list)  # the outputs before a departure
     arguments: tuple[tuple, dict] = ((), {})
     # Whether Flax's layer gets the same inputs in the replay. Otherwise its ops count as code between layers.
     replayed: bool = True
@@ -87,7 +88,7 @@ class Departure:
 
     changes: Mapping[int, Change] = dataclasses.field(default_factory=dict)  # by op index
     exchanged: Mapping[str, str] = dataclasses.field(default_factory=dict)  # layers called for one another
-    inputs: Mapping[Nth, tuple[int, np.ndarray]] = dataclasses.field(default_factory=dict)  # one, by position
+    inputs: Mapping[Nth, Mapping[int, np.ndarray]] = dataclasses.field(default_factory=dict)  # by position
     outputs: Mapping[Nth, list[np.ndarray]] = dataclasses.field(default_factory=dict)  # the first ones
 
     def __or__(self, other: Departure) -> Departure:
@@ -189,14 +190,19 @@ class _Layers:
             if self.until == ((path, nth), "inputs"):
                 raise Enough
             instead = self.departure.inputs.get((path, nth))
-            return None if instead is None else _given((args, kwargs), input_tensors[instead[0]], instead[1])
+            if instead is None:
+                return None
+            arguments = args, kwargs
+            for i, array in instead.items():
+                arguments = _given(arguments, input_tensors[i], array)
+            return arguments
 
     def leave(self, path: str, layer: torch.nn.Module, args: tuple, output: PyTree) -> PyTree | None:
         call = self.open.pop()
         with self.ops.pause():
             returned = list(named_leaves(output).values())
             call.outputs, call.last = [to_numpy(x) for x in returned], self.ops.count
-            call.output_tensors = returned if self.ops.keep else []
+            call.output_tensors = call.computed = returned if self.ops.keep else []
             if self.until == (call.key, "outputs"):
                 raise Enough
             arrays = self.departure.outputs.get(call.key)

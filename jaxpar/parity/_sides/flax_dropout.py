@@ -70,7 +70,8 @@ class Injection:
             units = jnp.broadcast_to(units, (*value.shape[:-1], value.shape[-3]))
             weights = jnp.swapaxes(attention_fn(query, key, units, *args, **kwargs), -3, -2)
             rate = layer.dropout_rate
-            mask = _of_attention(path, self._taken(path), weights.shape, layer)
+            mask = self._taken(path, weights.shape, 1 - rate)
+            mask = _of_attention(path, mask, weights.shape, layer)
             weights = weights * jnp.where(mask != 0, 1 / (1 - rate) if rate < 1 else 0.0, 0)
             heads = jnp.repeat(value, weights.shape[-3] // value.shape[-2], axis=-2)
             precision = kwargs.get("precision")
@@ -84,7 +85,7 @@ class Injection:
         # Only the zeros are torch's. The factor is the layer's, so that a wrong rate shows as a difference.
         rate = rate_of(layer)
         factor = 1 / (1 - rate) if rate < 1 else 0.0
-        mask = self._next(path, x)
+        mask = self._next(path, x, 1 - rate)
         # Where one draw holds for a whole axis, torch's masks are only the same if they do not vary along it.
         for axis in getattr(layer, "broadcast_dims", ()):
             mask = jax.lax.slice_in_dim(mask, 0, 1, axis=axis)
@@ -92,18 +93,20 @@ class Injection:
 
     def bernoulli(self, path: str, p: Any, shape: tuple[int, ...]) -> jax.Array:
         """Return torch's zeros and ones if the probability is torch's too, else zeros only."""
-        factor = self._next(path, jax.ShapeDtypeStruct(shape, bool))
+        factor = self._next(path, jax.ShapeDtypeStruct(shape, bool), p)
         return jnp.abs(factor * p - 1) < SAME_CHANCE
 
     def normal(self, path: str, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
-        return self._next(path, jax.ShapeDtypeStruct(shape, dtype)).astype(dtype)
+        return self._next(path, jax.ShapeDtypeStruct(shape, dtype), "normal").astype(dtype)
 
-    uniform = normal
+    def uniform(self, path: str, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
+        return self._next(path, jax.ShapeDtypeStruct(shape, dtype), "uniform").astype(dtype)
 
-    def _next(self, path: str, x: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
-        return _fitting(path, self._taken(path), x.shape, self.last)
+    def _next(self, path: str, x: jax.Array | jax.ShapeDtypeStruct, chance: Any) -> jax.Array:
+        return _fitting(path, self._taken(path, x.shape, chance), x.shape, self.last)
 
-    def _taken(self, path: str) -> jax.Array:
+    def _taken(self, path: str, shape: tuple[int, ...], chance: Any) -> jax.Array:
+        """Return the next mask; `chance` is the probability of ones, or a distribution's name."""
         if self.used == len(self.masks):
             raise MaskError(
                 f"parity.compare: {path} is dropout call number {self.used + 1} in Flax, and torch made only "
@@ -119,6 +122,22 @@ class Injection:
                 "Dropout missing or in evaluation mode, or does Flax drop by a key of its own (make_rng, "
                 "jax.random), where torch's masks do not reach?"
             )
+
+
+class Asked(Injection):
+    """Collects the shapes of the masks that a model asks for, in torch's layout, and their probabilities."""
+
+    def __init__(self, last: bool):
+        super().__init__((), last=last)
+        self.draws: list[tuple[tuple[int, ...], Any]] = []
+
+    def _taken(self, path: str, shape: tuple[int, ...], chance: Any) -> jax.Array:
+        if isinstance(chance, jax.core.Tracer):
+            raise MaskError(f"parity: {path} draws with a probability that the model computes.")
+        if self.last and len(shape) > 3:
+            shape = (shape[0], shape[-1], *shape[1:-1])
+        self.draws.append((shape, chance))
+        return jnp.ones(shape)
 
 
 def is_active_dropout(layer: FlaxModule, kwargs: Mapping[str, Any], args: tuple = ()) -> bool:

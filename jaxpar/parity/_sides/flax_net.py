@@ -24,7 +24,7 @@ from .._keras.model import KerasModel
 from .._weights.tree import FlaxModule, Variables
 from .call_arguments import Call
 from .flax_calls import Handler, watch
-from .flax_dropout import Injection, is_active_dropout
+from .flax_dropout import Asked, Injection, is_active_dropout
 from .flax_mode import DROPOUT
 from .step_data import Task
 
@@ -54,6 +54,18 @@ class FlaxNet(abc.ABC):
         after = self._call(parameters, extra_state, call, injection)
         injection.finish()
         return after
+
+    def masks_asked(
+        self, parameters: PyTree, extra_state: PyTree, call: Call
+    ) -> list[tuple[tuple[int, ...], Any]]:
+        """Return the shape of each mask that a call takes, in torch's layout, and its probability."""
+        handler = Asked(not self.task.channels_first)
+
+        def run(parameters: PyTree, extra_state: PyTree, call: Call) -> None:
+            self._call(parameters, extra_state, call, handler)
+
+        jax.eval_shape(run, parameters, extra_state, call)
+        return handler.draws
 
     def _watching(self, root: FlaxModule, handler: Handler) -> AbstractContextManager:
         # Layers inside a DataParallel cannot be intercepted; dropout is refused there.

@@ -36,6 +36,8 @@ class FlaxSide:
     float64 needs x64 wherever the methods are called. `factors` are the default loss's, in Flax's layout.
     """
 
+    is_recorded = False
+
     def __init__(
         self,
         module: FlaxModule,
@@ -241,6 +243,10 @@ class FlaxSide:
 
         `handler_of` makes the handler from `arrays`. Returns its `records`, the outputs and the state.
         """
+        return self.interception(handler_of)(batch, masks, arrays)
+
+    def interception(self, handler_of: Callable[[PyTree], Any]) -> Callable[..., tuple[Any, Named, Named]]:
+        """Return `intercepted` as a function of batch, masks and arrays, which is compiled once."""
 
         def run(parameters: PyTree, extra_state: PyTree, call: Call, masks: tuple, arrays: PyTree) -> tuple:
             handler = handler_of(arrays)
@@ -248,8 +254,13 @@ class FlaxSide:
             return handler.records, self.leaves(outputs), self.net.named_extra_state(after)
 
         # Arguments of the compiled function rather than constants: XLA would spend minutes folding these.
-        results = jax.jit(in_float64(run))(self.parameters, self.extra_state, self.call(batch), masks, arrays)
-        return jax.tree.map(np.asarray, results)
+        compiled = jax.jit(in_float64(run))
+
+        def intercepted(batch: Batch, masks: tuple[np.ndarray, ...], arrays: PyTree) -> Any:
+            results = compiled(self.parameters, self.extra_state, self.call(batch), masks, arrays)
+            return jax.tree.map(np.asarray, results)
+
+        return intercepted
 
     @property
     def notes(self) -> list[str]:

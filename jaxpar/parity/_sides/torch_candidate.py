@@ -26,6 +26,8 @@ from .torch_side import TorchSide, to_numpy
 class TorchCandidate(TorchSide):
     """Has FlaxSide's methods, and its own names and layout, to which the reference's are converted."""
 
+    is_recorded = False
+
     def __init__(
         self,
         module: torch.nn.Module,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,9 +18,11 @@ from .._sides.step_data import Named, Observation
 from .._weights.source import WeightSource
 from ..measuring import Key, Kind
 from .names import ARRAYS, FORMAT, MANIFEST, PARTS, VERSION
+from .outline import RecordedOutline
 from .sketch import COLUMNS
 
 LARGEST_MANIFEST = 1 << 28  # bytes
+MOST = 1 << 16  # arrays that a layer returns
 FIELDS = {
     **dict.fromkeys(("subject", "sha256", "seal"), str),
     **dict.fromkeys(("steps", "seed"), int),
@@ -31,6 +34,14 @@ FIELDS = {
 }
 Site = tuple[str, str, int, int]
 T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class JaxCall:
+    """One call of a JAX layer: its arrays by position, and what it returned."""
+
+    inputs: Mapping[int, np.ndarray]
+    outputs: list[np.ndarray]
 
 
 class RecordedCall:
@@ -112,6 +123,27 @@ class TraceFile:
 
         return self.sensibly("layers", lambda: [call(entry) for entry in self.manifest["layers"]])
 
+    def jax_calls(self, step: int) -> dict[tuple[str, int], JaxCall]:
+        """Return the calls of a JAX model's layers in a step, by path and number."""
+
+        def call(entry: Mapping[str, Any]) -> JaxCall:
+            prefix = f"{step}/layers/{entry['path']}/{entry['nth']}"
+            inputs = {int(i): self.arrays[f"{prefix}/inputs/{int(i)}"] for i in entry["inputs"]}
+            outputs = [self.arrays[f"{prefix}/outputs/{i}"] for i in range(min(entry["outputs"], MOST))]
+            return JaxCall(inputs, outputs)
+
+        entries = self.manifest["layers"]
+        return self.sensibly(
+            "layers", lambda: {(str(e["path"]), int(e["nth"])): call(e) for e in entries if e["step"] == step}
+        )
+
+    def outline(self) -> RecordedOutline:
+        return self.sensibly("outline", lambda: RecordedOutline(self.manifest["outline"]))
+
+    @property
+    def framework(self) -> str:
+        return "jax" if self.manifest.get("framework") == "jax" else "torch"
+
     def probes(self) -> tuple[list[tuple[str, str, int]], dict[Site, list[tuple[int, np.ndarray]]]]:
         """Return what was asked (text, stage, op), and by site the probes that change it with sketches."""
 
@@ -131,8 +163,8 @@ class TraceFile:
         return self.sensibly("probes", read)
 
 
-def read(folder: str | os.PathLike[str]) -> TraceFile:
-    """Read and check a trace; raises FileError with the path and the reason."""
+def read(folder: str | os.PathLike[str], framework: str = "torch") -> TraceFile:
+    """Read and check a trace of a framework; raises FileError with the path and the reason."""
     root = Path(folder)
     path, arrays = root / MANIFEST, root / ARRAYS
     for file in (path, arrays):
@@ -148,6 +180,9 @@ def read(folder: str | os.PathLike[str]) -> TraceFile:
     if not 1 <= manifest["steps"] <= len(manifest["calls"]) or len(manifest["lost_digits"]) != 2:
         raise FileError(f"{path}: it has {manifest['steps']} steps and {len(manifest['calls'])} calls.")
     trace = TraceFile(root, manifest, read_weights(arrays))
+    if trace.framework != framework:
+        other = {"torch": "parity.against", "jax": "parity.against_jax"}[trace.framework]
+        raise FileError(f"{path}: it is a trace of {trace.framework}; judge by it with {other}.")
     for table in (*manifest["lost_digits"], manifest["constants"]):
         trace.moves(table)  # also where a verdict needs none of them
     return trace

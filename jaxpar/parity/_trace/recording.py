@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import hashlib
+import functools
 import inspect
-import json
 import os
 import platform
 import time
@@ -24,45 +23,23 @@ from torch.nn import functional as F
 
 from .._determinism import require_equal
 from .._divergence.torch_trace import Trace, watched
-from .._files import safetensors_file
-from .._files.sealing import digest, seal
 from .._float32_constants import moved_by_constants
 from .._levels import LevelStep
 from .._reach import NOT_REACHED, of_call, some, unreached
 from .._reach import shake as shake_weights
 from .._sides.call_arguments import Call, form_to_json, to_array
 from .._sides.constants import Constants
-from .._sides.step_data import Batch, Named, Observation, Task, same
+from .._sides.step_data import Batch, Named, Task, same
 from .._sides.torch_dropout import refuse_unwatchable
 from .._sides.torch_kinks import counted
 from .._sides.torch_side import TorchFunction, TorchSide, one_thread, to_numpy, torch_parameters
 from .._stochastic_arithmetic import perturbations
-from .names import ARRAYS, FORMAT, MANIFEST, PARTS, VERSION
 from .probing import Probes
 from .torch_half import TorchHalf
+from .writing import TraceArrays, table_of, written
 
 CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
 SETTINGS = (bool, int, float, str, type(None))
-
-
-class TraceArrays:
-    """The arrays of a trace by name; equal arrays are stored once."""
-
-    def __init__(self) -> None:
-        self.arrays: Named = {}
-        self.names: dict[str, str] = {}
-        self._by_digest: dict[str, str] = {}
-
-    def add(self, name: str, x: np.ndarray) -> None:
-        x = np.array(x, order="C")
-        digest = hashlib.sha256(f"{x.dtype}{x.shape}".encode() + x.tobytes()).hexdigest()
-        stored = self._by_digest.setdefault(digest, f"a{len(self._by_digest)}")
-        self.arrays.setdefault(stored, x)
-        self.names[name] = stored
-
-    def add_all(self, prefix: str, arrays: Mapping[str, np.ndarray]) -> None:
-        for name, x in arrays.items():
-            self.add(f"{prefix}{name}", x)
 
 
 def record(
@@ -123,7 +100,7 @@ def record(
     # Small arrays: a pool of threads waits longer than it computes, above all on a busy machine.
     with one_thread():
         store, manifest = _recorded(source, seconds)
-    return _written(Path(folder), store, manifest)
+    return written(Path(folder), store, manifest)
 
 
 def _recorded(source: TorchHalf, seconds: float) -> tuple[TraceArrays, dict[str, Any]]:
@@ -142,7 +119,7 @@ def _recorded(source: TorchHalf, seconds: float) -> tuple[TraceArrays, dict[str,
             store.add_all("single/", source.reference("float32").step(batches(1)).gradients)
         observed.append(LevelStep(step, batches(step), results, results))
         calls.append(form_to_json(source.inputs(step).form))
-        _add_step(store, f"{step}/", batches(step), results)
+        store.add_step(f"{step}/", batches(step).torch_call.arrays, batches(step).targets, results)
         store.add_all(f"{step}/optimizer/", _optimizer_state(side))
     returned = side.returned
     gaps = [*unreached(source.module, task.training, source.steps, False, [])]
@@ -152,7 +129,8 @@ def _recorded(source: TorchHalf, seconds: float) -> tuple[TraceArrays, dict[str,
         gaps.append(f"roundings to {some(casts)}, which this level computes in float64")
     notes += [NOT_REACHED + gap for gap in gaps]
     constants = Constants()
-    moved = moved_by_constants(source, batches, observed, start, constants)
+    reference = functools.partial(source.reference, "float64")
+    moved = moved_by_constants(reference, batches, observed, start, constants)
     store.add_all("constants/", constants.originals)
     layers, probes, loss_call = _traced(source, store, seconds)
     return store, {
@@ -173,8 +151,10 @@ def _recorded(source: TorchHalf, seconds: float) -> tuple[TraceArrays, dict[str,
         "tied": _tied(source.module),
         "layers": layers,
         "probes": probes,
-        "lost_digits": [_table(perturbations(source, batches, source.steps, ties)) for ties in (False, True)],
-        "constants": _table(moved),
+        "lost_digits": [
+            table_of(perturbations(source, batches, source.steps, ties)) for ties in (False, True)
+        ],
+        "constants": table_of(moved),
         "notes": notes,
         "environment": {
             "torch": torch.__version__,
@@ -183,14 +163,6 @@ def _recorded(source: TorchHalf, seconds: float) -> tuple[TraceArrays, dict[str,
             "date": time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()),
         },
     }
-
-
-def _add_step(store: TraceArrays, prefix: str, batch: Batch, results: Observation) -> None:
-    store.add_all(f"{prefix}inputs/", batch.torch_call.arrays)
-    for name, arrays in (("targets", batch.targets), ("masks", results.masks)):
-        store.add_all(f"{prefix}{name}/", {str(i): x for i, x in enumerate(arrays)})
-    for part in PARTS:
-        store.add_all(f"{prefix}{part}/", getattr(results, part))
 
 
 def _draws(drawn: set[str]) -> list[str]:
@@ -304,26 +276,3 @@ def _layers(module: torch.nn.Module) -> dict[str, bool]:
         )
         watched_layers[path] = is_leaf and not is_nested and bool(layer.state_dict())
     return watched_layers
-
-
-def _table(moves: Mapping[Any, Any]) -> list[list[Any]]:
-    rows = ((key, x if isinstance(x, tuple) else (0.0, x)) for key, x in moves.items())
-    return [[kind.value, name, step, *map(_finite, x)] for (kind, name, step), x in rows]
-
-
-def _finite(x: float) -> float | None:
-    return float(x) if np.isfinite(x) else None
-
-
-def _written(folder: Path, store: TraceArrays, manifest: dict[str, Any]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    arrays, temporary = folder / ARRAYS, folder / f".{ARRAYS}"
-    temporary.unlink(missing_ok=True)
-    safetensors_file.write(str(temporary), str(arrays), store.arrays, {"format": FORMAT})
-    os.replace(temporary, arrays)
-    content = {"format": FORMAT, "version": VERSION, "arrays": store.names, **manifest}
-    content["sha256"] = digest(arrays)
-    content["seal"] = seal(content)
-    # The .json last: without this file, a folder is not read as a trace.
-    (folder / MANIFEST).write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
-    return folder

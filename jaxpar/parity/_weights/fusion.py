@@ -19,7 +19,7 @@ from .mapping import Concatenated, Entries, Split, Stacked, Target, path_of
 from .pairing import Link, Links, leaf_part
 from .reversible import Inverted, Move, Moves, SplitAxis, empty, joined
 from .source import WeightSource, unwrapped
-from .tree import Outline, Tree, inside, join, last, owner
+from .tree import Outline, inside, join, last, owner
 from .unstacked import Key, expanded, unstacked
 
 
@@ -29,7 +29,7 @@ class PairingView:
     `torch` moves torch's arrays to the paired ones, `flax` the paired leaves to the Flax model's.
     """
 
-    def __init__(self, tree: Tree, source: WeightSource, mapping: Entries):
+    def __init__(self, tree: Outline, source: WeightSource, mapping: Entries):
         self.model, self.original = tree, source
         self.tree: Outline = tree
         self.entries: dict[str, Target] = {}

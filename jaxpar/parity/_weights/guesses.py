@@ -14,7 +14,7 @@ from .mapping import Entries, Mapping, Plain, Split, Target
 from .pairing import Pairing, pair
 from .source import WeightSource
 from .suggest import Calls, LayerGroup, Turn, entries, groups, turns
-from .tree import Tree, owner
+from .tree import Outline, owner
 from .unstacked import Key, alike, expanded, shortened
 
 
@@ -23,7 +23,7 @@ class Guesses:
 
     def __init__(
         self,
-        tree: Tree,
+        tree: Outline,
         source: WeightSource,
         fixed: Entries | None = None,
         ignore_torch: Iterable[str] = (),

@@ -15,13 +15,13 @@ from .ignoring import ignored, like
 from .mapping import Entries, Plain, path_of
 from .pairing import Links, Pairing, pair
 from .source import WeightSource
-from .tree import Tree, inside
+from .tree import Outline, inside
 
 SHOWN = 12  # Maximum number of lines of each list in an error
 
 
 def complete_links(
-    tree: Tree,
+    tree: Outline,
     source: WeightSource,
     mapping: Entries | None = None,
     ignore_torch: Iterable[str] = (),

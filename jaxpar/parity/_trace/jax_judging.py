@@ -1,0 +1,192 @@
+"""against_jax: judge a torch model by a trace of a JAX model, in the loop of `compare`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...errors import FileError
+from .._comparison import Comparison
+from .._determinism import forms, generators, number_differences, require_equal, throws
+from .._divergence.first import find, layers_agree
+from .._divergence.search import Budget
+from .._exactness import environment, exact
+from .._float32_constants import explain_by_constants
+from .._levels import Findings, semantic
+from .._model_pair import Inputs, ModelInputs
+from .._reach import NOT_REACHED, of_call, of_rows, unreached
+from .._sides.step_data import Batch, Layout, Task
+from .._sides.torch_kinks import counted
+from .._sides.torch_side import TorchFunction, TorchSide, torch_parameters
+from .._stochastic_arithmetic import judge_lost_digits
+from .._weights.mapping import Entries
+from .._weights.source import source_of
+from .._weights.unmatched import complete_links
+from ..measuring import Level, Policy, judge
+from .reading import TraceFile, read
+from .recorded_jax import RecordedJaxPair, fitting_masks, with_weights
+
+if TYPE_CHECKING:
+    import torch
+
+
+def against_jax(
+    trace: str | os.PathLike[str],
+    torch_module: torch.nn.Module | Callable[..., Any],
+    *,
+    torch_inputs: Inputs = None,
+    loss: Callable[..., Any] | None = None,
+    optimizer: Callable[..., torch.optim.Optimizer] | None = None,
+    mapping: Entries | None = None,
+    ignore_torch: Sequence[str] = (),
+    ignore_flax: Sequence[str] = (),
+    torch_kwargs: Mapping[str, Any] | None = None,
+    policy: Policy | None = None,
+    search: bool = True,
+) -> Comparison:
+    """Check a JAX model, in a trace that `record_jax` wrote, against a torch model.
+
+    The torch model gets the recorded weights and dropout masks. The JAX model's code is not needed.
+
+    Args:
+      trace: the folder that `record_jax` wrote.
+      torch_module, mapping, ignore_torch, ignore_flax, torch_kwargs, policy: as for `compare`.
+      torch_inputs: replaces the recorded inputs where the torch model takes different arguments.
+      loss, optimizer: torch's halves of compare's pairs, if the trace was recorded with JAX's.
+      search: whether the places that differ and their causes are searched if the models differ.
+
+    Raises:
+      FileError: the trace is missing, damaged or not one of JAX; no part is executed.
+      MatchError: the model's tensors are not the trace's leaves.
+      MaskError: both models do not drop in the same places.
+      ValueError: the trace has a loss or an optimizer and the call does not, or the reverse.
+
+    >>> import tempfile
+    >>> import numpy as np, torch
+    >>> from flax import nnx
+    >>> from jaxpar import parity
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     trace = parity.record_jax(folder, nnx.Linear(3, 4, rngs=nnx.Rngs(0)), np.ones((2, 3)))
+    ...     parity.against_jax(trace, torch.nn.Linear(3, 4))
+    <Comparison: semantic, same, 4 tensors>
+    """
+    started, recorded = time.perf_counter(), read(trace, "jax")
+    import torch
+
+    module = torch_module if isinstance(torch_module, torch.nn.Module) else TorchFunction(torch_module)
+    options = {"mapping": mapping, "ignore_torch": ignore_torch, "ignore_flax": ignore_flax}
+    with exact():
+        task = _task(recorded, loss, optimizer)
+        pair, batches, notes = _paired(recorded, module, task, torch_inputs, torch_kwargs, options)
+        bounds = policy or Policy(Level.SEMANTIC)
+        findings = Findings(notes=notes)
+        compared = dataclasses.replace(
+            _judged(pair, batches, bounds, findings),
+            environment=environment(task, "float64")
+            | {f"{name} (trace)": str(x) for name, x in recorded.manifest["environment"].items()},
+            subject=f"{getattr(module, 'shown_name', type(module).__name__)} in torch against a trace of "
+            f"{recorded.manifest['subject']}",
+        )
+        if findings.constants:
+            agree = functools.partial(layers_agree, pair, batches)
+            compared = judge_lost_digits(pair, batches, compared, agree)
+            compared = explain_by_constants(pair, batches, compared, *findings.constants)
+        if search and not compared.same:
+            for divergence in find(pair, batches, compared, Budget()):
+                compared = dataclasses.replace(compared, divergence=divergence)
+    return dataclasses.replace(compared, seconds=time.perf_counter() - started)
+
+
+def _task(recorded: TraceFile, loss: Any, optimizer: Any) -> Task:
+    manifest = recorded.manifest
+    for name, what in (("loss", loss), ("optimizer", optimizer)):
+        if bool(manifest[name]) != (what is not None):
+            condition = "with" if manifest[name] else "without"
+            raise ValueError(
+                f"parity.against_jax: {recorded.folder} was recorded {condition} {name}=...; "
+                "call against_jax likewise."
+            )
+    first = recorded.below("1/inputs/")
+    layout = recorded.sensibly("layout", lambda: Layout.parse(tuple(manifest["layout"])))
+    layout = layout.of_outputs(first.values())
+    names = manifest.get("outputs")
+    return Task(
+        training=manifest["training"],
+        loss=(loss, loss) if loss else None,
+        optimizer=(optimizer, optimizer) if optimizer else None,
+        layout=layout,
+        seed=manifest["seed"],
+        outputs=None if names is None else {str(name): str(name) for name in names},
+        channels_first=layout.in_torchs_axes,
+    )
+
+
+def _paired(
+    recorded: TraceFile,
+    module: torch.nn.Module,
+    task: Task,
+    torch_inputs: Inputs,
+    torch_kwargs: Mapping[str, Any] | None,
+    options: Mapping[str, Any],
+) -> tuple[RecordedJaxPair, Callable[[int], Batch], list[str]]:
+    outline, start = recorded.outline(), recorded.below("start/")
+    if wrong := [
+        name for name, x in outline.leaves.items() if name not in start or start[name].shape != x.shape
+    ]:
+        raise FileError(f"{recorded.folder}: it has no array of {wrong[0]} before the first step.")
+    links = complete_links(outline, source_of(module), **options, function="parity.against_jax")
+    of_both = (recorded.inputs, None, None)
+    of_each = (None, torch_inputs, recorded.inputs)
+    inputs = ModelInputs(
+        None,
+        task,
+        of_both if torch_inputs is None else of_each,
+        (torch_kwargs, None),
+        function="against_jax",
+    )
+
+    def batches(step: int) -> Batch:
+        return dataclasses.replace(inputs.batch(step), targets=tuple(recorded.row(f"{step}/targets/")))
+
+    pair = RecordedJaxPair(with_weights(module, links, start), recorded, None, task, links, "torch")
+    masks = [tuple(recorded.row(f"{step}/masks/")) for step in range(1, recorded.steps + 1)]
+    side = TorchSide(pair.torch_module, links, task, "float64")
+    fitted = fitting_masks(masks, side, batches(1), not task.channels_first)
+    notes = [*map(str, recorded.manifest["notes"]), *inputs.notes()]
+    return dataclasses.replace(pair, masks=fitted if any(masks) else ()), batches, notes
+
+
+def _judged(
+    pair: RecordedJaxPair, batches: Callable[[int], Batch], bounds: Policy, findings: Findings
+) -> Comparison:
+    recorded, task, notes = pair.recorded, pair.task, findings.notes
+    sides = pair.sides(Level.SEMANTIC, "float64")
+    if sides.reference.constants and sides.candidate.constants:
+        findings.constants = sides.reference.constants, sides.candidate.constants
+    for step in semantic(sides, batches, recorded.steps, findings):
+        findings.add_rows(step)
+        if step.number > 1:
+            continue
+        again, before = pair.reference("float64"), generators()
+        repeated = again.step(step.batch, counted(notes, again.module))
+        notes += throws(again.drawn, before)
+        require_equal("the torch module", step.reference, repeated)
+        returned = sides.candidate.returned
+        notes += [*pair.links.left_out(), *forms(again.returned, returned)]
+        findings.differences += number_differences(again.returned.numbers, returned.numbers)
+    call = batches(1).torch_call
+    gaps = [*of_call(call, "torch", torch_parameters(pair.torch_module, call)), *of_rows(findings.rows)]
+    gaps += unreached(
+        pair.torch_module, task.training, recorded.steps, task.optimizer is not None, findings.differences
+    )
+    return Comparison(
+        level=Level.SEMANTIC,
+        rows=judge(findings.differences, bounds, findings.noise),
+        steps=recorded.steps,
+        notes=(*notes, *(NOT_REACHED + gap for gap in gaps)),
+        policy=bounds,
+    )
