@@ -1,10 +1,12 @@
 """The proof of traces: cases recorded by torch, and judged where torch cannot be imported.
 
     python benchmarks/parity/from_trace.py [--sample N] [--bugs] [--healthy] [--out docs/tables/traces.md]
+    python benchmarks/parity/from_trace.py --of-jax ...
 
 One process records with the packed recorder, another one judges: there, `torch` is an object without a
 function, since a case's file defines both sides. The judge must give the verdict, the place and the causes of
-`compare`, which a third process asks.
+`compare`, which a third process asks. With `--of-jax`, the process without torch records the JAX side, with
+weights in a file that torch wrote, and the other one judges, without making a JAX model.
 """
 
 from __future__ import annotations
@@ -85,19 +87,25 @@ def place(name: str) -> str:
     return "".join(c if c.isalnum() else "_" for c in name) + f"-{sum(name.encode()) % 9973}"
 
 
-def judge(folder: Path, names: list[str]) -> None:
+def cases_without_torch() -> dict:
     sys.meta_path.insert(0, Blocked())
-    import jax
-    from flax import nnx
-
     from benchmarks.parity import run
-    from jaxpar import parity
 
     cases = run.cases(True)
     sys.meta_path.pop(0)
     for name in [name for name in sys.modules if name.partition(".")[0] in ("torch", "torch_ref")]:
         del sys.modules[name]
     sys.modules["torch"] = None  # from here on an import raises
+    return cases
+
+
+def judge(folder: Path, names: list[str]) -> None:
+    cases = cases_without_torch()
+    import jax
+    from flax import nnx
+
+    from jaxpar import parity
+
     for name in names:
         case, started = cases[name], time.perf_counter()
         answer = {"name": name}
@@ -113,6 +121,84 @@ def judge(folder: Path, names: list[str]) -> None:
         except Exception as error:
             answer |= {"error": f"{type(error).__name__}: {error}"}
         assert sys.modules["torch"] is None
+        print(json.dumps(answer | {"seconds": time.perf_counter() - started}), flush=True)
+        jax.clear_caches()
+
+
+def weights(folder: Path, names: list[str]) -> None:
+    from benchmarks.parity import proof, run
+    from jaxpar import parity
+
+    cases = run.cases(True)
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        module, _, _ = proof.pair(cases[name], 0)
+        parity.write_weights(folder / f"{place(name)}.safetensors", module.state_dict())
+        print(json.dumps({"name": name}), flush=True)
+
+
+def record_jax(folder: Path, names: list[str]) -> None:
+    cases = cases_without_torch()
+    import jax
+    import numpy as np
+    from flax import nnx
+
+    from jaxpar import parity
+
+    for name in names:
+        case, started, answer = cases[name], time.perf_counter(), {"name": name}
+        random = np.random.RandomState(0)
+        inputs, targets = (tuple(make(random) for make in makers) for makers in (case.inputs, case.targets))
+        try:
+            net = case.flax(nnx.Rngs(0))
+            source = folder / f"{place(name)}.safetensors"
+            linen = not isinstance(net, nnx.Module)
+            loaded = parity.load_torch(net, source, inputs=laid(case, inputs) if linen else None)
+            trace = parity.record_jax(
+                folder / f"{place(name)}-jax",
+                net if linen else loaded,
+                inputs,
+                targets=targets,
+                loss=case.loss[1] if case.loss else None,
+                optimizer=case.optimizer[1] if case.optimizer else None,
+                steps=case.steps,
+                training=case.training,
+                layout=case.layout,
+                variables=loaded if linen else None,
+            )
+            answer |= {"bytes": sum(file.stat().st_size for file in trace.iterdir())}
+        except Exception as error:
+            answer |= {"bytes": 0, "error": f"{type(error).__name__}: {error}"}
+        assert sys.modules["torch"] is None
+        print(json.dumps(answer | {"seconds": time.perf_counter() - started}), flush=True)
+        jax.clear_caches()
+
+
+def laid(case, inputs: tuple) -> tuple:
+    from jaxpar.parity import Layout
+
+    return tuple(map(Layout.parse(case.layout).inputs, inputs))
+
+
+def judge_jax(folder: Path, names: list[str]) -> None:
+    import jax
+
+    from benchmarks.parity import run
+    from jaxpar import parity
+
+    cases = run.cases(True)
+    for name in names:
+        case, started, answer = cases[name], time.perf_counter(), {"name": name}
+        try:
+            comparison = parity.against_jax(
+                folder / f"{place(name)}-jax",
+                case.torch(),
+                loss=case.loss[0] if case.loss else None,
+                optimizer=case.optimizer[0] if case.optimizer else None,
+            )
+            answer |= told(comparison)
+        except Exception as error:
+            answer |= {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer | {"seconds": time.perf_counter() - started}), flush=True)
         jax.clear_caches()
 
@@ -161,18 +247,25 @@ def ask(what: str, folder: Path, names: list[str]) -> dict[str, dict]:
     return answers
 
 
+PROCESSES = {
+    "record": record, "judge": judge, "weights": weights, "record_jax": record_jax, "judge_jax": judge_jax,
+    "live": live,
+}  # fmt: skip
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--process", choices=("record", "judge", "live"), help=argparse.SUPPRESS)
+    parser.add_argument("--process", choices=PROCESSES, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "jaxpar-traces")
     parser.add_argument("--sample", type=int, help="as many cases, drawn by seed 33")
     parser.add_argument("--bugs", action="store_true")
     parser.add_argument("--healthy", action="store_true")
     parser.add_argument("--only", action="append", help="the cases whose name has this text")
+    parser.add_argument("--of-jax", action="store_true", help="record the JAX side")
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     if chosen.process:
-        {"record": record, "judge": judge, "live": live}[chosen.process](chosen.folder, json.load(sys.stdin))
+        PROCESSES[chosen.process](chosen.folder, json.load(sys.stdin))
         return 0
     from benchmarks.parity import architectures, bugs, layers
 
@@ -184,8 +277,9 @@ def main() -> int:
         names = [name for name in names if any(text in name for text in chosen.only)]
     if chosen.sample:
         names = sorted(random.Random(33).sample(names, min(chosen.sample, len(names))), key=names.index)
-    answers = {what: ask(what, chosen.folder, names) for what in ("record", "judge", "live")}
-    text = page(names, planted, answers)
+    asked = ("weights", "record_jax", "judge_jax", "live") if chosen.of_jax else ("record", "judge", "live")
+    answers = {what: ask(what, chosen.folder, names) for what in asked}
+    text = page(names, planted, {what.removesuffix("_jax"): answer for what, answer in answers.items()})
     chosen.out.write_text(text) if chosen.out else print(text)
     return 0
 

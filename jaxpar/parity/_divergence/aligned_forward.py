@@ -1,4 +1,4 @@
-"""AlignedForward: one forward pass of torch beside the JAX model's, layer by layer."""
+"""AlignedForward: a forward pass of torch and of the JAX model, layer by layer."""
 
 from __future__ import annotations
 
