@@ -70,6 +70,7 @@ ELSEWHERE = {
     "mutants/nursery.py": "reads lines from mutants/run.py",
     "mutants/run.py": "hours; tests/test_mutants.py",
     "loops/run.py": "minutes; tests/test_compare_loops.py prints the page",
+    "loops/run_chains.py": "minutes; tests/test_compare_chains.py prints the page",
     "invariance/run.py": "half an hour of processes; tests/test_invariance.py",
     "precision/run.py": "minutes; tests/test_precision.py prints a page",
     "runs/run.py": "minutes; tests/test_bisect.py prints the page",

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -39,14 +40,19 @@ def comparison(loop: Loop, faulty: Loop, seed: int = 0) -> tuple[parity.LoopComp
 
 def first_batch(loop: Loop, faulty: Loop, seed: int = 0) -> int:
     """Return the first batch, from 1, after which two loops of JAX differ by more than rounding."""
+    return first_of((jax_loop(loop), jax_loop(faulty)), [13] if loop.scale != 1 else [], seed)
+
+
+def first_of(loops: Sequence[Any], infinite: Sequence[int], seed: int = 0) -> int:
+    """Return the first batch, from 1, after which loops or chains of JAX differ by more than rounding."""
     weights = made_up_weights(SHAPES, seed)
-    batches = made_up_gradients(SHAPES, BATCHES, seed, [13] if loop.scale != 1 else [])
+    batches = made_up_gradients(SHAPES, BATCHES, seed, infinite)
     with exact():
-        runs = [run_jax(jax_loop(side), {}, weights, batches) for side in (loop, faulty)]
+        runs = [run_jax(side, {}, weights, batches) for side in loops]
     for i in range(BATCHES):
-        averages = [run.extras["ema"][i] if loop.average else {} for run in runs]
+        averages = [run.extras["ema"][i] if "ema" in run.extras else {} for run in runs]
         for one, other in (averages, [run.weights[i + 1] for run in runs]):
-            if any(not np.allclose(x, other[name], rtol=1e-13, atol=1e-14) for name, x in one.items()):
+            if any(not np.allclose(x, other[name], 1e-13, 1e-14, True) for name, x in one.items()):
                 return i + 1
     return 0
 

@@ -152,7 +152,11 @@ def settable(*names: str) -> Callable[[Callable[P, Tx]], Callable[P, Tx]]:
             }
             # Later builds happen inside `update`, with the state's arrays in place of the numbers.
             again: Callable[..., Tx] = make
-            return _keep(numbers, tx, lambda new: again(**_put(bound.arguments, new))) if numbers else tx
+            if numbers:
+                tx = _keep(numbers, tx, lambda new: again(**_put(bound.arguments, new)))
+            # `parity.compare_loops` reads the constructor's name and the arguments.
+            tx.update.__dict__["made_with"] = make.__name__, bound.arguments
+            return tx
 
         return build
 

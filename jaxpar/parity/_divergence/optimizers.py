@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from .._comparison_data import Cause, Divergence
-from .._loops.recipe import Recipe, Simulation
+from .._loops.recipe import VALUES, Recipe, Simulation
 from .._sides.step_data import Named
 from .._sides.torch_side import to_numpy
 from .array_changes import EQUAL, relative_error
@@ -26,23 +26,6 @@ if TYPE_CHECKING:
 
 Parameters = list[torch.nn.Parameter]
 Build = Callable[[Parameters], torch.optim.Optimizer]
-
-VALUES: dict[str, tuple[Any, ...]] = {
-    "weight_decay": (0.0, 1e-4, 1e-2, 5e-4, 1e-3, 0.1, 0.05),
-    "eps": (1e-8, 1e-7, 1e-6, 1e-10, 1e-5, 1e-3, 1e-15),
-    "momentum": (0.0, 0.9, 0.99, 0.5, 0.95),
-    "dampening": (0.0, 0.1, 0.9, 0.5),
-    "alpha": (0.9, 0.99, 0.95),
-    "rho": (0.9, 0.95, 0.99),
-    "betas": (
-        *((0.9, 0.999), (0.9, 0.95), (0.9, 0.99), (0.5, 0.999), (0.95, 0.999)),
-        *((0.9, 0.98), (0.8, 0.99)),
-    ),
-    **dict.fromkeys(["nesterov", "amsgrad", "maximize", "centered"], (True, False)),
-    "decoupled_weight_decay": (True, False),
-    "initial_accumulator_value": (0.0, 0.1, 1.0),
-}
-"""Defaults of other libraries, the likeliest mistakes."""
 
 CONJUGATE = (
     "the optimizer is given the gradients of complex parameters (it acts on their conjugates, which JAX's "

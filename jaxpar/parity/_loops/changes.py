@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from .._divergence.optimizers import VALUES
 from .fitting import Groups
 from .reading import groups_of
-from .recipe import Arrays, Clip, Recipe, Settings
+from .recipe import VALUES, Arrays, Clip, Recipe, Settings
 
 LIMITS = (1.0, 0.5, 0.1, 5.0, 10.0, 2.0, 0.25)
 COMBINING = {
@@ -120,8 +119,12 @@ def _formulas(recipe: Recipe, first: Any) -> Iterator[Change]:
             yield text, recipe.with_settings(count_offset=offset)
         text = "torch adds eps to the corrected second moment's root (JAX before the correction)"
         yield text, recipe.with_settings(eps_uncorrected=True)
-        text = "torch's Adam has no Nesterov momentum (JAX's has)"
-        yield text, recipe.with_settings(nesterov=True)
+        if not first.get("nesterov"):
+            text = "torch's Adam has no Nesterov momentum (JAX's has)"
+            yield text, recipe.with_settings(nesterov=True)
+        if first.get("amsgrad") is True:
+            text = "torch's amsgrad divides by the largest second moment (JAX's by the largest corrected one)"
+            yield text, recipe.with_settings(amsgrad="corrected")
         for momentum in (0.0, 0.9):
             text = f"torch's optimizer is Adam (JAX acts as SGD with momentum={momentum})"
             changed = recipe.with_settings(momentum=momentum, dampening=0.0, nesterov=False)

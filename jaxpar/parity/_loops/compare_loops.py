@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import optax
-import torch
 
 from ..._arguments import Count, Positive
 from .._exactness import exact
 from .averages import average_cause
-from .explaining import Explainer
-from .fitting import EXACT, SINGLE, Groups, fit
-from .rates import rate_changes
-from .reading import Unreadable, torch_groups, torch_rates, torch_recipe
+from .explaining import DEPTH, Explainer
+from .fitting import EXACT, SINGLE
+from .identifying import Identified, jax_known, torch_known
+from .rates import NEAR
+from .reading import Unreadable
 from .recipe import Arrays, Recipe
-from .runs import SHAPES, Run, made_up_gradients, made_up_weights, run_jax, run_torch
+from .runs import SHAPES, Run, made_up_gradients, made_up_weights, run_jax
+from .wording import renamed
+
+if TYPE_CHECKING:
+    import torch
+
+SIDES = (("the first loop", "the second"), ("the second loop", "the first"))
+"""The names of two loops of JAX in sentences that start from the recipe of the first, or of the second."""
 
 
 @dataclass(frozen=True)
 class LoopDifference:
-    """The first difference of a part: "parameters", or a name that both loops yield. Batches count from 1."""
+    """The first difference of a part: "parameters", or a name that both loops yield. Batches count from 1.
+
+    `torch` is the first loop's number, of two loops of JAX, too.
+    """
 
     part: str
     batch: int
@@ -44,7 +55,7 @@ class LoopComparison:
       causes: sentences that name what differs. Each is proven: torch's loop with this change computes JAX's
         updates. Several are alternatives that these gradients do not tell apart.
       unreached: what the verdict does not cover.
-      recipe: torch's loop as data, or why it is not known.
+      recipe: torch's loop as data, or why it is not identified.
     """
 
     equal: bool
@@ -65,13 +76,13 @@ class LoopComparison:
             heads = itertools.chain(["Because:"], itertools.repeat("or:"))
             lines += [f"  {head} {cause}" for head, cause in zip(heads, self.causes, strict=False)]
             if not self.causes:
-                lines.append("  No single change explains JAX's updates.")
+                lines.append("  No single change explains the difference.")
         lines += [f"  Not reached: {text}" for text in self.unreached]
         return "\n".join(lines)
 
 
 def compare_loops(
-    torch_loop: Callable[..., Any],
+    torch_loop: Callable[..., Any] | optax.GradientTransformation,
     jax_loop: Callable[..., Any] | optax.GradientTransformation,
     *,
     parameters: torch.nn.Module | Mapping[str, tuple[int, ...]] | None = None,
@@ -79,18 +90,20 @@ def compare_loops(
     batches: Positive = 24,
     infinite: Collection[int] = (),
     seed: Count = 0,
+    reference: Literal["torch", "jax"] | None = None,
 ) -> LoopComparison:
     """Compare two training loops without a model, and name the part that differs.
 
     Both loops train the same small parameters in float64 on the same made-up gradients, whose norms are on
     both sides of any usual limit: optimizer, schedule, clipping, accumulation, loss scale, weight decay with
     its groups and masks, skipped updates and averages are compared as one thing. If they differ, torch's
-    loop is repeated with one change at a time until it computes JAX's updates.
+    loop is repeated with one change at a time until it computes JAX's updates. The first loop may be one of
+    JAX, too: two optax chains are compared without torch.
 
     Args:
       torch_loop: `loop(model, batches)`, where `model(batch)` is a scalar loss for each batch. Or
         `build(parameters)`, which returns an optimizer, or a tuple of an optimizer and schedulers that step
-        after each update.
+        after each update. Or a loop of JAX, as the second.
       jax_loop: a generator `loop(parameters, batches)` that yields the parameters after each batch, with
         `linear_loss(parameters, batch)` as its loss; or an optax transformation. Both loops may yield
         `parameters, {"ema": averaged}`: numbers, arrays, or parameters under names of their own.
@@ -100,6 +113,7 @@ def compare_loops(
       batches: the number of batches, each one gradient.
       infinite: the indices of batches with an infinite gradient.
       seed: for the gradients.
+      reference: the framework of the first loop; "torch" by default, and "jax" for an optax transformation.
 
     Returns:
       A LoopComparison.
@@ -113,21 +127,32 @@ def compare_loops(
     >>> comparison = parity.compare_loops(lambda p: torch.optim.AdamW(p, lr=0.01), optax.adamw(0.01))
     >>> comparison.equal, comparison.causes
     (False, ("torch's weight_decay is 0.01 (JAX acts as with 0.0001)",))
+    >>> chain = optax.chain(optax.scale_by_adam(eps_root=1e-8), optax.scale(-0.01))
+    >>> parity.compare_loops(optax.adam(0.01), chain).causes
+    ('the first loop adds eps=1e-08 outside the root alone (the second has eps_root=1e-08, too)',)
     """
-    module = parameters if isinstance(parameters, torch.nn.Module) else None
-    if isinstance(parameters, torch.nn.Module):
-        shapes: Mapping[str, tuple[int, ...]] = {k: tuple(p.shape) for k, p in parameters.named_parameters()}
+    of_jax = reference == "jax" or isinstance(torch_loop, optax.GradientTransformation)
+    library: Any = sys.modules.get("torch")
+    module: Any = parameters if library and isinstance(parameters, library.nn.Module) else None
+    if module is not None:
+        shapes: Mapping[str, tuple[int, ...]] = {k: tuple(p.shape) for k, p in module.named_parameters()}
     else:
         shapes = SHAPES if parameters is None else parameters
     _check_arguments(shapes, names or {}, batches, infinite)
     weights = made_up_weights(shapes, seed)
     gradients = made_up_gradients(shapes, batches, seed, infinite)
     with exact():
-        reference = run_torch(torch_loop, module, weights, gradients)
-        candidate = run_jax(jax_loop, names or {}, weights, gradients)
-    for i, arrays in enumerate(candidate.weights):
-        _check_parameters(arrays, weights, i)
-    return _Judge(gradients, reference, candidate).comparison()
+        if of_jax:
+            first = run_jax(torch_loop, {}, weights, gradients)
+        else:
+            from .torch_runs import run_torch
+
+            first = run_torch(torch_loop, module, weights, gradients)
+        second = run_jax(jax_loop, names or {}, weights, gradients)
+    for run in (first, second)[not of_jax :]:
+        for i, arrays in enumerate(run.weights):
+            _check_parameters(arrays, weights, i)
+    return _Judge(gradients, first, second, of_jax).comparison()
 
 
 def _check_arguments(
@@ -160,21 +185,17 @@ def _check_parameters(arrays: Arrays, weights: Arrays, batch: int) -> None:
 class _Judge:
     """Both runs, and the search for what explains their difference."""
 
-    def __init__(self, batches: Sequence[Arrays], reference: Run, candidate: Run):
-        self.batches, self.torch, self.jax = batches, reference, candidate
-        self.groups: Groups = []
+    def __init__(self, batches: Sequence[Arrays], reference: Run, candidate: Run, of_jax: bool):
+        self.batches, self.torch, self.jax, self.of_jax = batches, reference, candidate, of_jax
         self.rounded = False
-        self.recipe: Recipe | str = ""
+        self.identified: Identified | str
         try:
-            self.groups = torch_groups(reference, batches)
-            self.rates = torch_rates(reference, self.groups)
-            recipe = torch_recipe(reference, batches, self.groups)
-            result = fit(recipe, batches, reference.weights, self.groups)
-            if not result.complete or rate_changes(self.rates, result) != ():
-                raise Unreadable("its updates are not what its optimizer's formula gives")
-            self.recipe = recipe
+            self.identified = (jax_known if of_jax else torch_known)(reference, batches)
         except Unreadable as error:
-            self.recipe = str(error)
+            self.identified = str(error)
+
+    def _named(self, text: str) -> str:
+        return renamed(text, *SIDES[0]) if self.of_jax else text
 
     def comparison(self) -> LoopComparison:
         differences: list[LoopDifference] = []
@@ -184,8 +205,9 @@ class _Judge:
             if sentences is not None:
                 differences.append(difference)
                 causes += sentences
-        unreached = tuple(self._unreached())
-        return LoopComparison(not differences, tuple(differences), tuple(causes), unreached, self.recipe)
+        unreached = tuple(map(self._named, self._unreached()))
+        recipe = self.identified if isinstance(self.identified, str) else self.identified.recipe
+        return LoopComparison(not differences, tuple(differences), tuple(causes), unreached, recipe)
 
     # ------------------------------------------------------------------------------------------- differences
 
@@ -229,7 +251,8 @@ class _Judge:
                 unequal = ~((np.abs(x - y) <= tolerance) | (np.isnan(x) & np.isnan(y)) | (x == y))
             if unequal.any():
                 at = np.unravel_index(np.argmax(np.where(unequal, np.abs(x - y), -1.0)), np.shape(x))
-                update = next((k for k, group in enumerate(self.groups) if batch <= group[-1]), None)
+                groups = [] if isinstance(self.identified, str) else self.identified.groups
+                update = next((k for k, group in enumerate(groups) if batch <= group[-1]), None)
                 number = None if update is None else update + 1
                 return LoopDifference(part, batch + 1, number, name, float(x[at]), float(y[at]))
         return None
@@ -239,29 +262,42 @@ class _Judge:
     def _causes(self, part: str) -> Sequence[str] | None:
         """Return sentences that name why a part differs; None if rounding in JAX's schedule explains it."""
         if part == "parameters":
-            if isinstance(self.recipe, str):
-                return ()
-            return self._parameter_causes(self.recipe)
+            return () if isinstance(self.identified, str) else self._parameter_causes(self.identified)
         averages = self.torch.extras[part], self.jax.extras[part]
         if all(x is None or x.keys() == self.torch.weights[0].keys() for x in averages[0]):
             cause = average_cause(averages[0], self.torch, averages[1], self.jax)
             if cause is not None:
-                return (f"{part}: {cause}",) if cause else None
+                return (self._named(f"{part}: {cause}"),) if cause else None
         return ()
 
-    def _parameter_causes(self, recipe: Recipe) -> Sequence[str] | None:
-        float64, float32 = (
-            Explainer(self.batches, self.jax.weights, self.rates, tolerance) for tolerance in (EXACT, SINGLE)
-        )
-        if float64.same(recipe, self.groups):
+    def _parameter_causes(self, identified: Identified) -> Sequence[str] | None:
+        loop, weights = (identified.recipe, identified.groups), self.jax.weights
+        if Explainer(self.batches, weights, identified.rates, identified.tolerance).same(*loop):
+            self.rounded = identified.tolerance == SINGLE
             return None
         # A single change that fits exactly comes before rounding, which would excuse a small epsilon.
-        if causes := float64.causes(recipe, self.groups, depth=1):
+        if causes := self._changes(identified, identified.tolerance, 1):
             return causes
-        if float32.same(recipe, self.groups):
+        if Explainer(self.batches, weights, identified.rates, SINGLE).same(*loop):
             self.rounded = True
             return None
-        return float64.causes(recipe, self.groups) or float32.causes(recipe, self.groups, depth=2)
+        return self._changes(identified, identified.tolerance, DEPTH) or self._changes(identified, SINGLE, 2)
+
+    def _changes(self, identified: Identified, tolerance: float, depth: int) -> Sequence[str]:
+        """Return the changes that make the second loop of the first; or of two of JAX, the reverse."""
+        explainer = Explainer(self.batches, self.jax.weights, identified.rates, tolerance)
+        causes = [*map(self._named, explainer.causes(identified.recipe, identified.groups, depth))]
+        if causes or not self.of_jax:
+            return causes
+        try:
+            second = jax_known(self.jax, self.batches)
+        except Unreadable:
+            return ()
+        explainer = Explainer(
+            self.batches, self.torch.weights, second.rates, max(tolerance, second.tolerance)
+        )
+        texts = explainer.causes(second.recipe, second.groups, depth)
+        return [renamed(text, *SIDES[1]) for text in texts]
 
     # --------------------------------------------------------------------------------------------- unreached
 
@@ -273,16 +309,17 @@ class _Judge:
             count = len(self.batches) - sum(1 for _ in self._pairs(part))
             if count:
                 yield f"{part} after {count} batches: not both loops yield it with the same names and shapes"
-        if isinstance(self.recipe, str):
-            yield f"torch's loop could not be described, so nothing is named: {self.recipe}"
+        if isinstance(self.identified, str):
+            loop = "the first loop" if self.of_jax else "torch's loop"
+            yield f"{loop} could not be described, so nothing is named: {self.identified}"
             return
         if self.rounded:
             yield f"differences below {SINGLE:g} of an update, because JAX's loop computes in float32"
         if not any(not np.isfinite(g).all() for batch in self.batches for g in batch.values()):
             yield "updates with infinite gradients (infinite=[i])"
-        rates = [rate for values in self.rates.values() for rate in values if np.isfinite(rate)]
-        if len(set(rates)) == 1:
-            yield f"schedules: torch's rate is {rates[0]:g} in all {len(self.groups)} updates"
+        rates = [rate for values in self.identified.rates.values() for rate in values if np.isfinite(rate)]
+        if rates and np.ptp(rates) <= NEAR * max(rates):
+            yield f"schedules: torch's rate is {rates[0]:g} in all {len(self.identified.groups)} updates"
 
 
 def _shapes(arrays: Arrays) -> dict[str, tuple[int, ...]]:

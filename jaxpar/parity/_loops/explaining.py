@@ -66,6 +66,18 @@ class Explainer:
         best = min((rank for rank, _ in ranked), default=0)
         return tuple(dict.fromkeys(text for rank, text in ranked if rank == best))
 
+    def complete(self, recipe: Recipe, groups: Groups, depth: int = 2) -> Attempt | None:
+        """Return the recipe with the fewest changes that explains the weights at any rates, if one does."""
+        frontier = [Attempt((), recipe, groups, self._fit(recipe, groups))]
+        for _ in range(depth):
+            attempts = [attempt for parent in frontier for attempt in self._changed(parent)]
+            attempts += [attempt for parent in frontier[:1] for attempt in self._solved(parent)]
+            for attempt in attempts:
+                if attempt.fit.complete:
+                    return attempt
+            frontier = sorted(attempts, key=lambda attempt: -attempt.fit.explained)[:WIDTH]
+        return None
+
     def _changed(self, parent: Attempt) -> Iterator[Attempt]:
         options = [(text, recipe, parent.groups) for text, recipe in changes(parent.recipe, parent.groups)]
         jax_groups = jax_groups_of(self.weights, self.batches)

@@ -13,6 +13,8 @@ Rates = Mapping[str, Sequence[float]]
 
 NEAR = 2e-7
 """Relative to the largest rate: optax's schedules divide an int32 count in float32, even with x64 enabled."""
+VAGUE = 1e-4
+"""The relative error of a rate that is too uncertain to compare."""
 LEAST = 3
 """Rates that a named change must explain."""
 
@@ -23,10 +25,11 @@ def rate_changes(torch_rates: Rates, result: Fit) -> tuple[str, ...] | None:
     different = {name: table for name, table in tables.items() if not _equal(*table)}
     if not different:
         return ()
-    count = len(next(iter(tables.values()))[0])
-    for text, change in _candidates(count):
-        if all(_fits(change(q), r, bound) for q, r, bound in different.values()):
-            return (text + _whose(different, tables),)
+    # A schedule may count all updates, or those alone that are not skipped.
+    for rows in (list(different.values()), [_taken(*table) for table in different.values()]):
+        for text, change in _candidates(min(len(q) for q, _, _ in rows)):
+            if all(_fits(change(q), r, bound) for q, r, bound in rows):
+                return (text + _whose(different, tables),)
     ratio = _common_ratio(different.values())
     if ratio == 0:
         return (f"torch trains it (JAX does not){_whose(different, tables)}",)
@@ -58,6 +61,12 @@ def _table(torch_rates: Rates, result: Fit, name: str) -> tuple[np.ndarray, np.n
     return q, r, bound
 
 
+def _taken(q: np.ndarray, r: np.ndarray, bound: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the rates of updates that the first loop takes."""
+    applied = np.isfinite(q)
+    return q[applied], r[applied], bound[applied]
+
+
 def _equal(q: np.ndarray, r: np.ndarray, bound: np.ndarray) -> bool:
     # NaN: an update without a gradient, or a rate beyond the end of a shifted schedule.
     unknown = np.isnan(q) | np.isnan(r) | ~np.isfinite(bound)
@@ -73,16 +82,18 @@ def _fits(q: np.ndarray, r: np.ndarray, bound: np.ndarray) -> bool:
 
 
 def _common_ratio(tables: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> float | None:
-    ratios: list[float] = []
-    for q, r, bound in tables:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = r / q
-        ratios += [
-            x for x, error in zip(ratio, bound / np.abs(q), strict=False) if np.isfinite(x) and error < NEAR
-        ]
-    if not ratios or max(ratios) - min(ratios) > 4 * NEAR * abs(max(ratios, key=abs)):
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios, errors = (
+            np.concatenate(columns)
+            for columns in zip(*[(r / q, bound / np.abs(q)) for q, r, bound in tables], strict=True)
+        )
+    certain = np.isfinite(ratios) & (errors < VAGUE * np.abs(ratios))
+    certain |= np.isfinite(ratios) & (errors < NEAR)
+    if not certain.any():
         return None
-    return float(np.median(ratios))
+    middle = float(np.median(ratios[certain]))
+    spread = np.abs(ratios - middle)[certain]
+    return middle if (spread <= 2 * NEAR * abs(middle) + 2 * errors[certain]).all() else None
 
 
 def _whose(different: Mapping, tables: Mapping) -> str:

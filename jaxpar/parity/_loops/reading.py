@@ -75,7 +75,7 @@ def torch_recipe(run: Run, batches: Sequence[Arrays], groups: Groups) -> Recipe:
         gradients.
     """
     settings = [
-        {name: _settings(group) for name, group in run.groups[end].items()} for end in sorted(run.groups)
+        {name: settings_of(group) for name, group in run.groups[end].items()} for end in sorted(run.groups)
     ]
     if any(other != settings[0] for other in settings[1:]):
         raise Unreadable("its optimizer's settings besides the rate change during the training")
@@ -89,7 +89,7 @@ def torch_recipe(run: Run, batches: Sequence[Arrays], groups: Groups) -> Recipe:
     return _with_gradients(recipe, run, batches, groups)
 
 
-def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
     settings = {key: group[key] for key in KEYS if key in group}
     coupled = not group.get("decoupled_weight_decay", False)
     return {**settings, "coupled": coupled, "kind": group["kind"]}

@@ -12,6 +12,39 @@ Arrays = Mapping[str, np.ndarray]
 Settings = Mapping[str, Any]
 Update = tuple[np.ndarray | float, np.ndarray]
 
+VALUES: dict[str, tuple[Any, ...]] = {
+    "weight_decay": (0.0, 1e-4, 1e-2, 5e-4, 1e-3, 0.1, 0.05),
+    "eps": (1e-8, 1e-7, 1e-6, 1e-10, 1e-5, 1e-3, 1e-15),
+    "momentum": (0.0, 0.9, 0.99, 0.5, 0.95),
+    "dampening": (0.0, 0.1, 0.9, 0.5),
+    "alpha": (0.9, 0.99, 0.95),
+    "rho": (0.9, 0.95, 0.99),
+    "betas": (
+        *((0.9, 0.999), (0.9, 0.95), (0.9, 0.99), (0.5, 0.999), (0.95, 0.999)),
+        *((0.9, 0.98), (0.8, 0.99)),
+    ),
+    **dict.fromkeys(["nesterov", "amsgrad", "maximize", "centered"], (True, False)),
+    "decoupled_weight_decay": (True, False),
+    "initial_accumulator_value": (0.0, 0.1, 1.0),
+}
+"""Defaults of other libraries, the likeliest mistakes."""
+
+USUAL: dict[str, dict[str, Any]] = {
+    "sgd": {"momentum": 0.0, "dampening": 0.0, "nesterov": False, "weight_decay": 0.0, "coupled": True},
+    "adam": {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "coupled": False, "amsgrad": False},
+    "rmsprop": {
+        "alpha": 0.99,
+        "eps": 1e-8,
+        "momentum": 0.0,
+        "centered": False,
+        "weight_decay": 0.0,
+        "coupled": True,
+    },
+    "adagrad": {"eps": 1e-10, "initial_accumulator_value": 0.0, "weight_decay": 0.0, "coupled": True},
+    "adadelta": {"rho": 0.9, "eps": 1e-6, "weight_decay": 0.0, "coupled": True},
+}
+"""Default settings of each kind of optimizer."""
+
 
 @dataclass(frozen=True)
 class Clip:
@@ -142,9 +175,12 @@ def _adam(s: Settings, state: dict[str, Any], g: np.ndarray, count: int) -> Upda
     (b1, b2), t = s["betas"], max(count + s.get("count_offset", 0), 1)
     m = state["m"] = b1 * state.get("m", 0.0) + (1 - b1) * g
     v = state["v"] = b2 * state.get("v", 0.0) + (1 - b2) * g * g
-    if s.get("amsgrad"):
-        v = state["largest"] = np.maximum(state.get("largest", 0.0), v)
     first, second = (1 - b1**t, 1 - b2**t) if s.get("corrected", True) else (1.0, 1.0)
+    if s.get("amsgrad") == "corrected":  # optax's
+        v = second * np.maximum(state.get("largest", 0.0), v / second)
+        state["largest"] = v / second
+    elif s.get("amsgrad"):
+        v = state["largest"] = np.maximum(state.get("largest", 0.0), v)
     if s.get("nesterov"):  # optax.nadam, whose next step's correction is 1 - b1**(t + 1)
         ahead = 1 - b1 ** (t + 1) if s.get("corrected", True) else 1.0
         numerator = b1 * m / ahead + (1 - b1) * g / first

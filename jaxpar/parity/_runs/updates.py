@@ -5,7 +5,6 @@ Sampled elements are a small training by themselves.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -17,8 +16,9 @@ from .._loops.explaining import Explainer
 from .._loops.fitting import EXACT, Fit, fit, misfit
 from .._loops.rates import rate_changes
 from .._loops.reading import KEYS, KINDS
-from .._loops.recipe import Recipe
+from .._loops.recipe import USUAL, Recipe
 from .._loops.solving import solutions
+from .._loops.wording import renamed
 from .matching import Aligned
 from .passes import Scene, cast_causes, listed, mode_causes, unchanged
 from .run import TappedRun
@@ -29,20 +29,8 @@ STEPS = 48
 FLOAT32 = 2e-5
 """The relative error of an update that float32 leaves."""
 
-USUAL: dict[str, dict[str, Any]] = {
-    "sgd": {"momentum": 0.0, "dampening": 0.0, "nesterov": False, "weight_decay": 0.0, "coupled": True},
-    "adam": {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "coupled": False, "amsgrad": False},
-    "rmsprop": {
-        "alpha": 0.99,
-        "eps": 1e-8,
-        "momentum": 0.0,
-        "centered": False,
-        "weight_decay": 0.0,
-        "coupled": True,
-    },
-    "adagrad": {"eps": 1e-10, "initial_accumulator_value": 0.0, "weight_decay": 0.0, "coupled": True},
-    "adadelta": {"rho": 0.9, "eps": 1e-6, "weight_decay": 0.0, "coupled": True},
-}
+RUNS = ("run A", "run B")
+"""What sentences of `compare_loops` have for torch and for JAX."""
 
 VARIANCES = ("var", "running_var")
 
@@ -60,14 +48,7 @@ def rate_causes(scene: Scene) -> list[str]:
         return [f"the rate's schedule (run B's rate stays constant, {y[0]:g})"]
     result = Fit({"rate": y}, {"rate": [1e-8 * abs(rate) for rate in y]})
     sentences = rate_changes({"rate": x}, result)
-    return [named(text) for text in sentences or ()]
-
-
-def named(text: str) -> str:
-    """Return a sentence of `compare_loops` about the runs: its torch is run A, and its JAX run B."""
-    for side, run in (("torch", "run A"), ("JAX", "run B")):
-        text = re.sub(rf"\b{side}\b", run, text)
-    return text
+    return [renamed(text, *RUNS) for text in sentences or ()]
 
 
 def update_causes(scene: Scene) -> list[str]:
@@ -141,7 +122,7 @@ def _recipes(scene: Scene) -> list[str]:
     if explainer.same(recipe, groups):
         return []
     texts = [explainer.causes(recipe, groups, depth) for depth in (1, 2)]
-    return [named(text) for text in texts[0] or texts[1]]
+    return [renamed(text, *RUNS) for text in texts[0] or texts[1]]
 
 
 def _trajectory(scene: Scene, side: int) -> tuple[list[Arrays], list[Arrays]] | None:
