@@ -230,3 +230,17 @@ def test_losses_that_are_lost_in_both_runs_are_noted(nan_in, noted, tmp_path):
     notes = parity.bisect(tmp_path / "a", tmp_path / "b").notes
     text = "the loss of both runs is not finite in 2 steps (from 2 on)"
     assert any(text in note for note in notes) == noted
+
+
+def test_the_bits_of_noise_are_no_cast(tmp_path):
+    # The gradient of a bias before a softmax is rounding: a few bits, of either sign.
+    random = np.random.default_rng(1)
+    for run, factor in (("a", 1.0), ("b", 1.01)):
+        with parity.Tap(tmp_path / run, start={"w": np.ones((4, 4)), "key": np.ones(16)}) as tap:
+            for step in range(3):
+                noise = 2.0**-30 * np.random.default_rng(step).integers(1, 120, 16)
+                noise = noise if run == "a" else noise * np.pi
+                gradients = {"w": random.standard_normal((4, 4)), "key": noise}
+                tap(step, loss=factor, gradients=gradients)
+    result = parity.bisect(tmp_path / "a", tmp_path / "b")
+    assert not any("rounded to" in cause for cause in result.causes), str(result)

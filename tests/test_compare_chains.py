@@ -131,7 +131,7 @@ READ = {
 }
 
 
-@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("name", READ, ids=lambda name: name.replace(" ", "_"))
 def test_what_a_chain_is_read_as(name):
     tx, is_right = READ[name]
     result = parity.compare_loops(tx, tx)
@@ -162,7 +162,7 @@ UNREADABLE = {
 }
 
 
-@pytest.mark.parametrize("name", UNREADABLE)
+@pytest.mark.parametrize("name", UNREADABLE, ids=lambda name: name.replace(" ", "_"))
 def test_a_chain_without_a_recipe_is_still_compared(name):
     tx, reason = UNREADABLE[name]
     result = parity.compare_loops(tx, optax.sgd(0.5))

@@ -19,6 +19,7 @@ from jaxpar.parity._sides.jax_in_types import JaxTypes
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.precision.run import HEALTHY, PLANTS, compared, main
+from benchmarks.precision.taps import WORDS, tapped
 
 BF16 = jnp.bfloat16
 X = np.random.RandomState(0).standard_normal((4, 6)).astype(np.float32)
@@ -263,3 +264,34 @@ def test_bisect_names_the_types_that_may_be_the_reason(tmp_path):
     assert cause.startswith("perhaps softmax runs in float32 in run A (test_precision.py:")
     assert "and in bfloat16 in run B (test_precision.py:" in cause
     assert not parity.bisect(wide, wide).notes
+
+
+PAIRS = [("jax", "jax"), ("torch", "torch"), ("torch", "jax"), ("jax", "torch")]
+
+
+@pytest.mark.full
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("operation", WORDS)
+@pytest.mark.parametrize(("a", "b"), PAIRS)
+def test_bisect_blames_the_operation_whose_type_is_the_reason(a, b, operation, dtype, tmp_path):
+    runs = tapped(tmp_path / "a", a, {}, 0), tapped(tmp_path / "b", b, {operation: dtype}, 0)
+    nudged = tapped(tmp_path / "nudged", a, {}, 0, nudged=True)
+    result = parity.bisect(*runs, nudged=nudged)
+    assert result.step == 0, str(result)
+    assert len(result.causes) == 1
+    assert result.causes[0].startswith(f"perhaps {WORDS[operation]}"), str(result)
+    assert dtype in result.causes[0]
+
+
+@pytest.mark.full
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("types", [{}, {"positions": "bfloat16"}, {"positions": "float16"}], ids=str)
+@pytest.mark.parametrize(("a", "b"), PAIRS)
+def test_a_type_that_changes_no_number_is_harmless(a, b, types, tmp_path):
+    runs = tapped(tmp_path / "a", a, {}, 0), tapped(tmp_path / "b", b, types, 0)
+    result = parity.bisect(*runs, nudged=tapped(tmp_path / "nudged", a, {}, 0, nudged=True))
+    assert result.same, str(result)
+    notes = [note for note in result.notes if note.startswith("types differ")]
+    assert len(notes) == len(types)
+    assert all("which is harmless: arithmetic" in note for note in notes)

@@ -41,6 +41,14 @@ CAUSES = {
     "extra": extra_causes,
 }
 
+CONSEQUENCES = (
+    "the forward pass of one run rounds",
+    "gradients are rounded",
+    "only the gradients of",
+    "extra are",
+)
+"""Beginnings of sentences that operations in other types make true."""
+
 
 @dataclass(frozen=True)
 class Bisection:
@@ -216,7 +224,7 @@ def _judged(
         else:
             causes = CAUSES[first.part](scene)
         passes = first.part in ("loss", "gradients")
-        if passes and types and (not causes or causes[0].startswith("the forward pass")):
+        if passes and types and all(text.startswith(CONSEQUENCES) for text in causes):
             causes = [f"perhaps {text} (parity.compare proves it)" for text in types]
             types = []
         if worlds is not None and passes and (not causes or "dropout" in causes[0]):

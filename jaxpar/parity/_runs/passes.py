@@ -12,6 +12,8 @@ from .envelope import UNITS, Walk, common_factor
 from .matching import Aligned, MatchedNames
 from .run import LARGEST, LEAST, NORM, Table, TappedRun
 
+NOISE = 1e-4
+"""A gradient so much smaller than the others is rounding."""
 NEAR_ONE = 0.05
 """Of 1 - cosine: gradients of a pass in a smaller type differ by less, with other dropout masks by more."""
 
@@ -54,9 +56,11 @@ def loss_causes(scene: Scene) -> list[str]:
     gradients = scene.aligned("gradients")
     if gradients:
         factor, residue = common_factor(gradients)
+        # A factor that rounding can make is not a cause.
         if residue <= tolerance and abs(factor - 1) <= tolerance:
-            return [_reported(scene, ratio)]
-        if residue <= tolerance:
+            if abs(ratio - 1) > tolerance:
+                return [_reported(scene, ratio)]
+        elif residue <= tolerance:
             which = (
                 "the loss and its gradients are"
                 if abs(ratio - factor) <= 1e-3 * abs(factor)
@@ -164,7 +168,7 @@ def cast_causes(scene: Scene, parts: Sequence[str]) -> Iterator[str]:
         for i, leaf in enumerate(aligned.names):
             types = aligned.a.dtypes[i], aligned.b.dtypes[i]
             # Rounding alone, such as the gradient of a bias before BatchNorm, has few bits in any type.
-            large = aligned.a.values[i, NORM] > 1e-6 * aligned.rms[i] * np.sqrt(aligned.a.sizes[i])
+            large = aligned.a.values[i, NORM] > NOISE * aligned.rms[i] * np.sqrt(aligned.a.sizes[i])
             kinds = [representable(table.samples[i]) if large else "" for table in (aligned.a, aligned.b)]
             for side, run in enumerate("AB"):
                 if UNITS.get(types[side], 0.0) > UNITS.get(types[1 - side], 1.0):
@@ -215,7 +219,7 @@ def gradient_causes(scene: Scene) -> list[str]:
     if cause := _clip_cause(scene, aligned):
         return [cause]
     factor, residue = common_factor(aligned)
-    if residue <= tolerance:
+    if residue <= tolerance < abs(factor - 1):
         return [f"gradients are {factor:.6g} times as large in run B{_reduction(scene, factor)}"]
     if cause := _added_decay(scene, aligned):
         return [cause]
