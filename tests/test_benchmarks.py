@@ -63,7 +63,7 @@ ELSEWHERE = {
     "gpu_programs.py": "XLA's compiler for GPUs, 280 MB; tests/gpu_programs",
     "line_by_line.py": "tests/test_line_by_line.py prints the page",
     "parity/adversarial.py": "minutes; tests/test_adversarial.py",
-    "parity/keras_layers.py": "minutes; tests/test_keras.py has the pairs",
+    "parity/keras_models.py": "minutes; tests/test_keras.py has the pairs, and models",
     "parity/mended.py": "half an hour; tests/test_mended.py has the loop",
     "parity/from_trace.py": "hours for all cases; tests/test_trace.py",
     "mutants/covered.py": "all tests, one by one; tests/test_mutants.py",

@@ -13,6 +13,7 @@ from jaxpar import errors, parity
 
 keras = pytest.importorskip("keras")
 
+from benchmarks.parity import keras_models  # noqa: E402
 from benchmarks.parity.keras_layers import PAIRS  # noqa: E402
 from jaxpar._rulebook import ROWS  # noqa: E402
 from jaxpar.parity._keras.calls import intercepted  # noqa: E402
@@ -32,6 +33,17 @@ def test_a_layer_is_the_same_as_torchs_and_a_planted_mistake_is_not(name):
         return
     assert PAIRS[name].compared().same
     assert not PAIRS[name].compared(wrong=True).same
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("i", range(2))
+def test_a_drawn_model_is_the_same_and_a_planted_mistake_has_its_place(i):
+    case = keras_models.planted(34, 2)[i]
+    healthy, verdict, place = keras_models.judged(case)
+    assert healthy
+    assert verdict == "different"
+    assert place.startswith(f"{case[2]} (")
+    assert case[1] in place
 
 
 def test_every_row_names_a_class_of_keras():

@@ -1,8 +1,7 @@
 """Keras's layers against torch's: pairs that are the same, and each with one mistake planted in Keras.
 
-    KERAS_BACKEND=jax python benchmarks/parity/keras_layers.py > docs/tables/keras.md
-
-The frame is every class of `keras.layers` that has a layer of `torch.nn` as its counterpart.
+The frame is every class of `keras.layers` that has a layer of `torch.nn` as its counterpart. `keras_models`
+prints the page.
 """
 
 from __future__ import annotations
@@ -258,24 +257,3 @@ PAIRS: dict[str, Pair] = {
     **_of_axes(2),
     **_of_axes(3),
 }
-
-
-def outcome(pair: Pair, wrong: bool) -> tuple[str, str]:
-    """Return the verdict, and the layer and the cause of a difference or the error."""
-    try:
-        compared = pair.compared(wrong)
-    except Exception as error:
-        return "refused", f"{type(error).__name__}: {str(error).splitlines()[0][:160]}"
-    divergence = compared.divergence
-    where = "" if divergence is None else divergence.candidate or "the model"
-    cause = divergence.causes[0].text if divergence and divergence.causes else ""
-    return ("same" if compared.same else "different"), f"{where}: {cause}" if where else ""
-
-
-def main() -> None:
-    for name, pair in PAIRS.items():
-        print(name, *outcome(pair, False), "|", *outcome(pair, True), flush=True)
-
-
-if __name__ == "__main__":
-    main()
