@@ -112,6 +112,42 @@ class TorchMapped(torch.nn.Module):
         return self.b(torch.relu(self.a(x)))
 
 
+class TorchComputed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.fc(x + torch.arange(4, dtype=x.dtype) / 3)
+
+
+class FlaxTable(nnx.Module):
+    def __init__(self):
+        self.fc = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
+        self.table = nnx.data(np.arange(4, dtype=np.float32) / np.float32(3))
+
+    def __call__(self, x):
+        return self.fc(x + self.table)
+
+
+class Normed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.a, self.b = torch.nn.LayerNorm(4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.b(torch.nn.functional.gelu(self.norm(self.a(x))))
+
+
+class FlaxNormed(nnx.Module):
+    def __init__(self):
+        self.norm = nnx.LayerNorm(4, epsilon=1e-3, use_fast_variance=False, rngs=nnx.Rngs(0))
+        self.a, self.b = nnx.Linear(4, 4, rngs=nnx.Rngs(1)), nnx.Linear(4, 2, rngs=nnx.Rngs(2))
+
+    def __call__(self, x):
+        return self.b(nnx.gelu(self.norm(self.a(x)), approximate=True))
+
+
 X = np.random.RandomState(0).randn(5, 4)
 VARIABLES = Both().init({"params": jax.random.key(0), "dropout": jax.random.key(1)}, X.astype(np.float32))
 
@@ -121,6 +157,7 @@ VARIABLES = Both().init({"params": jax.random.key(0), "dropout": jax.random.key(
     ("module", "flax_module", "x", "options", "same", "cause"),
     [
         (Table, Computed(), X, {}, True, ""),  # up to what float32 does to the table
+        (TorchComputed, FlaxTable(), X, {}, True, ""),
         (Table, Computed(1 + 1e-5), X, {}, False, ""),
         (Images, FlaxImages(), IMAGES, {"layout": "channels_last"}, True, ""),
         (Images, FlaxImages((0, 1, 2, 3)), IMAGES, {"layout": "channels_last"}, False, "(C, *S)"),
@@ -138,7 +175,9 @@ def test_what_else_a_trace_holds(tmp_path, module, flax_module, x, options, same
     torch.manual_seed(0)  # other weights than the trace's, which torch gets
     judged = parity.against_jax(parity.record_jax(tmp_path, flax_module, x, **options), module())
     assert judged.same == same, judged
-    assert bool(judged.constants) == (module is Table and same)
+    assert any("float32 constants" in note for note in judged.notes) == (
+        module in (Table, TorchComputed) and same
+    )
     assert not cause or cause in judged.divergence.causes[0].text, judged
 
 
@@ -245,6 +284,17 @@ def test_a_difference_after_the_last_layer_is_placed_there(tmp_path):
     module.register_forward_hook(lambda layer, inputs, output: 2 * output)
     judged = parity.against_jax(parity.record_jax(tmp_path, net, X), module)
     assert judged.divergence.kind == "after the last layer"
+
+
+@pytest.mark.full
+def test_a_place_behind_a_wrong_layer_has_its_own_cause(tmp_path):
+    judged = parity.against_jax(parity.record_jax(tmp_path, FlaxNormed(), X), Normed())
+    (other,) = judged.divergence.others
+    assert judged.divergence.causes[0].text == "epsilon=1e-05 (it acts as 0.001)"
+    assert (other.candidate, other.causes[0].text) == (
+        "b",
+        "approximate=False (it acts as gelu(approximate=True))",
+    )
 
 
 class Scaled(torch.nn.Module):

@@ -259,7 +259,7 @@ PLANTS = [
     *plants("jaxpar/parity/_divergence/recorded_replay.py",
         ('Departure(inputs=inputs, outputs=outputs)', 'Departure(outputs=outputs)', "tests/test_trace_of_jax.py -k consequence"),
         ('Departure(inputs=inputs, outputs=outputs)', 'Departure(inputs=inputs)', "tests/test_trace_of_jax.py -k next_one"),
-        ('call.outputs = [*outputs[call.key], ', 'x = [*outputs[call.key], ', "tests/test_trace_of_jax.py -k consequence"),
+        ('call.outputs = [*outputs[call.key], ', 'x = [*outputs[call.key], ', "tests/test_trace_of_jax.py -k wrong_layer"),
         ('outputs=after.outputs, state=after.state', 'outputs=results.outputs, state=after.state', "tests/test_trace_of_jax.py -k after_the_last_layer"),
     ),
     *plants("jaxpar/parity/_trace/reading.py",
