@@ -14,6 +14,8 @@ import pytest
 
 import jaxpar.optim
 from jaxpar import parity
+from jaxpar.parity._loops.chains import chain_recipe
+from jaxpar.parity._loops.runs import SHAPES, made_up_weights, nested
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -124,6 +126,18 @@ READ = {
         optax.chain(optax.scale(8.0), optax.clip(0.5), optax.scale(0.125), optax.sgd(0.1)),
         lambda recipe: (recipe.factor, recipe.clip.limit, recipe.clip.scale) == (1.0, 0.5, 8.0),
     ),
+    "each batch clipped": (
+        optax.chain(optax.clip(0.1), optax.MultiSteps(optax.adam(0.1), 2).gradient_transformation()),
+        lambda recipe: recipe.clip.per_batch and recipe.combine == "mean",
+    ),
+    "a decay behind the rate": (
+        optax.chain(
+            optax.trace(0.9),
+            optax.scale_by_schedule(lambda n: -0.1 / (n + 1)),
+            optax.add_decayed_weights(-0.1),
+        ),
+        lambda recipe: recipe.settings["norm.bias"]["decay_without_rate"],
+    ),
     "a scheduled hyperparameter": (
         optax.inject_hyperparams(optax.adam)(learning_rate=optax.linear_schedule(0.1, 0.01, 20), b1=0.8),
         lambda recipe: recipe.settings["norm.bias"]["betas"] == (0.8, 0.999),
@@ -138,6 +152,11 @@ def test_what_a_chain_is_read_as(name):
     assert result.equal
     assert not isinstance(result.recipe, str), result.recipe
     assert is_right(result.recipe), result.recipe
+    # The search repairs a chain that is read wrongly, so the reading is tested by itself, too.
+    weights = made_up_weights(SHAPES, 0)
+    recipe, every = chain_recipe(tx, nested(weights, {}), {name: name for name in weights}, weights)
+    assert is_right(recipe), recipe
+    assert every == (2 if name == "each batch clipped" else 1)
 
 
 UNREADABLE = {
