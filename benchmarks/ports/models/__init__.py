@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from . import (
+    denoising_diffusion_,
+    labml_,
     ours,
+    pytorch_cifar_,
     pytorch_examples,
     smp_,
     timm_,
@@ -26,8 +29,11 @@ GROUPS = {
     "timm": timm_.CASES,
     "smp": smp_.CASES,
     "vit_pytorch": vit_pytorch_.CASES,
+    "denoising_diffusion": denoising_diffusion_.CASES,
+    "labml": labml_.CASES,
+    "pytorch_cifar": pytorch_cifar_.CASES,
 }
 BY_NAME = {f"{group}/{case.name}": case for group, cases in GROUPS.items() for case in cases}
-REFUSED = frozenset(smp_.REFUSED)
-FRAMES = ("timm", "smp", "vit_pytorch")
+REFUSED = frozenset((*smp_.REFUSED, *pytorch_cifar_.REFUSED))
+FRAMES = ("timm", "smp", "vit_pytorch", "denoising_diffusion", "labml", "pytorch_cifar")
 """The groups that are all of a library, of which one half is only asked."""
