@@ -207,6 +207,8 @@ def test_rows_of_layers_are_added(kind):
         first, second = row(library, kind, "ReLU", "Tanh"), row(library, kind, "SiLU")
         both = first + second
         second += first
+        for position in (0, 2):
+            both.insert(position, library.ELU())
         said.append([[(n, type(x).__name__) for n, x in net.named_children()] for net in (both, second)])
     assert said[0] == said[1]
 

@@ -13,10 +13,11 @@ FORGOTTEN = {
     "Guarded": ("self.distances", "if "),
     "Rotary": ("_length", "self._s", "self._c", "if "),
     "Returned": ("self.mask", "self.scales", "None", "if "),
+    "Shown": ("self.scores", "self.attention", "scores: ", "stop_gradient"),
     "Keyed": ("self.tables", "self.ramps", "lru_cache", "functools", "is None"),
 }
 """By class: what its file does not have."""
-REMEMBERED = ("FromTheFirst", "Longest", "Chosen", "Partly")
+REMEMBERED = ("FromTheFirst", "Longest", "Chosen", "Partly", "ReadElsewhere")
 
 
 @functools.cache
@@ -43,6 +44,18 @@ def test_what_may_come_from_earlier_calls_is_a_hole(name):
     assert port.status == 2
     assert all("it keeps an array in the module" in hole for hole in port.holes)
     assert "dd = " not in port.source
+
+
+def test_an_array_that_nothing_reads_is_left_out_with_a_note():
+    notes = [note.partition(": ")[2] for note in ported("Shown").notes]
+    assert notes == [
+        "self.scores = scores: no line reads self.scores, so it is left out",
+        "self.attention = attention.detach(): no line reads self.attention, so it is left out",
+    ]
+
+
+def test_two_attributes_of_one_array_are_a_hole_as_each_is():
+    assert any("self.doubled = self.twice = y + y" in hole for hole in ported("ReadElsewhere").holes)
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,51 @@ def evens(length):
     return 2 * torch.arange(length, dtype=torch.float32)[:, None]
 
 
+class Shown(nn.Module):
+    """Arrays that the call leaves for the user, and that it never reads."""
+
+    inputs = ((2, 3, 4),)
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.attention = None
+        self.scores: torch.Tensor | None = None
+
+    def forward(self, x):
+        scores = self.linear(x) @ x.transpose(1, 2)
+        self.scores = scores
+        attention = scores.softmax(-1)
+        self.attention = attention.detach()
+        return attention @ x
+
+
+class ReadElsewhere(nn.Module):
+    """An array that a part leaves and the module around it reads, and one under two names."""
+
+    inputs = ((2, 3, 4),)
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.inner = Inner(width)
+        self.doubled = None
+
+    def forward(self, x):
+        y = self.inner(x)
+        self.doubled = self.twice = y + y
+        return y * self.inner.total
+
+
+class Inner(nn.Linear):
+    def __init__(self, width):
+        super().__init__(width, width)
+        self.total = None
+
+    def forward(self, x):
+        self.total = x.sum()
+        return super().forward(x)
+
+
 class FromTheFirst(nn.Module):
     """It starts from the first call's numbers, and keeps them."""
 

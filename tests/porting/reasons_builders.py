@@ -98,6 +98,7 @@ class Built(Base):
             block.setdefault("ratio", number)
         self.frozen = False
         self.widths = [0, width, 0]
+        self.kernels = [SDPBackend.MATH]
         for index in range(3):
             self.widths[index] = width + index
         self.norm, self.act = None, None
@@ -131,7 +132,7 @@ class Built(Base):
     def forward(self, x):
         (x,) = filter(torch.is_tensor, (None, x))
         x = self.skip(x) + self.blocks(self.norm(x)) * self.widths[2]
-        with sdpa_kernel([SDPBackend.MATH]):
+        with sdpa_kernel(self.kernels):
             x = F.scaled_dot_product_attention(x, x, x @ self.table, self.mask)
         return half(x)
 

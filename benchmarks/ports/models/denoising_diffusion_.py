@@ -8,12 +8,10 @@ from typing import Any
 import torch
 
 from ..case import Case, Maker, normal
-from ..vision import torchvision
 
 
 def of(file: str, name: str, *args: Any, **kwargs: Any) -> Any:
     def make() -> torch.nn.Module:
-        torchvision()
         module = importlib.import_module(f"denoising_diffusion_pytorch.{file}")
         return getattr(module, name)(*args, **kwargs)
 

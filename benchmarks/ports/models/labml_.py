@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import importlib
 from types import SimpleNamespace
@@ -11,7 +10,6 @@ from typing import Any
 import torch
 
 from ..case import Case, Maker, integers, normal
-from ..vision import torchvision
 
 SEQUENCE = normal(6, 2, 16)
 """As labml has it: steps, batch, width."""
@@ -44,7 +42,6 @@ def one_hot(generator: torch.Generator) -> torch.Tensor:
 
 
 def module(path: str) -> Any:
-    torchvision()
     return importlib.import_module(f"labml_nn.{path}")
 
 
@@ -177,17 +174,6 @@ def deep_norm() -> torch.nn.Module:
     )
 
 
-def autoencoder() -> torch.nn.Module:
-    parts = module("diffusion.stable_diffusion.model.autoencoder")
-    sizes: dict[str, Any] = {
-        "channels": 32,
-        "channel_multipliers": [1, 2],
-        "n_resnet_blocks": 1,
-        "z_channels": 4,
-    }
-    return torch.nn.Sequential(parts.Encoder(in_channels=3, **sizes))
-
-
 def rwkv() -> torch.nn.Module:
     """Half of a block: the whole model writes into a state that is None."""
     net: torch.nn.Module = module("rwkv").ChannelMixing(SimpleNamespace(n_embd=16, intermediate_size=32), 0)
@@ -204,17 +190,6 @@ def mlp_mixer() -> torch.nn.Module:
     mixing = module("transformers.feed_forward").FeedForward(6, 8, dropout=0.0)
     net: torch.nn.Module = module("transformers.mlp_mixer").MLPMixer(mixing)
     return net
-
-
-def neox() -> torch.nn.Module:
-    parts = module("neox.model")
-    return torch.nn.Sequential(
-        parts.Embedding(20, 16),
-        parts.TransformerLayer(16, 2),
-        copy.deepcopy(parts.TransformerLayer(16, 2)),
-        parts.FinalNorm(16),
-        parts.ReadoutLayer(16, 20),
-    )
 
 
 QUERY_KEY_VALUE = {"query": SEQUENCE, "key": SEQUENCE, "value": SEQUENCE}
@@ -264,7 +239,16 @@ CASES = (
         is_attn=(False, True),
         n_blocks=1,
     ),
-    Case("diffusion.stable_diffusion.model.autoencoder", autoencoder, SMALL),
+    case(
+        "diffusion.stable_diffusion.model.autoencoder",
+        "Encoder",
+        SMALL,
+        channels=32,
+        channel_multipliers=[1, 2],
+        n_resnet_blocks=1,
+        in_channels=3,
+        z_channels=4,
+    ),
     case(
         "diffusion.stable_diffusion.model.unet",
         "UNetModel",
@@ -316,7 +300,7 @@ CASES = (
     case("lora", "Linear", (normal(3, 6),), in_features=6, out_features=5, bias=True, r=2),
     case("lora.gpt2", "GPTModel", (integers(20, 2, 6),), **LORA_GPT),
     case("lstm", "LSTM", (normal(4, 2, 5),), 5, 6, 2),
-    Case("neox.model", neox, (integers(20, 2, 6),)),
+    case("neox.model", "TransformerLayer", (BATCH_FIRST,), 16, 2),
     case("normalization.batch_channel_norm", "BatchChannelNorm", (normal(4, 8, 5, 5),), 8, 2),
     case("normalization.batch_norm", "BatchNorm", (normal(4, 8, 5, 5),), 8),
     Case("normalization.deep_norm", deep_norm, (SEQUENCE,)),

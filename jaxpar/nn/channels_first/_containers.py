@@ -84,6 +84,14 @@ class _Row(_Container):
             self.append(module)
         return self
 
+    def insert(self, index: int, module: Any) -> Any:
+        elements = [*self]
+        elements.insert(index, module)
+        self.append(elements[-1])
+        for position, element in enumerate(elements):
+            self[position] = element
+        return self
+
     def __iadd__(self, modules: Iterable[Any]) -> Any:
         return self.extend(modules)
 
@@ -101,7 +109,8 @@ class Sequential(_Row):
     Args:
       modules: the elements, named "0", "1" and so on; or one dict of elements by name.
 
-    Indices, slices, `append`, `extend`, `+` and `add_module` work as in torch; elements may be functions.
+    Indices, slices, `append`, `extend`, `insert`, `+` and `add_module` work as in torch, and elements may
+    be functions.
 
     >>> from flax import nnx
     >>> import jax.numpy as jnp
@@ -129,7 +138,7 @@ class Sequential(_Row):
 
 
 class ModuleList(_Row):
-    """A list of modules, "0", "1" and so on, with indices, slices, `append`, `extend` and `+`.
+    """A list of modules, "0", "1" and so on, with indices, slices, `append`, `extend`, `insert` and `+`.
 
     >>> from jaxpar.nn import channels_first as nn
     >>> layers = nn.ModuleList([nn.ReLU(), nn.Tanh()])

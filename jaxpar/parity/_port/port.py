@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -199,7 +200,7 @@ def port(
                 flax = builder(file)
                 proof = _proven(make, flax, functools.partial(builder, file), inputs, kwargs, layout)
             except Exception as error:  # whatever a written file can do wrong: without a proof it is nothing
-                proof = Proof(failure=f"{type(error).__name__}: {error}".partition("\n")[0])
+                proof = Proof(failure=_failure(error))
     if not written.holes and (header := _unproven(proof)):
         text = with_docstring(text, header)
         if path:
@@ -247,6 +248,12 @@ def _proven(
     if not all(comparison.same for comparison in comparisons):
         return Proof(comparisons, notes=too_small(make, inputs, kwargs))
     return Proof(comparisons, differences(make, build, inputs, kwargs, layout))
+
+
+def _failure(error: Exception) -> str:
+    """Return an error in one line; one without a text, as of an `assert`, with the line that raised it."""
+    line = traceback.extract_tb(error.__traceback__)[-1].line if not str(error) else str(error)
+    return f"{type(error).__name__}: {line}".partition("\n")[0]
 
 
 def _unproven(proof: Proof) -> str:

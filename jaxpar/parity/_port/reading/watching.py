@@ -132,6 +132,11 @@ class Watched:
                 variables.setdefault((source.around(node), node.id), Site()).merge(site)
         return variables
 
+    @property
+    def paths(self) -> set[str]:
+        """The files of the lines that ran."""
+        return {path for path, _ in self.lines}
+
     @functools.cached_property
     def callables(self) -> set[int]:
         """The ids of all functions and classes that were values of expressions; read after all calls."""

@@ -52,6 +52,7 @@ FUNCTIONS = table("""
     torch.tril_indices|torch.triu_indices(row, col, offset) -> jnp.stack(jnp.{}({row}, {offset}, {col}))
     torch.jit.is_scripting|torch.jit.is_tracing() -> False
     torch.compiler.is_compiling|torch.compiler.is_exporting|torch.onnx.is_in_onnx_export() -> False
+    torch.Size(sizes) -> tuple({sizes})
     torch.is_tensor(obj) -> isinstance({obj}, jax.Array)
     torch.get_default_dtype() -> jnp.float32
     torch.finfo|torch.iinfo(type) -> jnp.{}({type})

@@ -101,7 +101,7 @@ METHODS = table("""
     adjoint() -> {self:a}.mT.conj()
     floor|ceil|round|trunc|logical_not|isinf|isnan|isfinite|nan_to_num() -> jnp.{}({self})
     asin|acos|atan|asinh|acosh|atanh() -> jnp.{}({self})
-    rsqrt|erf|erfc|lgamma() -> jax.lax.{}({self})
+    rsqrt|erf|erfc|lgamma|digamma() -> jax.lax.{}({self})
     erfinv() -> jax.lax.erf_inv({self})
     logit() -> jax.scipy.special.logit({self})
     frac() -> {self:a} - jnp.trunc({self})

@@ -11,6 +11,8 @@ Text = Callable[[ast.expr, str], str]
 """Writes an argument; the second argument is its form: "", "a", "t", "s" or "n"."""
 SHAPE = "its shape depends on data"
 """The note of a rule that is for constructors alone, whose numbers are known."""
+ALIASES: dict[str | None, str] = {"axis": "dim", "keepdims": "keepdim"}
+"""NumPy's names of arguments, which torch takes as well."""
 LINE = re.compile(r"([\w.|]+)\((.*?)\) -> +(.+?)(?:  # (.+))?")
 PLACEHOLDER = re.compile(r"\{(\w+)(?::(\w))?\}")
 OPTIONAL = re.compile(r"<([^<>]*\{[^<>]*)>")
@@ -49,7 +51,11 @@ class CallRule:
 
     def _bound(self, call: ast.Call) -> dict[str, list[ast.expr]] | None:
         positional = list(call.args)
-        named = {keyword.arg: keyword.value for keyword in call.keywords}
+        names = {parameter.strip("*=?").partition("==")[0] for parameter in self.signature}
+        named = {
+            keyword.arg if keyword.arg in names else ALIASES.get(keyword.arg, keyword.arg): keyword.value
+            for keyword in call.keywords
+        }
         bound: dict[str, list[ast.expr]] = {}
         for parameter in self.signature:
             name, _, value = parameter.strip("*=?").partition("==")

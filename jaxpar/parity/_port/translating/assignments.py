@@ -9,6 +9,7 @@ from torch import nn
 
 from ..reading.runtime import Beyond
 from ..reading.source import end_of, start_of
+from .attributes import own_attribute
 from .blocks import statement
 from .caches import is_kept
 from .context import Context, variables_of
@@ -47,6 +48,13 @@ def assign(ctx: Context, node: ast.Assign) -> str | None:
         isinstance(element, ast.Subscript) and ctx.is_tensor(element.value) for element in target.elts
     ):
         raise Hole(PART)
+    if (
+        not single
+        and ctx.in_call(node)
+        and ctx.is_tensor(node.value)
+        and any(map(own_attribute, node.targets))
+    ):
+        raise Hole(KEEPS)
     if single and isinstance(target, ast.Attribute):
         if ctx.in_call(node) and text(ctx, node.value) == ctx.source.segment(target):
             return None  # self.table = self.table.to(x.device)
@@ -64,7 +72,10 @@ def assign(ctx: Context, node: ast.Assign) -> str | None:
 
 def kept_in_variable(ctx: Context, node: ast.stmt, name: str, value: ast.expr) -> str | None:
     """Write what a call keeps as a local variable, if it is read; what the constructor sets is left out."""
-    if ctx.only_making(node) or name not in memory_of(ctx, node).read:
+    if ctx.only_making(node):
+        return None
+    if name not in memory_of(ctx, node).read:
+        ctx.note(node, f"no line reads self.{name}, so it is left out")
         return None
     ctx.note(node, f"self.{name} is computed in each call, and not kept")
     variable, written = memory_of(ctx, node).names[name], value_of(ctx, value).text

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 
 from torch import nn
 
-from ..reading.source import Function, start_of
-from .attributes import as_if_empty, asked, computes, is_get, loaded, own_attribute, reads, set_by
+from ..reading.source import Function, source_of, start_of
+from .attributes import ASKING, as_if_empty, asked, computes, is_get, loaded, own_attribute, reads, set_by
 from .context import Context, variables_of
 from .fragment import Hole
 
@@ -153,22 +153,21 @@ class _Methods:
         self.constructing = [x for x in methods if x.name not in self.methods and ctx.ran(x.body[0])]
 
     def memory(self) -> ModuleMemory:
-        arrays, numbers = self._candidates()
-        # Only what has a hole otherwise is worth several calls of torch's module.
-        if not arrays or self.ctx.watched.remembers():
-            return ModuleMemory()
+        arrays, numbers, unread = self._candidates()
         names = arrays | numbers
-        while True:
-            memory = self._flow(names)
+        # Only what has a hole otherwise is worth several calls of torch's module.
+        if arrays and self.ctx.watched.remembers():
+            names = set()
+        while names & arrays:
+            memory = self._flow(names | unread)
             wrong = self._wrong(memory) | (numbers & names & memory.read)
             if not wrong:
                 return memory
             names = names - wrong
-            if not names & arrays:
-                return ModuleMemory()
+        return self._flow(unread) if unread else ModuleMemory()
 
-    def _candidates(self) -> tuple[set[str], set[str]]:
-        """Return the attributes that calls set, and that they read: arrays, and numbers about them."""
+    def _candidates(self) -> tuple[set[str], set[str], set[str]]:
+        """Return the attributes that calls set: arrays and numbers that they read, other arrays."""
         arrays: set[str] = set()
         others: set[str] = set()
         for method in self.methods.values():
@@ -194,7 +193,24 @@ class _Methods:
         attributes = (child for child in ast.walk(self.ctx.source.tree) if isinstance(child, ast.Attribute))
         elsewhere = {x.attr for x in attributes if not own_attribute(x) and self.ctx.is_module(x.value)}
         elsewhere |= {loaded(child) for part in self._others() for child in ast.walk(part)}
-        return (arrays & read) - in_state - elsewhere, (others & read) - arrays - in_state - elsewhere
+        unread = {name for name in arrays - read - self.dicts - others if not self._is_read(name)}
+        seen = in_state | elsewhere
+        return (arrays & read) - seen, (others & read) - arrays - seen, unread - seen
+
+    def _is_read(self, name: str) -> bool:
+        """Return whether a line of any file of the port may read an attribute of this class's modules."""
+        for source in map(source_of, self.ctx.watched.paths):
+            for x in ast.walk(source.tree):
+                if isinstance(x, ast.Attribute) and x.attr == name and not isinstance(x.ctx, ast.Store):
+                    site = self.ctx.watched.site(source, x.value)
+                    if site is None or any(
+                        issubclass(kind, self.ctx.kind or nn.Module) for kind in site.kinds
+                    ):
+                        return True
+                is_asked = isinstance(x, ast.Call) and ast.unparse(x.func) in ASKING
+                if is_asked and any(getattr(part, "value", None) == name for part in x.args):  # type: ignore[attr-defined]
+                    return True
+        return False
 
     def _others(self) -> Iterator[ast.AST]:
         """Yield the constructor and derived classes, which may read an attribute before a call sets it."""
@@ -254,7 +270,7 @@ class _Methods:
         wrong: set[str] = set()
         for method in self.methods.values():
             names = {*memory.arguments[method.name], *memory.returned[method.name]}
-            if names and not self._is_called_plainly(method, bool(memory.returned[method.name])):
+            if names and not self._is_called_plainly(method, memory):
                 wrong |= names
         for child in (x for method in self.methods.values() for x in ast.walk(method)):
             wrong |= {asked(child)} if not self._is_in_test(child) else set()
@@ -272,7 +288,7 @@ class _Methods:
                 return True
         return False
 
-    def _is_called_plainly(self, method: Function, returns: bool) -> bool:
+    def _is_called_plainly(self, method: Function, memory: ModuleMemory) -> bool:
         """Return whether a method is only called by methods of this class, and can return more."""
         parents = self.ctx.source.parents
         uses = [
@@ -284,8 +300,20 @@ class _Methods:
         plain = len(calls) == len(uses) and all(isinstance(call, ast.Call) for call in calls)
         if not plain or method.decorator_list or method.name == "forward":
             return False
-        inner = [x for x in ast.walk(method) if isinstance(x, ast.Return)]
-        return not returns or (not inner and all(isinstance(parents[call], ast.Expr) for call in calls))
+        if not memory.returned[method.name]:
+            return True
+        ends = any(isinstance(x, ast.Return) and self._is_written(x, memory.names) for x in ast.walk(method))
+        return not ends and all(isinstance(parents[call], ast.Expr) for call in calls)
+
+    def _is_written(self, node: ast.AST, names: Iterable[str]) -> bool:
+        """Return whether no condition on the memory leaves a statement out, as `if self.table: return`."""
+        while not isinstance(node, Function):
+            child, node = node, self.ctx.source.parents[node]
+            if isinstance(node, ast.If) and reads(node.test, names):
+                chosen = as_if_empty(self.ctx, node.test, names, computes(node, names))
+                if child in (node.body if chosen is False else node.orelse if chosen else ()):
+                    return False
+        return True
 
     def _events(
         self, body: Iterable[ast.stmt], names: set[str], branches: tuple[int, ...]

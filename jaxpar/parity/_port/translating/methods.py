@@ -55,6 +55,8 @@ def _of_tensor(ctx: Context, node: ast.Call, func: ast.Attribute, owner: Site | 
         return Fragment(f"{text(ctx, func.value, 'a')}.{name}()")
     if name in ("to", "type"):
         return _to(ctx, node, func.value)
+    if name == "__getattr__":
+        return Fragment(f"getattr({text(ctx, func.value)}, {arguments_of(ctx, node)})")
     if name == "requires_grad_" and owner and owner.kinds & {nn.Parameter}:
         raise Hole("it is not clear which weights are frozen here")
     if several := pair(ctx, node):

@@ -179,6 +179,8 @@ def reference(ctx: Context, node: ast.AST, value: Any, name: str | None) -> Frag
             if function.startswith("partial("):
                 ctx.needs.imports["partial"] = "from functools import partial"
             return Fragment(function)
+        if isinstance(value, torch.nn.attention.SDPBackend):  # of a context that is not written
+            return Fragment(repr(value.name))
         raise Hole("there is no rule for it")
     if name is not None and is_set_by_functions(ctx.source, name) and isinstance(value, LITERALS):
         ctx.needs.note(f"resolved: {ctx.source.place(node)}: {name} is {value!r}")

@@ -68,7 +68,16 @@ def loop(ctx: Context, node: ast.For) -> str:
 
 @statement(ast.Assert)
 def assertion(ctx: Context, node: ast.Assert) -> str | None:
+    if any(_compares_identity(ctx, child) for child in ast.walk(node.test)):
+        ctx.note(node, "a compiled program has no identity of arrays; left out")
+        return None
     return None if _is_unchecked(ctx, node, node.test) else with_blocks(ctx, node)
+
+
+def _compares_identity(ctx: Context, node: ast.AST) -> bool:
+    """Return whether an expression is `query is key` of tensors."""
+    is_identity = isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Is | ast.IsNot)
+    return is_identity and all(map(ctx.is_tensor, (node.left, *node.comparators)))  # type: ignore[attr-defined]
 
 
 def _is_unchecked(ctx: Context, node: ast.stmt, condition: ast.expr) -> bool:
