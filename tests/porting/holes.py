@@ -137,6 +137,17 @@ class Remembers(Layer):
         return self.layer(x)
 
 
+class ChangesItsWeight(Layer):
+    """A weight that each call normalises, as in EDM2."""
+
+    holes = ("self.layer.weight.copy_(self.layer.weight / 2): the call changes a weight",)
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.layer.weight.copy_(self.layer.weight / 2)
+        return self.layer(x)
+
+
 class Random(Layer):
     """Random numbers beside dropout."""
 

@@ -242,12 +242,13 @@ def _proven(
     # Before the comparisons, which would succeed although the port lacks such an effect.
     require_no_other_state(lambda: _seeded(make), inputs, kwargs)
     with taking_fresh():
-        comparisons = tuple(prove(make, flax, build, inputs, kwargs, layout))
+        listed, notes = prove(make, flax, build, inputs, kwargs, layout)
+    comparisons = tuple(listed)
     if not comparisons:
         return Proof()
     if not all(comparison.same for comparison in comparisons):
-        return Proof(comparisons, notes=too_small(make, inputs, kwargs))
-    return Proof(comparisons, differences(make, build, inputs, kwargs, layout))
+        return Proof(comparisons, notes=(*notes, *too_small(make, inputs, kwargs)))
+    return Proof(comparisons, differences(make, build, inputs, kwargs, layout), notes)
 
 
 def _failure(error: Exception) -> str:

@@ -9,6 +9,7 @@ import importlib.util
 import itertools
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,7 +26,9 @@ from .._compare import compare
 from .._comparison import Comparison
 from .._reach import shake
 from .._sides.step_data import Layout, factors, real_parts
+from .._sides.torch_float64 import Rounding
 from .._sides.torch_side import named_leaves
+from .._stochastic_arithmetic import OUTPUTS
 from ..measuring import Outcome
 from .tables import of_flax, of_torch
 from .variants import mapped, variants
@@ -58,13 +61,16 @@ def prove(
     inputs: Sequence[Any],
     kwargs: dict[str, Any],
     layout: Layout,
-) -> list[Comparison]:
-    """Compare five steps of training, then evaluations with more shapes, until one comparison fails."""
+) -> tuple[list[Comparison], tuple[str, ...]]:
+    """Compare five steps of training, then evaluations with more shapes, until one comparison fails.
+
+    Returns the comparisons, and notes on what they leave out.
+    """
     comparisons: list[Comparison] = []
     net = perturbed(make)
     trained = any(parameter.requires_grad for parameter in net.parameters())
     # Zeros and ties, where derivatives differ, take turns with the example: they share its compiled step.
-    rates = accepted(net, inputs, kwargs)
+    rates, notes = accepted(net, inputs, kwargs)
     examples = [example for example, _ in rates] or [tuple(inputs)]
     rate = min((rate for _, rate in rates), default=RATE)
     # For a complex parameter, JAX's gradient is the conjugate of torch's, which is the direction of ascent.
@@ -88,7 +94,7 @@ def prove(
                 compared = _with_tables_in_float64(compared, make, net, flax, build, arrays, options)
             comparisons.append(compared)
             gc.collect()  # compiled steps and their sides refer to each other, and are as large as the model
-    return comparisons
+    return comparisons, notes
 
 
 def _with_tables_in_float64(
@@ -111,13 +117,21 @@ def _with_tables_in_float64(
 
 def accepted(
     net: nn.Module, inputs: Sequence[Any], kwargs: dict[str, Any]
-) -> list[tuple[tuple[Any, ...], float]]:
+) -> tuple[list[tuple[tuple[Any, ...], float]], tuple[str, ...]]:
     """Return the example and its variants, as far as torch's outputs and gradients are finite, with rates.
 
-    A rate is RATE, or what moves the weights by FAR in the first step, if that is less.
+    A rate is RATE, or what moves the weights by FAR in the first step, if that is less. A variant on which
+    torch's own outputs have few digits is left out, with a note: ten norms of a black image, for example.
     """
-    examples = []
-    for example, _ in variants(inputs, {}).values():
+    examples: list[tuple[tuple[Any, ...], float]] = []
+    notes: list[str] = []
+    for name, (example, _) in variants(inputs, {}).items():
+        moved = moved_by_rounding(net, example, kwargs) if examples else 0.0
+        if moved > OUTPUTS:
+            notes.append(
+                f"not compared with {name} in the inputs: there roundings move torch's outputs by {moved:.1g}"
+            )
+            continue
         # A copy, because a call in training mode changes running statistics.
         module = copy.deepcopy(net).train()
         try:
@@ -132,7 +146,29 @@ def accepted(
         if all(bool(x.isfinite().all()) for x in (*outputs.values(), *gradients)):
             norm = float(np.linalg.norm([float(x.norm()) for x in gradients]))
             examples.append((example, min(RATE, FAR / max(norm, FAR))))
-    return examples
+    return examples, tuple(notes)
+
+
+def moved_by_rounding(net: nn.Module, example: Sequence[Any], kwargs: dict[str, Any]) -> float:
+    """Return how far roundings move torch's outputs in float64, relatively; equal numbers move alike."""
+
+    def outputs(context: AbstractContextManager[Any]) -> dict[str, torch.Tensor]:
+        module = copy.deepcopy(net).double().train()
+        arguments, keywords = mapped(_in_float64, (tuple(example), dict(kwargs)))
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), context:
+            torch.manual_seed(0)
+            return real_parts(named_leaves(module(*arguments, **keywords)))
+
+    try:
+        exact, moved = outputs(nullcontext()), outputs(Rounding(1, keeps_ties=True))
+    except Exception:  # a module that computes in float32 whatever it is given
+        return 0.0
+    rows = [(x.double(), moved[name].double()) for name, x in exact.items() if x.numel()]
+    return max((float((x - y).abs().max() / x.abs().max().clamp(min=1e-300)) for x, y in rows), default=0.0)
+
+
+def _in_float64(x: Any) -> Any:
+    return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else copy.deepcopy(x)
 
 
 def too_small(
@@ -193,7 +229,8 @@ def larger_inputs(net: nn.Module, inputs: Sequence[Any], kwargs: dict[str, Any])
 def remembers(make: Callable[[], torch.nn.Module], inputs: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     """Return whether outputs depend on earlier calls, with different numbers and shapes, in either mode."""
     net = perturbed(make)
-    before = [tuple(mapped(_other_numbers, x) for x in inputs), *larger_inputs(net, inputs, kwargs)]
+    others = mapped(_other_numbers, (tuple(inputs), dict(kwargs)))
+    before = [others, *((larger, kwargs) for larger in larger_inputs(net, inputs, kwargs))]
 
     def outputs(module: nn.Module) -> dict[str, torch.Tensor]:
         with torch.random.fork_rng(devices=[]):
@@ -203,10 +240,10 @@ def remembers(make: Callable[[], torch.nn.Module], inputs: Sequence[Any], kwargs
     with torch.no_grad():
         for training in (True, False):
             fresh = outputs(copy.deepcopy(net).train(training))
-            for arguments in before:
+            for arguments, keywords in before:
                 module = copy.deepcopy(net).train(training)
                 try:
-                    module(*copy.deepcopy(arguments), **copy.deepcopy(kwargs))
+                    module(*copy.deepcopy(arguments), **copy.deepcopy(keywords))
                 except Exception:  # torch itself does not take these inputs
                     continue
                 again = outputs(module)
@@ -218,7 +255,8 @@ def remembers(make: Callable[[], torch.nn.Module], inputs: Sequence[Any], kwargs
 def _other_numbers(x: Any) -> Any:
     if not isinstance(x, torch.Tensor) or x.is_complex() or x.ndim == 0:
         return x
-    return x.flip(-1) * 0.5 + 0.25 if x.is_floating_point() else x.flip(-1)
+    axis = max((axis for axis, length in enumerate(x.shape) if length > 1), default=0)
+    return x.flip(axis) * 0.5 + 0.25 if x.is_floating_point() else x.flip(axis)
 
 
 def longer(x: Any, axis: int, by: int = 1) -> Any:

@@ -81,9 +81,13 @@ class Initial(TorchFunctionMode):
             self._storages.clear()
 
     def _counted(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            self.attributes += 1
-            return method(*args, **kwargs)
+        def counted(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            # `layer.weight *= 0.5` writes to the weight, and then sets the attribute to the same object.
+            is_same = (
+                len(args) == 2 and isinstance(args[0], str) and args[1] is module._parameters.get(args[0])
+            )
+            self.attributes += not (is_same and args[1] is not None)
+            return method(module, *args, **kwargs)
 
         return counted
 

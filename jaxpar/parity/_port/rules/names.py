@@ -39,7 +39,8 @@ MODULES = {"torch.nn": "nn", "torch.nn.functional": "F"}
 """Modules of torch with a counterpart in jaxpar for their attributes: `getattr(nn, name)`."""
 
 CONTEXTS = (
-    *("torch.autocast", "torch.amp.autocast_mode.autocast", "torch.cuda.amp.autocast"),
+    *("torch.autocast", "torch.amp.autocast_mode.autocast"),
+    *("torch.cuda.amp.autocast", "torch.cuda.amp.autocast_mode.autocast"),
     *("torch.backends.cuda.sdp_kernel", "torch.nn.attention.sdpa_kernel"),
 )
 """Contexts that mean nothing at one precision, or choose a kernel; only their bodies are written."""

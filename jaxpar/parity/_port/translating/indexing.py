@@ -24,6 +24,7 @@ from .pairs import FIELDS, literal, pair
 
 SIGNS = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/", "power": "**"}
 PART = "it changes a part of an array in place"
+CHANGES_WEIGHT = "the call changes a weight, which in JAX only an optimizer does"
 PARTS = {"zero_": "set", "fill_": "set", "copy_": "set", "add_": "add", "mul_": "multiply"}
 """In-place methods, and the method of `.at[...]` that applies them to a part of an array."""
 
@@ -103,6 +104,8 @@ def _changed_variable(ctx: Context, target: ast.expr) -> str:
         return target.id
     fragment = translated(ctx, target)
     if isinstance(target, ast.Attribute) and fragment.is_whole_variable:
+        if ctx.in_call(target) and any(target.attr in x._parameters for x in ctx.modules(target.value)):
+            raise Hole(CHANGES_WEIGHT)
         return fragment.text
     if isinstance(target, ast.Attribute) and ctx.is_module(target.value) and ctx.only_making(target):
         return fragment.text

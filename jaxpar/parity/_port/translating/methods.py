@@ -55,8 +55,6 @@ def _of_tensor(ctx: Context, node: ast.Call, func: ast.Attribute, owner: Site | 
         return Fragment(f"{text(ctx, func.value, 'a')}.{name}()")
     if name in ("to", "type"):
         return _to(ctx, node, func.value)
-    if name == "__getattr__":
-        return Fragment(f"getattr({text(ctx, func.value)}, {arguments_of(ctx, node)})")
     if name == "requires_grad_" and owner and owner.kinds & {nn.Parameter}:
         raise Hole("it is not clear which weights are frozen here")
     if several := pair(ctx, node):
@@ -105,6 +103,8 @@ def _of_module(ctx: Context, node: ast.Call, func: ast.Attribute, owner: Site) -
     # jaxpar's containers have torch's methods; nnx.Module does not.
     if name == "add_module" and not any(issubclass(kind, CONTAINERS) for kind in owner.kinds):
         return Fragment(f"setattr({text(ctx, func.value)}, {arguments_of(ctx, node)})")
+    if name == "__getattr__":
+        return Fragment(f"getattr({text(ctx, func.value)}, {arguments_of(ctx, node)})")
     if name == "requires_grad_" and [ast.unparse(part) for part in node.args] == ["False"]:
         return Fragment(f"nn.freeze({text(ctx, func.value)})")
     if name in ("children", "named_children") and not all(
