@@ -89,3 +89,20 @@ def test_dropout_on_packed_sequences_is_refused():
         parity.compare(
             Packed(4, 3, 2, dropout=0.5), nn.GRU(4, 3, 2, dropout=0.5, rngs=nnx.Rngs(0)), np.ones((5, 2, 4))
         )
+
+
+@pytest.mark.full
+def test_assertions_of_identity_are_left_out_and_names_may_be_computed():
+    port = parity.port(operations.Asserts, torch.randn(operations.Asserts.inputs[0]))
+    assert (port.status, port.failure, port.holes) == (0, "", ())
+    assert "assert" not in port.source
+    assert '("part_1.linear.weight", "mul_", 0.5)' in port.source
+    assert sum("a compiled program has no identity of arrays" in note for note in port.notes) == 2
+
+
+@pytest.mark.full
+def test_a_variant_without_digits_in_torch_is_left_out_with_a_note():
+    port = parity.port(operations.Normalized, torch.randn(operations.Normalized.inputs[0]))
+    assert (port.status, port.failure) == (0, "")
+    notes = [note for note in port.notes if note.startswith("not compared with zeros in the inputs: ")]
+    assert len(notes) == 1

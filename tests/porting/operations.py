@@ -262,3 +262,42 @@ class ClassesInside(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(x)
+
+
+class Part(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+
+class Asserts(nn.Module):
+    """Weights of a part that are scaled in place, computed names, and tensors that are one object."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self):
+        super().__init__()
+        self.part_1 = Part()
+        with torch.no_grad():
+            self.part_1.linear.weight *= 0.5
+
+    def forward(self, x):
+        key = x
+        assert key is x
+        assert x.shape == key.shape or key is x, "one tensor"
+        return self.__getattr__(f"part_{1}").linear(key)
+
+
+class Normalized(nn.Module):
+    """Norms of norms: of an image without contrast torch's roundings are all that is left."""
+
+    inputs = ((2, 2, 6, 6),)
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(2, 2, 3, padding=1) for _ in range(8))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = F.instance_norm(layer(x))
+        return x
