@@ -106,3 +106,8 @@ def test_a_variant_without_digits_in_torch_is_left_out_with_a_note():
     assert (port.status, port.failure) == (0, "")
     notes = [note for note in port.notes if note.startswith("not compared with zeros in the inputs: ")]
     assert len(notes) == 1
+
+
+def test_an_array_that_a_class_of_another_file_reads_is_a_hole():
+    port = parity.port(operations.ReadsShown, torch.randn(operations.ReadsShown.inputs[0]))
+    assert ["self.scores = scores" in hole for hole in port.holes] == [True]

@@ -67,7 +67,7 @@ class Rotary(nn.Module):
 
 
 class Early(nn.Module):
-    """A method that returns at once if its table is long enough."""
+    """A method that returns at once, where its table is long enough."""
 
     inputs = ((2, 3, 4),)
 
@@ -197,7 +197,7 @@ class Inner(nn.Linear):
 
     def forward(self, x):
         self.total = x.sum()
-        return super().forward(x)
+        return nn.functional.linear(x, self.weight, self.bias)
 
 
 class FromTheFirst(nn.Module):

@@ -58,7 +58,7 @@ PLANTS = [
         ('is_get(first.value, entries) and', 'False and', "tests/test_port_memory.py -k \"table and Keyed\""),
         ('if child in (node.body if chosen is False else', 'if child in (() if chosen is False else', "tests/test_port_memory.py -k \"table and Early\""),
         ('if arrays and self.ctx.watched.remembers():', 'if False:', "tests/test_port_memory.py -k \"hole and FromTheFirst\""),
-        ('if not self._is_read(name, paths)}', '}', "tests/test_port_memory.py -k \"hole and ReadElsewhere\""),
+        ('if self._is_read_by_others(name)}', 'if False}', "tests/test_port_operations.py -k another_file"),
         ('return self._flow(unread) if unread else ModuleMemory()', 'return ModuleMemory()', "tests/test_port_memory.py -k left_out_with_a_note"),
         ('(numbers & names & memory.read)', 'numbers', "tests/test_port_memory.py -k \"table and Rotary\""),
         ('if len(remaining) == len(pairs) or', 'if', "tests/test_port_memory.py -k \"table and Keyed\""),

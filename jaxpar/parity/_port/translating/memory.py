@@ -193,15 +193,14 @@ class _Methods:
         attributes = (child for child in ast.walk(self.ctx.source.tree) if isinstance(child, ast.Attribute))
         elsewhere = {x.attr for x in attributes if not own_attribute(x) and self.ctx.is_module(x.value)}
         elsewhere |= {loaded(child) for part in self._others() for child in ast.walk(part)}
-        paths = self.ctx.watched.paths
         seen = in_state | elsewhere
-        seen |= {name for name in arrays - seen if self._is_read(name, paths - {self.ctx.source.path})}
-        unread = {name for name in arrays - read - self.dicts - others if not self._is_read(name, paths)}
+        seen |= {name for name in arrays - seen if self._is_read_by_others(name)}
+        unread = arrays - read - self.dicts - others
         return (arrays & read) - seen, (others & read) - arrays - seen, unread - seen
 
-    def _is_read(self, name: str, paths: Iterable[str]) -> bool:
-        """Return whether a line of one of the files may read an attribute of this class's modules."""
-        for source in map(source_of, paths):
+    def _is_read_by_others(self, name: str) -> bool:
+        """Return whether a line of another file may read an attribute of this class's modules."""
+        for source in map(source_of, self.ctx.watched.paths - {self.ctx.source.path}):
             for x in ast.walk(source.tree):
                 if isinstance(x, ast.Attribute) and x.attr == name and not isinstance(x.ctx, ast.Store):
                     site = self.ctx.watched.site(source, x.value)
