@@ -12,7 +12,7 @@ from jaxpar.parity._port.proof import remembers
 FORGOTTEN = {
     "Guarded": ("self.distances", "if "),
     "Rotary": ("_length", "self._s", "self._c", "if "),
-    "Early": ("self.angles", "None", "if "),
+    "Early": ("self.angles", "if "),
     "Returned": ("self.mask", "self.scales", "None", "if "),
     "Shown": ("self.scores", "self.attention", "scores: ", "stop_gradient"),
     "Keyed": ("self.tables", "self.ramps", "lru_cache", "functools", "is None"),
