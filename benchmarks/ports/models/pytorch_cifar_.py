@@ -30,7 +30,7 @@ MAKERS = {
     "shufflenetv2": "ShuffleNetV2",
     "vgg": "VGG",
 }
-REFUSED = ("pytorch_cifar/shufflenet",)
+REFUSED = ("shufflenet",)
 """A number of channels there is a float, which torch does not take."""
 ARGUMENTS = {"shufflenetv2": (0.5,), "vgg": ("VGG11",)}
 
