@@ -193,10 +193,10 @@ class _Methods:
         attributes = (child for child in ast.walk(self.ctx.source.tree) if isinstance(child, ast.Attribute))
         elsewhere = {x.attr for x in attributes if not own_attribute(x) and self.ctx.is_module(x.value)}
         elsewhere |= {loaded(child) for part in self._others() for child in ast.walk(part)}
-        seen = in_state | elsewhere
-        seen |= {name for name in arrays - seen if self._is_read_by_others(name)}
+        outside = in_state | elsewhere
+        outside |= {name for name in arrays - outside if self._is_read_by_others(name)}
         unread = arrays - read - self.dicts - others
-        return (arrays & read) - seen, (others & read) - arrays - seen, unread - seen
+        return (arrays & read) - outside, (others & read) - arrays - outside, unread - outside
 
     def _is_read_by_others(self, name: str) -> bool:
         """Return whether a line of another file may read an attribute of this class's modules."""
