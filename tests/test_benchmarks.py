@@ -64,6 +64,8 @@ ELSEWHERE = {
     "line_by_line.py": "tests/test_line_by_line.py prints the page",
     "parity/adversarial.py": "minutes; tests/test_adversarial.py",
     "parity/keras_models.py": "minutes; tests/test_keras.py has the pairs, and models",
+    "parity/drawn.py": "minutes; tests/test_drawn.py",
+    "parity/mended_drawn.py": "half an hour; its edits are in tests/test_drawn.py",
     "parity/mended.py": "half an hour; tests/test_mended.py has the loop",
     "parity/from_trace.py": "hours for all cases; tests/test_trace.py",
     "mutants/covered.py": "all tests, one by one; tests/test_mutants.py",
