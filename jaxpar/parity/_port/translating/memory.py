@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 
 from torch import nn
 
-from ..reading.source import Function, source_of, start_of
+from ..reading.source import Function, Source, source_of, start_of
 from .attributes import ASKING, as_if_empty, asked, computes, is_get, loaded, own_attribute, reads, set_by
 from .context import Context, variables_of
 from .fragment import Hole
@@ -199,17 +199,19 @@ class _Methods:
         return (arrays & read) - outside, (others & read) - arrays - outside, unread - outside
 
     def _is_read_by_others(self, name: str) -> bool:
-        """Return whether a line of another file may read an attribute of this class's modules."""
-        for source in map(source_of, self.ctx.watched.paths - {self.ctx.source.path}):
+        """Return whether a function of another file that ran may read an attribute of these modules."""
+        watched = self.ctx.watched
+        for source in map(source_of, watched.paths - {self.ctx.source.path}):
             for x in ast.walk(source.tree):
-                if isinstance(x, ast.Attribute) and x.attr == name and not isinstance(x.ctx, ast.Store):
-                    site = self.ctx.watched.site(source, x.value)
-                    if site is None or any(
-                        issubclass(kind, self.ctx.kind or nn.Module) for kind in site.kinds
-                    ):
+                asks = isinstance(x, ast.Call) and ast.unparse(x.func) in ASKING
+                if asks and any(getattr(part, "value", None) == name for part in x.args):  # type: ignore[attr-defined]
+                    return True
+                if not isinstance(x, ast.Attribute) or x.attr != name or isinstance(x.ctx, ast.Store):
+                    continue
+                if (site := watched.site(source, x.value)) is not None:
+                    if any(issubclass(kind, self.ctx.kind or nn.Module) for kind in site.kinds):
                         return True
-                is_asked = isinstance(x, ast.Call) and ast.unparse(x.func) in ASKING
-                if is_asked and any(getattr(part, "value", None) == name for part in x.args):  # type: ignore[attr-defined]
+                elif any((source.path, y.lineno) in watched.lines for y in _body_around(source, x)):
                     return True
         return False
 
@@ -361,6 +363,10 @@ class _Methods:
             yield from self._in_expression(child, names, branches)
         if isinstance(node, ast.Call) and (called := own_attribute(node.func)) in self.methods:
             yield CALL, called, branches
+
+
+def _body_around(source: Source, node: ast.AST) -> list[ast.stmt]:
+    return getattr(source.around(node) or source.tree, "body", [])
 
 
 def _sets(events: dict[str, list[Event]], method: str, callers: set[str]) -> list[str]:
