@@ -53,6 +53,10 @@ TORCH = {
     "dropout": (lambda x: F.dropout(x, 0.3, training=False), r"nothing is dropped"),
     "ties": (lambda x: x + 0 * x.amax(-1, keepdim=True), "equal numbers, of which amax"),
     "kink": (lambda x: F.relu(x) - F.relu(-x), "the derivative of relu exactly at its kink"),
+    "equal lengths": (
+        lambda x: x.reshape(2, 2, 6).swapaxes(0, 1).view(2, -1, 6).swapaxes(0, 1).reshape((4, 6)),
+        r"two lengths are equal by chance \(reshape in test_reach_choices.py:\d+\)",
+    ),
     "cast": (lambda x: x + 0 * x.to(torch.int8), r"to in .*no number beyond torch.int8"),
     "16 bits": (lambda x: x.bfloat16().to(x.dtype), "roundings to bfloat16 in test_reach_choices.py"),
     "branch": (torch_branch, r"torch's code in test_reach_choices.py:\d+"),

@@ -351,6 +351,7 @@ PLANTS = [
         ('yield "true", condition', 'pass', "tests/test_reach_choices.py -k where"),
         ('x.unique().numel() < x.numel()', 'x.unique().numel() <= x.numel()', "tests/test_reach_choices.py -k ties"),
         ('if p and not training:', 'if p and training:', "tests/test_reach_choices.py -k dropout"),
+        ('return len(set(lengths)) < len(lengths)', 'return False', "tests/test_reach_choices.py -k \"equal and lengths\""),
     ),
     *plants("jaxpar/parity/_sides/lines_run.py",
         ('if names & RAISING or', 'if', "tests/test_reach_choices.py -k nothing"),

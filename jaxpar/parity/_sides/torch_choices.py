@@ -2,6 +2,7 @@
 
 A `where` whose condition always holds, a bound that no number passes, an epsilon that is too small for what
 it is added to, a maximum without equal numbers, a class that is to be ignored and does not occur.
+Two axes of one length are not told apart, either.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ Arguments = dict[str, Any]
 TIES = {"max", "min", "amax", "amin", "argmax", "argmin", "topk", "sort", "argsort", "median", "kthvalue"}
 TIES |= {"cummax", "cummin", "max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool2d"}
 WINDOWS = ("conv1d", "conv2d", "conv3d", "max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d")
+SIZED = ("reshape", "view")
 NARROW = (torch.int8, torch.uint8, torch.int16)
 CASTS = {"to", "char", "byte", "short", "type", "type_as"}
 
@@ -34,6 +36,7 @@ class TorchChoices:
         self.reached: dict[str, bool] = {}
         self.tied: dict[str, bool] = {}
         self.strided: dict[str, None] = {}
+        self.equal_lengths: dict[str, None] = {}
 
     def look(self, function: Callable[..., Any], name: str, args: tuple, kwargs: Arguments) -> None:
         if sides := SIDES.get(name.strip("_")):
@@ -50,6 +53,8 @@ class TorchChoices:
             self.tied[name] = self.tied.get(name, False) or x.unique().numel() < x.numel()
         if name in WINDOWS and _strides(function, args, kwargs):
             self.strided[name] = None
+        if name in SIZED and _has_equal_lengths(args[1:], kwargs):
+            self.equal_lengths[f"{name} in {users_line()}"] = None
 
     def gaps(self) -> Iterator[str]:
         one_sided = [name for name, reached in self.reached.items() if not reached]
@@ -59,6 +64,15 @@ class TorchChoices:
             yield f"equal numbers, of which {', '.join(untied)} takes one"
         if self.strided:
             yield f"inputs of other sizes, whose last window is cut ({', '.join(self.strided)})"
+        if self.equal_lengths:
+            yield f"other sizes, where two lengths are equal by chance ({some([*self.equal_lengths], LINES)})"
+
+
+def _has_equal_lengths(sizes: tuple, kwargs: Arguments) -> bool:
+    """Return whether two axes have one length, so that code that confuses them has the same shape."""
+    parts = (x if isinstance(x, tuple | list) else (x,) for x in (*sizes, *kwargs.values()))
+    lengths = [length for part in parts for length in part if isinstance(length, int) and length > 1]
+    return len(set(lengths)) < len(lengths)
 
 
 def _strides(function: Callable[..., Any], args: tuple, kwargs: Arguments) -> bool:
