@@ -2,7 +2,7 @@
 
 A `where` whose condition always holds, a bound that no number passes, an epsilon that is too small for what
 it is added to, a maximum without equal numbers, a class that is to be ignored and does not occur.
-Two axes of one length are not told apart, either.
+It cannot show which of two equal lengths is meant, either.
 """
 
 from __future__ import annotations
