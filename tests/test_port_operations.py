@@ -111,3 +111,15 @@ def test_a_variant_without_digits_in_torch_is_left_out_with_a_note():
 def test_an_array_that_a_class_of_another_file_reads_is_a_hole():
     port = parity.port(operations.ReadsShown, torch.randn(operations.ReadsShown.inputs[0]))
     assert ["self.scores = scores" in hole for hole in port.holes] == [True]
+
+
+@pytest.mark.full
+def test_losses_as_layers_are_functions():
+    port = parity.port(operations.Losses, torch.randn(operations.Losses.inputs[0]))
+    assert (port.status, port.failure, port.holes) == (0, "", ())
+    assert 'partial(F.huber_loss, reduction="sum", delta=0.7)' in port.source
+
+
+def test_a_loss_with_weights_is_a_hole():
+    port = parity.port(operations.WeightedLoss, torch.randn(operations.WeightedLoss.inputs[0]))
+    assert ["pass them to F.cross_entropy in the call" in hole for hole in port.holes] == [True]

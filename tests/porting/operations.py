@@ -310,3 +310,34 @@ class ReadsShown(Shown):
 
     def forward(self, x):
         return super().forward(x) * self.scores.sum()
+
+
+class Losses(nn.Module):
+    """Losses as layers, with arguments by position and by name."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.plain, self.smooth = nn.MSELoss(), nn.CrossEntropyLoss(label_smoothing=0.1)
+        self.logits, self.huber = nn.BCEWithLogitsLoss(), nn.HuberLoss("sum", 0.7)
+        self.distances = nn.ModuleList([nn.L1Loss(reduction="none"), nn.SmoothL1Loss(beta=0.5)])
+
+    def forward(self, x):
+        y = self.layer(x)
+        losses = (
+            self.plain(y, x) + self.smooth(y, x.argmax(-1)) + self.logits(y, x.sigmoid()) + self.huber(y, x)
+        )
+        return losses + sum(distance(input=y, target=x).sum() for distance in self.distances)
+
+
+class WeightedLoss(nn.Module):
+    inputs = ((3, 4),)
+
+    def __init__(self):
+        super().__init__()
+        self.loss = nn.CrossEntropyLoss(torch.ones(4))
+
+    def forward(self, x):
+        return self.loss(x, x.argmax(-1))

@@ -42,6 +42,7 @@ from .expressions import (
     text,
 )
 from .fragment import Fragment, Hole, parsed
+from .losses import loss
 from .memory import taken_by
 from .methods import COLLECTIONS, method
 from .names import left_out, reference
@@ -202,6 +203,8 @@ def layer(ctx: Context, node: ast.Call, target: type) -> Fragment:
     if target in COLLECTIONS:
         return Fragment(f"nnx.{COLLECTIONS[target]}({arguments_of(ctx, node)})")
     jaxpars = jaxpar_layer(target)
+    if jaxpars is None and (written := loss(ctx, node, target)):
+        return written
     if jaxpars is None:
         raise Hole(f"jaxpar has no {target.__name__}")
     starred = any(isinstance(argument, ast.Starred) for argument in node.args)
