@@ -504,17 +504,3 @@ class Decides(nn.Module):
         if x.sum() > 0:
             x = -x
         return self.layer(x)
-
-
-class Keeps(nn.Module):
-    """Keeps an array in itself."""
-
-    holes = ("self.last = x",)
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(3, 3)
-
-    def forward(self, x):
-        self.last = x
-        return self.layer(x)

@@ -19,7 +19,7 @@ PLANTS = [
     *plants("jaxpar/parity/_port/reading/initial.py",
         ('if self.attributes > attributes:', 'if False:', "tests/test_port_reasons.py -k is_none"),
         ('elif self.writes > writes or is_apply:', 'elif False:', "tests/test_port_reasons.py -k reaches"),
-        ('not (is_same and args[1] is not None)', '1', "tests/test_port_operations.py -k identity"),
+        ('self.attributes += not is_same', 'self.attributes += 1', "tests/test_port_operations.py -k identity"),
     ),
     *plants("jaxpar/parity/_port/rules/functions.py",
         ('None, None<, scale={weight}>', 'None, None', "tests/test_port_reasons.py -k \"is_none and Images\""),

@@ -83,10 +83,9 @@ class Initial(TorchFunctionMode):
     def _counted(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def counted(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             # `layer.weight *= 0.5` writes to the weight, and then sets the attribute to the same object.
-            is_same = (
-                len(args) == 2 and isinstance(args[0], str) and args[1] is module._parameters.get(args[0])
-            )
-            self.attributes += not (is_same and args[1] is not None)
+            weights = vars(module).get("_parameters", {})
+            is_same = len(args) == 2 and args[1] is not None and weights.get(args[0]) is args[1]
+            self.attributes += not is_same
             return method(module, *args, **kwargs)
 
         return counted

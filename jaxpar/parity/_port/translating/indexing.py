@@ -91,6 +91,10 @@ def changed_in_place(ctx: Context, call: ast.Call, func: ast.Attribute) -> str:
         value = f"jnp.full_like({text(ctx, target)}, {fill})"
     else:
         value = stopped(ctx, call, translated(ctx, call)).text
+    writes = name != "requires_grad_" and isinstance(target, ast.Attribute) and ctx.in_call(target)
+    owners = ctx.modules(target.value) if writes else []  # type: ignore[attr-defined]
+    if any(target.attr in owner._parameters for owner in owners):  # type: ignore[attr-defined]
+        raise Hole(CHANGES_WEIGHT)
     return f"{_changed_variable(ctx, target)} = {value}"
 
 
@@ -104,8 +108,6 @@ def _changed_variable(ctx: Context, target: ast.expr) -> str:
         return target.id
     fragment = translated(ctx, target)
     if isinstance(target, ast.Attribute) and fragment.is_whole_variable:
-        if ctx.in_call(target) and any(target.attr in x._parameters for x in ctx.modules(target.value)):
-            raise Hole(CHANGES_WEIGHT)
         return fragment.text
     if isinstance(target, ast.Attribute) and ctx.is_module(target.value) and ctx.only_making(target):
         return fragment.text
