@@ -69,6 +69,9 @@ def record_jax(
       training: the mode of the model, and of torch's when it is judged.
       variables: a Linen module's variables.
 
+    Raises:
+      ValueError: `steps` is below 1.
+
     >>> import tempfile
     >>> import numpy as np
     >>> from flax import nnx
@@ -78,6 +81,9 @@ def record_jax(
     ...     sorted(path.name for path in trace.iterdir())
     ['arrays.safetensors', 'trace.json']
     """
+    count = (2 if optimizer else 1) if steps is None else steps
+    if count < 1:
+        raise ValueError(f"parity.record_jax: steps={steps} must be at least 1.")
     module = as_flax(flax_module)
     first = Call.of(inputs(1) if callable(inputs) else inputs)
     parsed = Layout.parse(layout).of_outputs(first.arrays.values())
@@ -99,7 +105,7 @@ def record_jax(
         return dataclasses.replace(model_inputs.batch(step), targets=arrays)
 
     with exact():
-        recording = _Recording(module, task, variables, batches, steps or (2 if optimizer else 1))
+        recording = _Recording(module, task, variables, batches, count)
         store, manifest = recording.recorded()
     manifest["notes"] = [*manifest["notes"], *model_inputs.notes()]
     manifest["layout"] = [layout] * 2 if isinstance(layout, str) else list(layout)
