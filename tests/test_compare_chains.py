@@ -41,8 +41,8 @@ CHAINS = {
 }
 UNNAMED = {(name, "applies infinite gradients") for name in ("adagrad", "adamw", "centered")}
 UNNAMED |= {("centered", "another epsilon")}
-"""Differences without a cause: a mean or a sum of squares keeps an infinite gradient, and makes NaN of all later
-updates; a small epsilon inside of the root of a centered mean square is not found."""
+"""Differences without a cause: a mean of squares keeps an infinite gradient, and makes NaN of later updates;
+a small epsilon inside of the root of a centered mean square is not found."""
 EQUAL = {("adadelta", "decay without the rate")}
 """What changes nothing: the rate is 1."""
 PAIRS = [
