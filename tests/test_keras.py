@@ -209,7 +209,7 @@ def test_a_functional_model_is_matched_by_an_example():
 
 
 @pytest.mark.full
-def test_a_record_and_a_contract_take_keras(tmp_path):
+def test_a_record_takes_keras(tmp_path):
     path, mapping = tmp_path / "net.safetensors", {"a": "dense", "b": "layer_normalization", "c": "dense_1"}
     parity.record(path, TwoInputs(), small(), TWO, mapping=mapping)
     checked = parity.check(path, small())

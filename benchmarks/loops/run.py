@@ -13,7 +13,7 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,29 +102,46 @@ def page(pairs: int, healthy_pairs: int, seed: int) -> str:
         "| fault | drawn | named |",
         "| --- | --- | --- |",
     ]
-    for name in sorted({row[0] for row in rows}):
-        matching = [row for row in rows if row[0] == name]
-        lines.append(f"| {name} | {len(matching)} | {sum(row[-1] for row in matching)} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *named_by(rows)]) + "\n"
 
 
 def _short(result: parity.LoopComparison) -> str:
     return "; or ".join(result.causes) or ("called the same" if result.equal else "nothing named")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def named_by(rows: Sequence[Any]) -> list[str]:
+    """Return a line of the table for each name: rows start with it, and end with whether it was named."""
+    lines = []
+    for name in sorted({row[0] for row in rows}):
+        matching = [row for row in rows if row[0] == name]
+        lines.append(f"| {name} | {len(matching)} | {sum(row[-1] for row in matching)} |")
+    return lines
+
+
+def print_page(
+    page: Callable[[int, int, int], str],
+    description: str | None,
+    healthy: int,
+    seed: int,
+    arguments: Sequence[str] | None,
+) -> None:
+    """Print the page of the drawn pairs that the command's arguments ask for."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--pairs", type=int, default=60)
-    parser.add_argument("--healthy", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=34)
+    parser.add_argument("--healthy", type=int, default=healthy)
+    parser.add_argument("--seed", type=int, default=seed)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
     text = page(options.pairs, options.healthy, options.seed)
     if options.out:
         options.out.write_text(text)
     print(text)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    print_page(page, __doc__, 20, 34, arguments)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ differs from itself without the change, and whether the part, parameters or thei
 
 from __future__ import annotations
 
-import argparse
 import re
 import statistics
 import sys
@@ -20,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.loops.chains import CHANGES, Chain, Change, drawn_healthy, drawn_pairs, written
 from benchmarks.loops.planted import BATCHES
-from benchmarks.loops.run import _short, first_of
+from benchmarks.loops.run import _short, first_of, named_by, print_page
 from jaxpar import parity
 
 Ways = tuple[str, str]
@@ -89,25 +88,11 @@ def page(pairs: int, healthy: int, seed: int) -> str:
         "| change | drawn | named |",
         "| --- | --- | --- |",
     ]
-    for name in sorted({row[0] for row in rows}):
-        matching = [row for row in rows if row[0] == name]
-        lines.append(f"| {name} | {len(matching)} | {sum(row[-1] for row in matching)} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *named_by(rows)]) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--pairs", type=int, default=60)
-    parser.add_argument("--healthy", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=134)
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args(arguments)
-    text = page(options.pairs, options.healthy, options.seed)
-    if options.out:
-        options.out.write_text(text)
-    print(text)
+    print_page(page, __doc__, 30, 134, arguments)
 
 
 if __name__ == "__main__":
