@@ -50,7 +50,7 @@ LOSSES = {
 """Functions whose first argument is `input`, as in torch; the others' is `x`."""
 RECURRENT = ["input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional"]
 UNSIGNED = {
-    **{name: [] for name in ("LogSigmoid", "Sigmoid", "Softsign", "Tanh", "Tanhshrink")},
+    **{name: [] for name in ("LogSigmoid", "Sigmoid", "Softmax2d", "Softsign", "Tanh", "Tanhshrink")},
     "Sequential": ["modules"],
     "RNN": [*RECURRENT[:3], "nonlinearity", *RECURRENT[3:]],
     "GRU": RECURRENT,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -55,6 +57,15 @@ LAYERS = [
     ("PixelUnshuffle", (2,), {}, (2, 4, 8, 6)),
     ("ChannelShuffle", (2,), {}, IMAGE),
     ("Unfold", (3,), {"padding": 1}, IMAGE),
+    ("UpsamplingNearest2d", (), {"scale_factor": 2}, IMAGE),
+    ("UpsamplingBilinear2d", ((5, 13),), {}, IMAGE),
+    ("Softmax2d", (), {}, IMAGE),
+    ("Softmin", (1,), {}, IMAGE),
+    ("FeatureAlphaDropout", (0.0,), {}, IMAGE),
+    ("MaxUnpool1d", (2,), {}, LINE),
+    ("MaxUnpool2d", (2, (2, 2)), {}, IMAGE),
+    ("MaxUnpool2d", ((2, 2),), {}, IMAGE[1:]),
+    ("MaxUnpool3d", (2,), {}, VOLUME),
     ("Flatten", (), {}, IMAGE),
     ("Linear", (9, 5), {}, IMAGE),
     ("ReLU", (), {"inplace": False}, IMAGE),
@@ -84,6 +95,13 @@ def data(shape, seed=0):
     return np.random.RandomState(seed).randn(*shape)
 
 
+def positions(name, shape):
+    """The further input of a MaxUnpool of size 2: where each number goes in the plane of its channel."""
+    axes = int(name[-2]) if name.startswith("MaxUnpool") else 0
+    volume = math.prod(shape[-axes:]) * 2**axes
+    return [np.arange(math.prod(shape)).reshape(shape) % volume] if axes else []
+
+
 def pair_of(name, args, options):
     """torch's layer and ours, with the same weights."""
     theirs = getattr(torch.nn, name)(*args, **options).double()
@@ -94,7 +112,7 @@ def pair_of(name, args, options):
 
 
 def takes_rngs(name):
-    return name.startswith(("Conv1", "Conv2", "Conv3", "ConvT", "Linear"))
+    return name.startswith(("Conv1", "Conv2", "Conv3", "ConvT", "Linear", "Feat"))
 
 
 @pytest.mark.sampled(7)
@@ -102,12 +120,13 @@ def takes_rngs(name):
 def test_a_layer_gives_torchs_outputs_gradients_and_state(name, args, options, shape):
     theirs, mine = pair_of(name, args, options)
     x, there = data(shape), torch.tensor(data(shape), requires_grad=True)
-    y = theirs(there)
+    more = positions(name, shape)
+    y = theirs(there, *map(torch.tensor, more))
     weight = data(tuple(y.shape), 3)
     (y * torch.tensor(weight)).sum().backward()
-    found = jax.grad(lambda x: (nnx.clone(mine)(x) * weight).sum())(jnp.asarray(x))
+    found = jax.grad(lambda x: (nnx.clone(mine)(x, *more) * weight).sum())(jnp.asarray(x))
     assert_equal_numbers("dx", found, there.grad.numpy())
-    assert_equal_numbers("y", mine(jnp.asarray(x)), y.detach().numpy())
+    assert_equal_numbers("y", mine(jnp.asarray(x), *more), y.detach().numpy())
     state = parity.to_torch(mine)
     for key, tensor in theirs.state_dict().items():
         assert_equal_numbers(key, state[key].numpy(), tensor.numpy())

@@ -51,6 +51,13 @@ LAYERS = [
     ("Flatten", (), {}, IMAGE),
     ("Flatten", (1, 2), {}, (2, 3, 4, 5, 2)),
     ("Unflatten", (1, (2, 3, 2)), {}, (5, 12)),
+    ("UpsamplingNearest2d", (), {"scale_factor": 2}, IMAGE),
+    ("UpsamplingBilinear2d", ((5, 13),), {}, IMAGE),
+    ("Softmax2d", (), {}, IMAGE),
+    ("Softmax2d", (), {}, ROW),
+    ("FeatureAlphaDropout", (0.0,), {}, IMAGE),
+    ("MaxUnpool2d", (2,), {}, IMAGE),
+    ("MaxUnpool2d", ((2, 2),), {}, ROW),
     ("BatchNorm1d", (4,), {}, LINE),
     ("Conv1d", (4, 6, 3), {}, LINE),
     ("Conv3d", (4, 6, 2), {}, (2, 4, 3, 4, 5)),
@@ -79,6 +86,7 @@ FUNCTIONS = [
     ("unfold", (3,), {}, IMAGE),
     ("fold", ((4, 5), 2), {}, (2, 8, 12)),
     ("layer_norm", ((9,),), {}, LINE),
+    ("max_unpool2d", (torch.arange(576).reshape(IMAGE) % 300, 2), {"output_size": (2, 4, 17, 18)}, IMAGE),
 ]
 
 
@@ -91,25 +99,38 @@ def turned(x):
     return np.moveaxis(x, 1, -1) if x.ndim == 4 else x
 
 
+def as_here(x):
+    """Return the array of a tensor; integers of images are positions, which lie as their images do."""
+    is_tensor = isinstance(x, torch.Tensor)
+    return turned(x.numpy()) if is_tensor and not x.is_floating_point() else x.numpy() if is_tensor else x
+
+
+def positions(name, shape):
+    """The further input of MaxUnpool2d: where each number goes in the plane of its channel."""
+    numbers = np.arange(np.prod(shape)).reshape(shape) % (4 * shape[-1] * shape[-2])
+    return [numbers] if name == "MaxUnpool2d" else []
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "args", "options", "shape"), LAYERS)
 def test_a_layer_gives_torchs_outputs_gradients_and_state(name, args, options, shape):
     theirs = getattr(torch.nn, name)(*args, **options).double()
     for i, parameter in enumerate(theirs.parameters()):
         parameter.data += 0.1 * torch.tensor(data(parameter.shape, 7 + i))
-    rngs = {"rngs": nnx.Rngs(0)} if name.startswith(("Conv", "Drop")) else {}
+    rngs = {"rngs": nnx.Rngs(0)} if name.startswith(("Conv", "Drop", "Feat")) else {}
     mine = parity.load_torch(
         jaxpar.to(getattr(ours, name)(*args, **options, **rngs), dtype=jnp.float64), theirs
     )
     x = data(shape)
     there = torch.tensor(x, requires_grad=True)
-    y = theirs(there)
+    more = positions(name, shape)
+    y = theirs(there, *map(torch.tensor, more))
     weight = data(tuple(y.shape), 3)
     (y * torch.tensor(weight)).sum().backward()
     here = jnp.asarray(turned(x))
-    found = jax.grad(lambda x: (nnx.clone(mine)(x) * turned(weight)).sum())(here)
+    found = jax.grad(lambda x: (nnx.clone(mine)(x, *map(turned, more)) * turned(weight)).sum())(here)
     assert_equal_numbers("dx", found, turned(there.grad.numpy()))
-    assert_equal_numbers("y", mine(here), turned(y.detach().numpy()))
+    assert_equal_numbers("y", mine(here, *map(turned, more)), turned(y.detach().numpy()))
     state = parity.to_torch(mine)
     for key, tensor in theirs.state_dict().items():
         assert_equal_numbers(key, state[key].numpy(), tensor.numpy())
@@ -119,8 +140,8 @@ def test_a_layer_gives_torchs_outputs_gradients_and_state(name, args, options, s
 def test_a_function_gives_torchs_outputs_and_gradients(name, args, options, shape):
     x = data(shape)
     there = torch.tensor(x, requires_grad=True)
-    theirs = [each.double() if isinstance(each, torch.Tensor) else each for each in args]
-    mine = [each.numpy() if isinstance(each, torch.Tensor) else each for each in theirs]
+    theirs = [x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in args]
+    mine = [as_here(x) for x in theirs]
     call = getattr(torch, name, None) or getattr(torch.nn.functional, name)
     call = getattr(torch.nn.functional, name, call)
     y = call(there, *theirs, **options)

@@ -89,8 +89,9 @@ def wrong(x: np.ndarray) -> Iterator[tuple[str, Any]]:
 
 # Where torch refuses what has an exact result: its kernels lack the type, or the number of axes.
 ACCEPTED = {
-    "integers": "MaxPool1d|AvgPool.d|AdaptiveMaxPool.d|Unfold|Fold|LPPool.d",  # torch takes int64 of some
-    "booleans": "AvgPool.d|AdaptiveMaxPool.d|Re.*Pad.d|Unfold|Fold|LPPool.d",
+    # torch takes int64 of some.
+    "integers": "MaxPool1d|MaxUnpool.d|AvgPool.d|AdaptiveMaxPool.d|Unfold|Fold|LPPool.d",
+    "booleans": "MaxUnpool.d|AvgPool.d|AdaptiveMaxPool.d|Re.*Pad.d|Unfold|Fold|LPPool.d",
     "an axis more": "AdaptiveAvgPool.d|Unfold",
     "two axes more": "AdaptiveAvgPool.d",
 }

@@ -7,6 +7,7 @@ spatial axes, None for any.
 from __future__ import annotations
 
 import types
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 from .._arguments import NonNegative
 from . import _conv, _pool, _resize, functional
 from ._batch_norm import BatchNorm, GroupNorm, InstanceNorm
-from ._dropout import FeatureDropout
+from ._dropout import FeatureAlphaDropout, FeatureDropout
 from ._layer_norm import LocalResponseNorm
 from ._window import Ints
 
@@ -80,6 +81,20 @@ def instance_norm(
     return functional.instance_norm(x, *statistics, scale, bias, use_input_stats, momentum, eps)[0]
 
 
+def max_unpool(
+    x: jax.Array,
+    indices: jax.Array,
+    kernel_size: Ints,
+    stride: Ints | None = None,
+    padding: Ints = 0,
+    output_size: Sequence[int] | None = None,
+) -> jax.Array:
+    """`jaxpar.nn.functional.max_unpool` with `indices`, and a complete `output_size`, in torch's layout."""
+    indices = jnp.moveaxis(indices if indices.ndim == x.ndim else indices[None], 1, -1)
+    space = None if output_size is None else tuple(output_size)[2 - x.ndim :]
+    return functional.max_unpool(x, indices, kernel_size, stride, padding, space)
+
+
 def _kernel(weight: jax.Array) -> jax.Array:
     return jnp.moveaxis(weight, (0, 1), (-1, -2))
 
@@ -98,17 +113,19 @@ def _named(axes: int | None, *bases: Any) -> Table:
 LAYERS = {
     **_by_axes(_conv.Conv, _conv.ConvTranspose, BatchNorm, InstanceNorm),
     **_by_axes(_pool.MaxPool, _pool.AvgPool, _pool.LPPool, _pool.AdaptiveAvgPool, _pool.AdaptiveMaxPool),
+    **_by_axes(_pool.MaxUnpool),
     **_by_axes(_resize.ConstantPad, _resize.ZeroPad, _resize.ReflectionPad, _resize.ReplicationPad),
     **_by_axes(_resize.CircularPad),
     # torch reads [A, B, C] as a batch for Dropout2d, so an input without N is not recognised by its axes.
     **dict.fromkeys(("Dropout1d", "Dropout2d", "Dropout3d"), (FeatureDropout, None)),
     **_named(None, GroupNorm, LocalResponseNorm, _resize.Upsample, _resize.ChannelShuffle, _resize.Unfold),
+    **_named(None, FeatureAlphaDropout),
     **_named(2, _resize.PixelShuffle, _resize.PixelUnshuffle),
     **_named(1, _resize.Fold),
 }
 FUNCTIONS = {
     **_by_axes(conv, conv_transpose, functional.max_pool, functional.avg_pool, functional.lp_pool),
-    **_by_axes(functional.adaptive_avg_pool, functional.adaptive_max_pool),
+    **_by_axes(functional.adaptive_avg_pool, functional.adaptive_max_pool, max_unpool),
     **_named(None, functional.interpolate, functional.channel_shuffle, functional.unfold),
     **_named(None, functional.group_norm, batch_norm, instance_norm, functional.local_response_norm),
     **_named(None, functional.grid_sample),

@@ -17,6 +17,8 @@ from ._activation import ReLU6 as ReLU6
 from ._activation import Sigmoid as Sigmoid
 from ._activation import SiLU as SiLU
 from ._activation import Softmax as Softmax
+from ._activation import Softmax2d as Softmax2d
+from ._activation import Softmin as Softmin
 from ._activation import Softplus as Softplus
 from ._activation import Softshrink as Softshrink
 from ._activation import Softsign as Softsign
@@ -62,6 +64,7 @@ from ._layers import ConvTranspose3d as ConvTranspose3d
 from ._layers import Dropout1d as Dropout1d
 from ._layers import Dropout2d as Dropout2d
 from ._layers import Dropout3d as Dropout3d
+from ._layers import FeatureAlphaDropout as FeatureAlphaDropout
 from ._layers import Fold as Fold
 from ._layers import GroupNorm as GroupNorm
 from ._layers import InstanceNorm1d as InstanceNorm1d
@@ -74,6 +77,9 @@ from ._layers import LPPool3d as LPPool3d
 from ._layers import MaxPool1d as MaxPool1d
 from ._layers import MaxPool2d as MaxPool2d
 from ._layers import MaxPool3d as MaxPool3d
+from ._layers import MaxUnpool1d as MaxUnpool1d
+from ._layers import MaxUnpool2d as MaxUnpool2d
+from ._layers import MaxUnpool3d as MaxUnpool3d
 from ._layers import PixelShuffle as PixelShuffle
 from ._layers import PixelUnshuffle as PixelUnshuffle
 from ._layers import PReLU as PReLU
@@ -85,6 +91,8 @@ from ._layers import ReplicationPad2d as ReplicationPad2d
 from ._layers import ReplicationPad3d as ReplicationPad3d
 from ._layers import Unfold as Unfold
 from ._layers import Upsample as Upsample
+from ._layers import UpsamplingBilinear2d as UpsamplingBilinear2d
+from ._layers import UpsamplingNearest2d as UpsamplingNearest2d
 from ._layers import ZeroPad1d as ZeroPad1d
 from ._layers import ZeroPad2d as ZeroPad2d
 from ._layers import ZeroPad3d as ZeroPad3d
@@ -108,6 +116,7 @@ from ._plain import LSTMCell as LSTMCell
 from ._plain import MultiheadAttention as MultiheadAttention
 from ._plain import RMSNorm as RMSNorm
 from ._plain import RNNCell as RNNCell
+from ._plain import RReLU as RReLU
 from ._plain import SpectralNorm as SpectralNorm
 from ._plain import Transformer as Transformer
 from ._plain import TransformerDecoder as TransformerDecoder

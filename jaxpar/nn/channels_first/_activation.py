@@ -14,6 +14,13 @@ from .. import functional as F
 from .._activation import ActivationLayer, InPlaceActivation
 from .functional import softplus
 
+
+def _softmax2d(x: jax.Array) -> jax.Array:
+    if x.ndim not in (3, 4):
+        raise ValueError(f"Softmax2d: expected input to be 3D or 4D, got {x.ndim}D instead")
+    return jax.nn.softmax(x, -3)
+
+
 # {name: (description, function, {argument: default})}; a required argument has its type for a default.
 _TABLE: dict[str, tuple[str, Callable[..., jax.Array], dict[str, Any]]] = {
     "ReLU": ("Max(x, 0)", jax.nn.relu, {}),
@@ -43,6 +50,8 @@ _TABLE: dict[str, tuple[str, Callable[..., jax.Array], dict[str, Any]]] = {
     "Threshold": ("x, or value where x <= threshold", F.threshold, {"threshold": float, "value": float}),
     "Softmax": ("e^x, divided by its sum along dim", jax.nn.softmax, {"dim": -1}),
     "LogSoftmax": ("The logarithm of the softmax along dim", jax.nn.log_softmax, {"dim": -1}),
+    "Softmin": ("e^-x, divided by its sum along dim", lambda x, dim: jax.nn.softmax(-x, dim), {"dim": -1}),
+    "Softmax2d": ("Softmax over the channels of [N, C, H, W] or [C, H, W]", _softmax2d, {}),
     "GLU": ("The first half along dim times the sigmoid of the second", jax.nn.glu, {"dim": -1}),
 }
 

@@ -118,6 +118,14 @@ class LogSoftmax(ActivationLayer):
     def __call__(self, x: jax.Array) -> jax.Array: ...
 
 @dataclass(eq=False, repr=False)
+class Softmin(ActivationLayer):
+    dim: int = -1
+    def __call__(self, x: jax.Array) -> jax.Array: ...
+
+class Softmax2d(ActivationLayer):
+    def __call__(self, x: jax.Array) -> jax.Array: ...
+
+@dataclass(eq=False, repr=False)
 class GLU(ActivationLayer):
     dim: int = -1
     def __call__(self, x: jax.Array) -> jax.Array: ...

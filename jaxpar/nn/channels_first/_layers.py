@@ -9,7 +9,10 @@ import jax
 from .. import _activation
 from .._batch_norm import BatchNorm, InstanceNorm
 from .._conv import ConvTranspose
-from .._layouts import LAYERS, RANK_ERRORS, SHAPES, build_layer, describe
+from .._layouts import LAYERS, RANK_ERRORS, SHAPES, build_layer, describe, max_unpool
+from .._pool import MaxUnpool
+from .._resize import Upsample as _Upsample
+from .._window import Ints, Scale
 from .._window import sizes as sizes
 from .axes import ChannelsFirst, turned
 
@@ -21,6 +24,36 @@ class _ConvTranspose(ChannelsFirst, ConvTranspose):
         """`output_size` is [*T], one number for each spatial axis, or a complete shape in torch's layout."""
         space = None if output_size is None else tuple(output_size)[-self.axes :]
         return super().__call__(x, space)
+
+
+class _MaxUnpool(ChannelsFirst, MaxUnpool):
+    axes: int
+
+    def __call__(
+        self, x: jax.Array, indices: jax.Array, output_size: Sequence[int] | None = None
+    ) -> jax.Array:
+        """`output_size` is [*S], one number for each spatial axis, or a complete shape in torch's layout."""
+        if indices.shape != x.shape:
+            raise ValueError(f"MaxUnpool: x has shape {x.shape}, and its indices {indices.shape}.")
+        options = (indices, self.kernel_size, self.stride, self.padding, output_size)
+        return turned(lambda rows: max_unpool(rows, *options), x, type(self).__name__, self.axes, ValueError)
+
+
+class UpsamplingNearest2d(ChannelsFirst, _Upsample):
+    """`Upsample` of [N, C, H, W] with mode="nearest". torch counterpart: `torch.nn.UpsamplingNearest2d`."""
+
+    def __init__(self, size: Ints | None = None, scale_factor: Scale | Sequence[Scale] | None = None):
+        super().__init__(size, scale_factor, "nearest")
+
+
+class UpsamplingBilinear2d(ChannelsFirst, _Upsample):
+    """`Upsample` of [N, C, H, W] with mode="bilinear" and align_corners=True.
+
+    torch counterpart: `torch.nn.UpsamplingBilinear2d`.
+    """
+
+    def __init__(self, size: Ints | None = None, scale_factor: Scale | Sequence[Scale] | None = None):
+        super().__init__(size, scale_factor, "bilinear", align_corners=True)
 
 
 class _BatchNorm(ChannelsFirst, BatchNorm):
@@ -54,7 +87,12 @@ class PReLU(_activation.PReLU):
 
 
 # Bases whose calls check the number of axes or accept a size in torch's layout.
-_OWN = {ConvTranspose: _ConvTranspose, BatchNorm: _BatchNorm, InstanceNorm: _InstanceNorm}
+_OWN = {
+    ConvTranspose: _ConvTranspose,
+    MaxUnpool: _MaxUnpool,
+    BatchNorm: _BatchNorm,
+    InstanceNorm: _InstanceNorm,
+}
 
 # Module globals, because pickle finds a class by its module and name.
 for _name, (_base, _axes) in LAYERS.items():

@@ -1,5 +1,6 @@
 """Layers of jaxpar.nn that do not depend on the layout."""
 
+from .._activation import RReLU as RReLU
 from .._bilinear import Bilinear as Bilinear
 from .._dropout import AlphaDropout as AlphaDropout
 from .._dropout import Dropout as Dropout

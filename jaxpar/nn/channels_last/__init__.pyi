@@ -40,6 +40,7 @@ from ._layers import Dropout2d as Dropout2d
 from ._layers import Dropout3d as Dropout3d
 from ._layers import Embedding as Embedding
 from ._layers import EmbeddingBag as EmbeddingBag
+from ._layers import FeatureAlphaDropout as FeatureAlphaDropout
 from ._layers import Flatten as Flatten
 from ._layers import Fold as Fold
 from ._layers import Function as Function
@@ -66,6 +67,9 @@ from ._layers import LSTMCell as LSTMCell
 from ._layers import MaxPool1d as MaxPool1d
 from ._layers import MaxPool2d as MaxPool2d
 from ._layers import MaxPool3d as MaxPool3d
+from ._layers import MaxUnpool1d as MaxUnpool1d
+from ._layers import MaxUnpool2d as MaxUnpool2d
+from ._layers import MaxUnpool3d as MaxUnpool3d
 from ._layers import Mish as Mish
 from ._layers import Module as Module
 from ._layers import ModuleDict as ModuleDict
@@ -84,10 +88,13 @@ from ._layers import ReplicationPad2d as ReplicationPad2d
 from ._layers import ReplicationPad3d as ReplicationPad3d
 from ._layers import RMSNorm as RMSNorm
 from ._layers import RNNCell as RNNCell
+from ._layers import RReLU as RReLU
 from ._layers import Sequential as Sequential
 from ._layers import Sigmoid as Sigmoid
 from ._layers import SiLU as SiLU
 from ._layers import Softmax as Softmax
+from ._layers import Softmax2d as Softmax2d
+from ._layers import Softmin as Softmin
 from ._layers import Softplus as Softplus
 from ._layers import Softshrink as Softshrink
 from ._layers import Softsign as Softsign
@@ -104,6 +111,8 @@ from ._layers import TransformerEncoderLayer as TransformerEncoderLayer
 from ._layers import Unflatten as Unflatten
 from ._layers import Unfold as Unfold
 from ._layers import Upsample as Upsample
+from ._layers import UpsamplingBilinear2d as UpsamplingBilinear2d
+from ._layers import UpsamplingNearest2d as UpsamplingNearest2d
 from ._layers import WeightNorm as WeightNorm
 from ._layers import ZeroPad1d as ZeroPad1d
 from ._layers import ZeroPad2d as ZeroPad2d

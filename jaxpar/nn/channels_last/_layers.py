@@ -72,12 +72,32 @@ class Unflatten(first.Unflatten):
         return from_torch(super().__call__(to_torch(x)))
 
 
+class Softmax2d(first.Softmax2d):
+    """Softmax over the channels of [N, H, W, C] or [C, H, W]. torch counterpart: `torch.nn.Softmax2d`."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return from_torch(super().__call__(to_torch(x)))
+
+
+class MaxUnpool2d(first.MaxUnpool2d):
+    """`jaxpar.nn.MaxUnpool` for [N, H, W, C]; the arguments are the same.
+
+    torch counterpart: `torch.nn.MaxUnpool2d`.
+    """
+
+    def __call__(
+        self, x: jax.Array, indices: jax.Array, output_size: Sequence[int] | None = None
+    ) -> jax.Array:
+        """`output_size` is [T, U], or a complete shape in torch's layout."""
+        return from_torch(super().__call__(to_torch(x), to_torch(indices), output_size))
+
+
 # Layers with calls of their own: windows, rows and complete shapes have torch's layout.
-_OWN = {"ConvTranspose2d", "PReLU", "Unfold", "Fold", "Flatten", "Unflatten"}
+_OWN = {"ConvTranspose2d", "MaxUnpool2d", "Softmax2d", "PReLU", "Unfold", "Fold", "Flatten", "Unflatten"}
 
 for _name in set(first.__all__) - _OWN - {"functional"}:
     _layer = getattr(first, _name)
-    if _name in LAYERS and has_images(_name):
-        _doc = describe(_name, LAYERS[_name][0], "[N, H, W, C]")
+    if (_name in LAYERS and has_images(_name)) or _name.startswith("Upsampling"):
+        _doc = describe(_name, LAYERS.get(_name, LAYERS["Upsample"])[0], "[N, H, W, C]")
         _layer = build_layer(_name, (Images, _layer), __name__, __doc__=_doc)
     globals()[_name] = _layer

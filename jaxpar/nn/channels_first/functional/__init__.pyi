@@ -48,6 +48,9 @@ from ._layouts import lp_pool3d as lp_pool3d
 from ._layouts import max_pool1d as max_pool1d
 from ._layouts import max_pool2d as max_pool2d
 from ._layouts import max_pool3d as max_pool3d
+from ._layouts import max_unpool1d as max_unpool1d
+from ._layouts import max_unpool2d as max_unpool2d
+from ._layouts import max_unpool3d as max_unpool3d
 from ._layouts import pixel_shuffle as pixel_shuffle
 from ._layouts import pixel_unshuffle as pixel_unshuffle
 from ._layouts import unfold as unfold

@@ -65,6 +65,9 @@ from ._layouts import max as max
 from ._layouts import max_pool1d as max_pool1d
 from ._layouts import max_pool2d as max_pool2d
 from ._layouts import max_pool3d as max_pool3d
+from ._layouts import max_unpool1d as max_unpool1d
+from ._layouts import max_unpool2d as max_unpool2d
+from ._layouts import max_unpool3d as max_unpool3d
 from ._layouts import median as median
 from ._layouts import min as min
 from ._layouts import mse_loss as mse_loss

@@ -30,6 +30,10 @@ def _in_torchs_layout(function: Function) -> Function:
     return turned
 
 
+def _max_unpool2d(x: jax.Array, indices: jax.Array, *args: Any, **options: Any) -> jax.Array:
+    return from_torch(first.max_unpool2d(to_torch(x), to_torch(indices), *args, **options))
+
+
 def _named(name: str, function: Function, base: Function) -> Function:
     function = functools.wraps(getattr(first, name))(function)
     function.__module__ = __name__
@@ -42,6 +46,7 @@ _IMAGES = {
     name: _by_rank(base, getattr(first, name)) for name, (base, _) in FUNCTIONS.items() if has_images(name)
 }
 _IMAGES.update(fold=_in_torchs_layout(first.fold), unfold=_in_torchs_layout(first.unfold))
+_IMAGES["max_unpool2d"] = _max_unpool2d
 _IMAGES["prelu"] = _by_rank(last.prelu, first.prelu)
 
 for _name in first.__all__:
