@@ -120,6 +120,23 @@ def test_losses_as_layers_are_functions():
     assert 'partial(F.huber_loss, reduction="sum", delta=0.7)' in port.source
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_layers_of_images_that_few_use_are_the_same(channels_last):
+    image = torch.randn(operations.Unpools.inputs[0])
+    port = parity.port(operations.Unpools, image, channels_last=channels_last)
+    assert (port.status, port.failure, port.holes) == (0, "", ())
+    assert port.largest < 1e-10
+
+
+def test_a_tensor_that_is_passed_twice_stays_one_object():
+    kind = operations.AsksForOneTensor
+    x = torch.randn(kind.inputs[0])
+    arguments = dict.fromkeys(("query", "key", "value"), x)
+    for port in (parity.port(kind, *arguments.values()), parity.port(kind, **arguments)):
+        assert (port.status, port.failure, port.differences) == (0, "", ())
+
+
 def test_a_loss_with_weights_is_a_hole():
     port = parity.port(operations.WeightedLoss, torch.randn(operations.WeightedLoss.inputs[0]))
     assert ["pass them to F.cross_entropy in the call" in hole for hole in port.holes] == [True]

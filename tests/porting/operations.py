@@ -323,13 +323,54 @@ class Losses(nn.Module):
         self.plain, self.smooth = nn.MSELoss(), nn.CrossEntropyLoss(label_smoothing=0.1)
         self.logits, self.huber = nn.BCEWithLogitsLoss(), nn.HuberLoss("sum", 0.7)
         self.distances = nn.ModuleList([nn.L1Loss(reduction="none"), nn.SmoothL1Loss(beta=0.5)])
+        self.cosine, self.rows = nn.CosineSimilarity(-1, eps=1e-6), nn.PairwiseDistance(keepdim=True)
 
     def forward(self, x):
         y = self.layer(x)
         losses = (
             self.plain(y, x) + self.smooth(y, x.argmax(-1)) + self.logits(y, x.sigmoid()) + self.huber(y, x)
         )
-        return losses + sum(distance(input=y, target=x).sum() for distance in self.distances)
+        losses = losses + sum(distance(input=y, target=x).sum() for distance in self.distances)
+        return losses, self.cosine(y, x), self.rows(y, x)
+
+
+class AsksForOneTensor(nn.Module):
+    """Attention that is only for one tensor, passed three times, and a choice by it inside."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def scores(self, query, key, value):
+        return self.query(query) * self.key(key) if query is key else self.query(query) + value
+
+    def forward(self, query, key, value):
+        assert query is key and key is value  # noqa: PT018
+        x = query + 1
+        return self.scores(x, x, value), self.scores(x, x + 1, value)
+
+
+class Unpools(nn.Module):
+    """A SegNet: positions of maxima go from pools to unpools; and other layers of images."""
+
+    inputs = ((2, 3, 8, 7),)
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.pool, self.unpool = nn.MaxPool2d(2, return_indices=True), nn.MaxUnpool2d(2)
+        self.classes, self.least = nn.Softmax2d(), nn.Softmin(dim=1)
+        self.larger = nn.UpsamplingNearest2d(scale_factor=2)
+        self.smooth = nn.UpsamplingBilinear2d((9, 10))
+        self.drops = nn.FeatureAlphaDropout(0.0)
+
+    def forward(self, x):
+        y = self.conv(x)
+        pooled, positions = self.pool(y)
+        y = self.unpool(pooled, positions, output_size=y.size())
+        return self.classes(y), self.least(self.drops(y)), self.smooth(self.larger(pooled))
 
 
 class WeightedLoss(nn.Module):

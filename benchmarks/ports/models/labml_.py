@@ -181,6 +181,7 @@ def rwkv() -> torch.nn.Module:
 
 
 @functools.cache
+@functools.cache
 def one_tensor(generator: torch.Generator) -> torch.Tensor:
     """Query, key and value at once: some modules assert that they are one object."""
     return SEQUENCE(generator)

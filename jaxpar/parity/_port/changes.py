@@ -31,8 +31,8 @@ def hidden_changes(
         module = make().train(training)
         with torch.no_grad():
             # A copy for each call: a module that writes to its arguments would change the next call's.
-            module(*copy.deepcopy(inputs), **copy.deepcopy(kwargs))
-            arguments = copy.deepcopy((tuple(inputs), dict(kwargs)))
+            first, arguments = (copy.deepcopy((tuple(inputs), dict(kwargs))) for _ in range(2))
+            module(*first[0], **first[1])
             tracked = _tensors("argument", arguments), _untracked(module)
             before = [_with_versions(tensors) for tensors in tracked]
             module(*arguments[0], **arguments[1])

@@ -31,7 +31,7 @@ from .._sides.torch_side import named_leaves
 from .._stochastic_arithmetic import OUTPUTS
 from ..measuring import Outcome
 from .tables import of_flax, of_torch
-from .variants import mapped, variants
+from .variants import mapped, once_each, variants
 
 STEPS, RATE = 5, 1e-4
 FAR = 1e-3
@@ -79,12 +79,12 @@ def prove(
     steps: dict[str, Any] = {"steps": STEPS, "optimizer": sgd} if trained else {}
     # A module that accepts no second shape is evaluated with this one.
     shapes = larger_inputs(net, inputs, kwargs) or [tuple(inputs)]
-    taking_turns = [tuple(map(array, example)) for example in examples]
+    taking_turns = [tuple(map(once_each(array), example)) for example in examples]
 
     def of_step(step: int) -> tuple[Any, ...]:
         return taking_turns[(step - 1) % len(taking_turns)]
 
-    evaluations: Any = ((False, tuple(map(array, shape)), {}) for shape in shapes)
+    evaluations: Any = ((False, tuple(map(once_each(array), shape)), {}) for shape in shapes)
     for training, arrays, more in ((True, of_step if trained else of_step(1), steps), *evaluations):
         if not comparisons or comparisons[-1].same:
             kw: dict[str, Any] = {"torch_kwargs": kwargs, "flax_kwargs": kwargs} if kwargs else {}
@@ -134,8 +134,9 @@ def accepted(
             continue
         # A copy, because a call in training mode changes running statistics.
         module = copy.deepcopy(net).train()
+        arguments, keywords = copy.deepcopy((tuple(example), dict(kwargs)))
         try:
-            outputs = real_parts(named_leaves(module(*copy.deepcopy(example), **copy.deepcopy(kwargs))))
+            outputs = real_parts(named_leaves(module(*arguments, **keywords)))
             # The factors of `compare`'s own loss: the rate depends on the gradients that the proof will have.
             drawn = factors({name: tuple(x.shape) for name, x in outputs.items()}, 0)
             terms = [(x * torch.as_tensor(drawn[name]).to(x.dtype)).sum() for name, x in outputs.items()]
@@ -211,7 +212,8 @@ def array(x: Any) -> Any:
 def larger_inputs(net: nn.Module, inputs: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[Any, ...]]:
     """Return the inputs with one more row and larger images: at once, or each change that torch accepts."""
     module = copy.deepcopy(net).eval()
-    rows, images = tuple(longer(x, 0) for x in inputs), tuple(map(_larger, inputs))
+    rows = tuple(map(once_each(functools.partial(longer, axis=0)), inputs))
+    images = tuple(map(once_each(_larger), inputs))
 
     def takes(arguments: tuple[Any, ...]) -> bool:
         tensors = [(x, y) for x, y in zip(arguments, inputs, strict=True) if isinstance(x, torch.Tensor)]
@@ -222,7 +224,7 @@ def larger_inputs(net: nn.Module, inputs: Sequence[Any], kwargs: dict[str, Any])
             return False
         return any(x.shape != y.shape for x, y in tensors)
 
-    both = tuple(map(_larger, rows))
+    both = tuple(map(once_each(_larger), rows))
     return [both] if takes(both) else [shape for shape in (rows, images) if takes(shape)]
 
 
@@ -235,7 +237,8 @@ def remembers(make: Callable[[], torch.nn.Module], inputs: Sequence[Any], kwargs
     def outputs(module: nn.Module) -> dict[str, torch.Tensor]:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            return named_leaves(module(*copy.deepcopy(tuple(inputs)), **copy.deepcopy(kwargs)))
+            arguments, keywords = copy.deepcopy((tuple(inputs), dict(kwargs)))
+            return named_leaves(module(*arguments, **keywords))
 
     with torch.no_grad():
         for training in (True, False):

@@ -52,9 +52,28 @@ def variants(inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Argu
 
 
 def mapped(change: Callable[[Any], Any], tree: Any) -> Any:
-    """Return a tree with its tensors changed; dicts keep the order of their keys."""
+    """Return a tree with its tensors changed; dicts keep the order of their keys.
+
+    A tensor that occurs twice is changed once and stays one object, because models ask `query is key`.
+    """
+    return _mapped(once_each(change), tree)
+
+
+def once_each(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return the function with one result for each object."""
+    results: dict[int, tuple[Any, Any]] = {}
+
+    def changed(x: Any) -> Any:
+        if id(x) not in results:
+            results[id(x)] = x, change(x)  # with x, so that no other object gets its id
+        return results[id(x)][1]
+
+    return changed
+
+
+def _mapped(change: Callable[[Any], Any], tree: Any) -> Any:
     if type(tree) in (tuple, list):
-        return type(tree)(mapped(change, x) for x in tree)
+        return type(tree)(_mapped(change, x) for x in tree)
     if type(tree) is dict:
-        return {key: mapped(change, x) for key, x in tree.items()}
+        return {key: _mapped(change, x) for key, x in tree.items()}
     return jax.tree.map(change, tree, is_leaf=lambda x: isinstance(x, torch.Tensor))

@@ -156,6 +156,7 @@ def is_array(x: Any) -> bool:
 class _Reader:
     def __init__(self, as_array: AsArray):
         self.as_array, self.arrays = as_array, dict[str, Any]()
+        self.slots: dict[int, tuple[Any, ArraySlot]] = {}  # by id, with the object, which keeps its id
         self.any_object = False
 
     def form(self, x: Any, name: str) -> Form:
@@ -169,8 +170,11 @@ class _Reader:
         if isinstance(x, np.generic):
             return PassedObject(x.item())  # NumPy's numbers and flags are numbers and flags
         if is_array(x):
-            self.arrays[name] = self.as_array(x, _label(name))
-            return ArraySlot(name)
+            # An array that is passed twice stays one object, because models ask `query is key`.
+            if id(x) not in self.slots:
+                self.arrays[name] = self.as_array(x, _label(name))
+                self.slots[id(x)] = x, ArraySlot(name)
+            return self.slots[id(x)][1]
         if not self.any_object and not isinstance(x, CONSTANTS):
             kind_name = f"{type(x).__module__}.{type(x).__qualname__}"
             raise TypeError(

@@ -220,9 +220,8 @@ def refuse_unwatchable(module: torch.nn.Module, replicas: int) -> None:
     for path, layer in module.named_modules():
         kind = type(layer).__name__
         recurrent = isinstance(layer, torch.nn.RNNBase) and layer.dropout > 0 and layer.num_layers > 1
-        if layer.training and isinstance(
-            layer, torch.nn.AlphaDropout | torch.nn.FeatureAlphaDropout | torch.nn.RReLU
-        ):
+        in_kernels = torch.nn.AlphaDropout | torch.nn.FeatureAlphaDropout | torch.nn.RReLU
+        if layer.training and isinstance(layer, in_kernels) and getattr(layer, "p", 1) > 0:
             raise NotImplementedError(
                 f"parity.compare: {path or 'the module'} ({kind}) draws random numbers in a kernel, where "
                 "they cannot be seen; compare in evaluation mode, or with its dropout at 0."

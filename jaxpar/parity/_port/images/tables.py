@@ -28,6 +28,7 @@ IMAGES = frozenset(
             "grid_sample",
             "prelu",
             "fold",
+            "max_unpool2d",
             "unfold",
         ),
     )
@@ -66,7 +67,8 @@ IMAGE_LAYERS = frozenset(
         *("Conv2d", "ConvTranspose2d", "BatchNorm2d", "InstanceNorm2d", "GroupNorm", "LocalResponseNorm"),
         *("MaxPool2d", "AvgPool2d", "LPPool2d", "AdaptiveAvgPool2d", "AdaptiveMaxPool2d", "Dropout2d"),
         *("ConstantPad2d", "ZeroPad2d", "ReflectionPad2d", "ReplicationPad2d", "CircularPad2d", "PReLU"),
-        *("Upsample", "PixelShuffle", "PixelUnshuffle"),
+        *("Upsample", "UpsamplingNearest2d", "UpsamplingBilinear2d", "PixelShuffle", "PixelUnshuffle"),
+        *("MaxUnpool2d", "FeatureAlphaDropout", "Softmax2d"),
         *("ChannelShuffle", "Unfold", "Fold", "Flatten", "Unflatten"),
         *("_BatchNorm", "_InstanceNorm", "_ConstantPadNd", "_ReflectionPadNd", "_ReplicationPadNd"),
     )
@@ -77,6 +79,7 @@ ELEMENTWISE_LAYERS = frozenset(
         *("ReLU", "ReLU6", "LeakyReLU", "ELU", "CELU", "SELU", "GELU", "SiLU", "Mish", "Sigmoid"),
         *("LogSigmoid", "Tanh", "Hardtanh", "Hardsigmoid", "Hardswish", "Hardshrink", "Softsign"),
         *("Softplus", "Softshrink", "Tanhshrink", "Threshold", "Identity", "Dropout", "AlphaDropout"),
+        *("RReLU",),
     )
 )
 CONTAINERS = frozenset(("Sequential", "ModuleList", "ModuleDict"))  # Layers that pass images on

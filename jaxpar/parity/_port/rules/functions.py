@@ -203,6 +203,7 @@ _RENAMED = {
 _BY_AXES = (
     "conv{n}d(input, weight, bias=, stride=, padding=, dilation=, groups=), "
     "max_pool{n}d(input, kernel_size, stride=, padding=, dilation=, ceil_mode=, return_indices=), "
+    "max_unpool{n}d(input, indices, kernel_size, stride=, padding=, output_size=), "
     "avg_pool{n}d(input, kernel_size, stride=, padding=, ceil_mode=, count_include_pad=, divisor_override=), "
     "lp_pool{n}d(input, norm_type, kernel_size, stride=, ceil_mode=), "
     "adaptive_avg_pool{n}d(input, output_size), adaptive_max_pool{n}d(input, output_size, return_indices=), "

@@ -1,4 +1,4 @@
-"""Losses as modules, which are written as functions: `nn.MSELoss(reduction="sum")` has no state."""
+"""Losses and distances as modules, written as functions: `nn.MSELoss(reduction="sum")` has no state."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from .context import Context
 from .expressions import text
 from .fragment import Fragment, Hole
 
+MODULES = (nn.MSELoss.__module__, nn.CosineSimilarity.__module__)
+"""The files of torch whose layers have no parameters and call one function."""
 CALLED = re.compile(r"\bF\.(\w+)\(")
 """The function that torch's `forward` calls."""
 
 
 def loss(ctx: Context, node: ast.Call, target: type) -> Fragment | None:
-    """Write a loss's constructor as the function with its arguments; None for any other layer.
+    """Write the constructor of a loss or distance as its function with arguments; None for other layers.
 
     Raises:
       Hole: jaxpar has no such function or argument, or the loss keeps weights, which are a buffer in torch.
     """
-    if target.__module__ != nn.MSELoss.__module__:
+    if target.__module__ not in MODULES:
         return None
     match = CALLED.search(inspect.getsource(target.forward))  # type: ignore[attr-defined]
     function: Any = getattr(functional, match[1], None) if match else None
