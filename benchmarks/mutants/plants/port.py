@@ -142,7 +142,7 @@ PLANTS = [
         ('again if again.same and not again.constants else compared', 'again', "tests/test_port.py -k tables"),
         ('larger_inputs(net, inputs, kwargs) or [', '[', "tests/test_port.py -k both_modes"),
         ('larger_inputs(net, inputs, kwargs) or [tuple(inputs)]', 'larger_inputs(net, inputs, kwargs)', "tests/test_port.py -k both_modes"),
-        ('((False, tuple(map(array, shape)), {})', '((True, tuple(map(array, shape)), {})', "tests/test_port.py -k both_modes"),
+        ('((False, tuple(map(once_each(array), shape)), {})', '((True, tuple(map(once_each(array), shape)), {})', "tests/test_port.py -k both_modes"),
         ('(example, min(RATE, FAR', '(example, max(RATE, FAR', "tests/test_port.py -k far"),
         ('STEPS, RATE = 5, 1e-4', 'STEPS, RATE = 2, 1e-4', "tests/test_port.py -m \"not long\" -k \"same and Lists\""),
         ('x.flip(axis) * 0.5 + 0.25 if', 'x if', "tests/test_port_memory.py -k \"outputs and FromTheFirst\""),

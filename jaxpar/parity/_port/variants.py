@@ -65,7 +65,7 @@ def once_each(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
     def changed(x: Any) -> Any:
         if id(x) not in results:
-            results[id(x)] = x, change(x)  # with x, so that no other object gets its id
+            results[id(x)] = x, change(x)  # x keeps its id as long as it is stored
         return results[id(x)][1]
 
     return changed
