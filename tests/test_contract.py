@@ -42,6 +42,31 @@ class Port(nnx.Module):
 
 flax_module = Port
 """
+KERAS_PORT = """
+import keras
+
+
+class Port(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.fc = keras.layers.Dense(8)
+        self.norm = keras.layers.LayerNormalization(epsilon=1e-5)
+        self.out = keras.layers.Dense(3)
+
+    def call(self, x):
+        return self.out(keras.activations.gelu(self.norm(self.fc(x)), approximate=False))
+
+
+def flax_module():
+    model = Port()
+    model(keras.ops.zeros((1, 6)))
+    return model
+"""
+KERAS_BUGS = {
+    "epsilon": [("epsilon=1e-5", "epsilon=1e-4")],
+    "a_default": [("epsilon=1e-5", "")],
+    "gelu": [("approximate=False", "approximate=True")],
+}
 BUGS = {
     "epsilon": [("epsilon=1e-5", "epsilon=1e-3")],
     "a_default": [("epsilon=1e-5, ", "")],
@@ -66,8 +91,7 @@ def check(contract: Path, port: Path) -> tuple[int, dict]:
     return result.exit_code, json.loads(result.stdout)
 
 
-def written(folder: Path, changes=()) -> Path:
-    source = PORT
+def written(folder: Path, changes=(), source=PORT) -> Path:
     for before, after in changes:
         assert before in source
         source = source.replace(before, after)
@@ -95,8 +119,28 @@ def test_a_right_port_meets_it(contract, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS)
 def test_the_edits_of_the_answers_mend_a_port(contract, tmp_path, bug):
-    port = written(tmp_path, BUGS[bug])
-    for _ in range(len(BUGS[bug])):
+    mend(contract, tmp_path, PORT, BUGS[bug])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", KERAS_BUGS)
+def test_the_edits_of_the_answers_mend_a_keras_model(contract, tmp_path, bug):
+    mend(contract, tmp_path, KERAS_PORT, KERAS_BUGS[bug])
+
+
+def test_a_keras_model_meets_a_contract_once_it_has_variables(contract, tmp_path):
+    code, answer = check(contract, written(tmp_path, source=KERAS_PORT))
+    assert (code, answer["met"], answer["verdict"]) == (0, True, "same")
+    unbuilt = written(tmp_path, [("model(keras.ops.zeros((1, 6)))", "pass")], KERAS_PORT)
+    code, answer = check(contract, unbuilt)
+    assert (code, answer["met"]) == (2, None)
+    assert "Call it once with an input" in answer["error"]["text"]
+
+
+def mend(contract, tmp_path, source, changes):
+    """Apply the edit of each answer, until the port has none of the changes."""
+    port = written(tmp_path, changes, source)
+    for _ in range(len(changes)):
         code, answer = check(contract, port)
         assert (code, answer["met"]) == (1, False)
         assert answer["place"]["sentence"]

@@ -225,6 +225,23 @@ def test_a_model_without_variables_is_refused():
         parity.compare(torch.nn.Linear(6, 2), keras.Sequential([L.Dense(2)]), TWO[0])
 
 
+def test_a_model_marked_as_built_whose_layers_have_no_variables_is_refused():
+    class Subclassed(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first = L.Dense(2)
+
+        def call(self, x):
+            return self.first(x)
+
+    model = Subclassed()
+    with pytest.warns(UserWarning, match="does not have a `build\\(\\)` method"):
+        model.build((None, 6))
+    assert model.built
+    with pytest.raises(TypeError, match="Subclassed is a Keras model without variables yet"):
+        parity.compare(torch.nn.Linear(6, 2), model, TWO[0])
+
+
 def test_another_backend_is_refused(monkeypatch):
     monkeypatch.setattr(keras.backend, "backend", lambda: "tensorflow")
     with pytest.raises(TypeError, match="KERAS_BACKEND=jax"):

@@ -1,6 +1,6 @@
-"""Which tests run a statement of jaxpar: the quick suite once, on a copy of the tree with counting.py in it.
+"""Which tests run a statement of jaxpar: those that are not slow, once, on a copy with counting.py in it.
 
-python -m benchmarks.mutants.covered          # about ten minutes; it writes .cache/mutants-covered.jsonl
+python -m benchmarks.mutants.covered          # a quarter of an hour; it writes .cache/mutants-covered.jsonl
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 A mutant exchanges an operator or a comparison, adds one to a number, negates a condition, turns `and` into
 `or`, exchanges two arguments, leaves a statement out, or returns None. Docstrings, annotations and texts are
-not in the list. Its tests are those of the quick suite that run its statement, as covered.py records them.
+not in the list. Its tests are those that run its statement, as covered.py records them, and then whole
+files of them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ TESTS, SECONDS = 30, 60.0
 """How many test functions a mutant is run against, and how long they may take: those that run the fewest
 statements besides.
 """
+
+RUNNING, ALIKE = 4, 2
+"""How many whole files come after them: of their files, and by words."""
 
 OPERATORS = {
     ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"), ast.Div: ("/", "*"), 
@@ -173,9 +177,9 @@ def tests(file: str, tree: ast.AST, line: int, runs: Runs) -> str:
     return " ".join(list(chosen.values())[:TESTS])
 
 
-def named(plant: Plant, root: Path = ROOT) -> Plant:
-    """The mutant with other tests, where those that run its statement saw nothing: three whole files, whose
-    names and then whose texts have most words in common with the mutant's file.
+def in_whole_files(plant: Plant, root: Path = ROOT) -> Plant:
+    """The mutant with whole files of tests, slow ones too, where single tests saw nothing: the first files of
+    those tests, and those whose names and then whose texts have most words in common with the mutant's file.
     """
     tree = ast.parse((root / plant.file).read_text())
     path = {word for part in Path(plant.file).with_suffix("").parts[1:] for word in part.split("_") if word}
@@ -186,4 +190,6 @@ def named(plant: Plant, root: Path = ROOT) -> Plant:
         ranked.append(
             (-len(path & set(file.stem.split("_"))), -len(common), file.relative_to(root).as_posix())
         )
-    return dataclasses.replace(plant, tests=" ".join(file for _, _, file in sorted(ranked)[:3]))
+    running = dict.fromkeys(re.findall(r"tests/[^:]+", plant.tests))
+    files = dict.fromkeys([*list(running)[:RUNNING], *(file for _, _, file in sorted(ranked)[:ALIKE])])
+    return dataclasses.replace(plant, tests=f'-m "not long" {" ".join(files)}')

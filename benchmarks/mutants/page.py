@@ -45,8 +45,9 @@ def drawn(
     lines = [
         DRAWN,
         f"`python -m benchmarks.mutants.run --drawn {asked} --seed {seed}` draws {asked} of the {possible:,}",
-        "mutants of a mechanical list, `benchmarks/mutants/drawn.py`, and runs each against tests of the",
-        f"quick suite that run its statement. Of the first {len(plants)}: {count(plants, results)}.",
+        "mutants of a mechanical list, `benchmarks/mutants/drawn.py`, and runs each against tests that run",
+        "its statement, and then against whole files of such tests.",
+        f"Of the first {len(plants)}: {count(plants, results)}.",
         "",
         "| file | drawn | result | by |",
         "|---|---|---|---|",

@@ -71,7 +71,9 @@ def main() -> int:
                 results |= run_all(trees, {p: keys[p] for p in to_run if p.tests}, chosen.seconds)
                 if chosen.drawn:
                     again = {
-                        drawn.named(p): p for p in to_run if not p.tests or results[p].kind == "survived"
+                        drawn.in_whole_files(p): p
+                        for p in to_run
+                        if not p.tests or results[p].kind == "survived"
                     }
                     others = run_all(trees, {p: p.key(ROOT) for p in again}, chosen.seconds)
                     results |= {again[p]: result for p, result in others.items()}

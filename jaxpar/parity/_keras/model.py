@@ -106,7 +106,8 @@ def _check(model: Any) -> None:
             f"{kind} is a Keras model that computes in {keras.backend.backend()}; parity compares Keras on "
             "JAX. Set the environment variable KERAS_BACKEND=jax before Keras is imported."
         )
-    if not model.built:
+    # `build` of a subclassed model marks it as built and leaves its layers without variables.
+    if not model.built or not (model.variables or all(layer.built for _, layer in members(model))):
         raise TypeError(
             f"{kind} is a Keras model without variables yet. Call it once with an input, or give it an Input."
         )
