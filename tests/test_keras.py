@@ -220,6 +220,20 @@ def test_a_record_takes_keras(tmp_path):
     assert not parity.check(path, net).same
 
 
+def test_a_trace_of_keras_judges_torch(tmp_path):
+    parity.record_jax(tmp_path / "trace", small(), TWO, loss=square)
+    mapping, right, wrong = {"a": "dense", "b": "layer_normalization", "c": "dense_1"}, TwoInputs(), TwoInputs()
+    assert parity.against_jax(tmp_path / "trace", right, loss=square, mapping=mapping).same
+    wrong.b.eps = 1e-3
+    judged = parity.against_jax(tmp_path / "trace", wrong, loss=square, mapping=mapping)
+    assert not judged.same
+    assert judged.divergence.candidate == "layer_normalization"
+
+
+def square(y):
+    return (y**2).mean()
+
+
 def test_a_model_without_variables_is_refused():
     with pytest.raises(TypeError, match="without variables yet"):
         parity.compare(torch.nn.Linear(6, 2), keras.Sequential([L.Dense(2)]), TWO[0])
