@@ -151,7 +151,10 @@ def mutant(file: str, i: int, text: str, runs: Runs) -> Plant:
 
 
 def tests(file: str, tree: ast.AST, line: int, runs: Runs) -> str:
-    """The tests that run the statement of a line; where there are none, those that run one near it."""
+    """The tests that run the statement of a line; where there are none, those that run one near it.
+
+    Those that run the fewest statements besides come first; of a statement of the module, the most.
+    """
     inside = [(b[i].lineno, b[i].end_lineno, name) for b, i, name in statements(tree)]
     around = [(last - first, name) for first, last, name in inside if first <= line <= (last or first)]
     name = min(around)[1] if around else ""
@@ -169,7 +172,8 @@ def tests(file: str, tree: ast.AST, line: int, runs: Runs) -> str:
     chosen: dict[str, str] = {}
     seconds = 0.0
     running = next(filter(None, candidates), {})
-    for test, (_, took) in sorted(running.items(), key=lambda item: (item[1][0], item[0])):
+    few_first = 1 if name else -1
+    for test, (_, took) in sorted(running.items(), key=lambda item: (few_first * item[1][0], item[0])):
         function = test.partition("[")[0]
         if function not in chosen and '"' not in test and (not chosen or seconds + took < SECONDS):
             chosen[function] = f'"{test}"'

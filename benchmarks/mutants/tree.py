@@ -71,8 +71,9 @@ class Tree:
             code, said = self._pytest(["-x", *arguments], seconds)
         if code is None:
             return Result("timed out", f"{seconds:g} s")
-        if code in RESULTS:
-            return Result(RESULTS[code], "".join(_failed(said)[:1]))
+        failed = _failed(said)
+        if code in RESULTS or failed:  # with another code if a test's file cannot be imported
+            return Result(RESULTS.get(code, "killed"), "".join(failed[:1]))
         ending = said.replace(f"{self.root}/", "").strip()[-300:]
         return Result("broken", f"pytest ends with {code}: {ending}")
 
