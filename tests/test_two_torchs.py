@@ -165,12 +165,45 @@ class OwnLstm(nn.Module):
         return self.fc(torch.stack(outputs, 1))
 
 
+class Gru(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.fc = nn.GRU(8, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.fc(self.rnn(x)[0])
+
+
+class OwnGru(nn.Module):
+    def __init__(self, gates=(0, 1, 2)):
+        super().__init__()
+        self.w, self.u = nn.Parameter(torch.zeros(12, 8)), nn.Parameter(torch.zeros(12, 4))
+        self.b, self.c = nn.Parameter(torch.zeros(12)), nn.Parameter(torch.zeros(12))
+        self.fc, self.gates = nn.Linear(4, 3), gates
+
+    def forward(self, x):
+        h = x.new_zeros(len(x), 4)
+        outputs = []
+        for step in x.unbind(1):
+            inner, outer = (
+                (y @ w.T + b).chunk(3, -1) for y, w, b in ((step, self.w, self.b), (h, self.u, self.c))
+            )
+            (ir, iz, candidate), (hr, hz, hn) = (
+                [parts[gate] for gate in self.gates] for parts in (inner, outer)
+            )
+            z = (iz + hz).sigmoid()
+            h = (1 - z) * (candidate + (ir + hr).sigmoid() * hn).tanh() + z * h
+            outputs.append(h)
+        return self.fc(torch.stack(outputs, 1))
+
+
 WEIGHTS = {
     "lstm.weight_ih_l0": "w",
     "lstm.weight_hh_l0": "u",
     "lstm.bias_ih_l0": "b",
     "lstm.bias_hh_l0": "c",
 }
+OF_GRU = {name.replace("lstm", "rnn"): own for name, own in WEIGHTS.items()}
 
 
 def adamw(parameters):
@@ -184,6 +217,7 @@ PAIRS = {
     "pixels": (lambda: Conv(rate=0.4), lambda: PixelConv(rate=0.4), IMAGES, {}),
     "attention": (lambda: Attention(0.3), lambda: OwnAttention(0.3), VECTORS, PROJECTIONS),
     "lstm": (Lstm, OwnLstm, VECTORS, WEIGHTS),
+    "gru": (Gru, OwnGru, VECTORS, OF_GRU),
 }
 
 # The place, and a part of the cause.
@@ -199,6 +233,7 @@ WRONG = {
     "rate": (lambda: Conv(rate=0.3), lambda: Conv(rate=0.5), IMAGES, {}, "drop", "rate=0.3 (it acts as 0.5)"),
     "biased": (Conv, lambda: PixelConv(BiasedBatchNorm), IMAGES, {}, "norm", NO_BESSEL),
     "gates": (Lstm, lambda: OwnLstm((0, 1, 3, 2)), VECTORS, WEIGHTS, "fc", "order (0, 1, 3, 2)"),
+    "gates of three": (Gru, lambda: OwnGru((1, 0, 2)), VECTORS, OF_GRU, "fc", "order (1, 0, 2)"),
     "residual": (Attention, lambda: OwnAttention(residual=False), VECTORS, PROJECTIONS, "head", NO_RESIDUAL),
     "scale": (Attention, lambda: OwnAttention(scale=1.0), VECTORS, PROJECTIONS, "head", ""),
 }

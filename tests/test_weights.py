@@ -126,6 +126,16 @@ def test_a_whole_model_there_and_back():
         assert np.array_equal(leaf, leaves(again)[path]), path
 
 
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize(("direction", "end"), [("forward", ""), ("backward", "_reverse")])
+def test_a_layer_and_direction_of_a_stack_has_its_own_weights(depth, direction, end):
+    theirs = TorchNet()
+    ours = leaves(parity.load_torch(flax_net(), theirs, mapping=FLATTENED))
+    kernel = ours[f"rnn.{depth}.{direction}_rnn.cell.dense_i.kernel"]
+    weight = theirs.get_parameter(f"rnn.weight_ih_l{depth}{end}").detach().numpy()
+    assert np.array_equal(kernel, weight.T)
+
+
 def test_names_without_a_model_to_be_like():
     mapping = {
         **FLATTENED,
