@@ -200,6 +200,17 @@ def test_one_program_and_nothing_waits():
     assert len(traces) == 1
 
 
+def test_an_optimizer_is_traced_once_for_its_check_and_once_for_the_step():
+    traces = []
+    counted = optax.stateless(lambda updates, params: traces.append(1) or updates)
+    net = pair(data_parallel)[0]
+    optimizer = nnx.Optimizer(net, optax.chain(counted, optax.sgd(0.1)), wrt=nnx.Param)
+    step = jaxpar.train_step(net, optimizer, mse)
+    for _ in range(3):
+        step(X[:8], Y[:8])
+    assert len(traces) == 2
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("cores", "competes", "before"),

@@ -213,9 +213,19 @@ class Update:
     def _advance_if(self, good: jax.Array, advance: Callable[..., Any], *args: Any) -> tuple[list, list]:
         """Return the results of `advance`, or the values and the optimizer as they were."""
         if self.strategy.branches:
-            # A cond requires equal types from both branches, and a user's buffer may have changed its type.
-            types = jax.eval_shape(advance, *args)
-            return jax.lax.cond(good, advance, lambda *old: _as(old[:2], types), *args)
+            types: list[PyTree] = []
+
+            def advanced(*old: Any) -> tuple[list, list]:
+                results = advance(*old)
+                types.append(jax.tree.map(jax.typeof, results))
+                return results
+
+            def kept(*old: Any) -> tuple[list, list]:
+                # A cond requires equal types from both branches, and a user's buffer may have changed its
+                # type. It traces `advanced` first; without jit one of the two runs.
+                return _as(old[:2], types[0] if types else jax.eval_shape(advance, *old))
+
+            return jax.lax.cond(good, advanced, kept, *args)
         new, old = advance(*args), args[:2]
         return jax.tree.map(lambda a, b: a if a is b else jnp.where(good, a, b), new, old)
 
