@@ -222,7 +222,11 @@ def test_a_record_takes_keras(tmp_path):
 
 def test_a_trace_of_keras_judges_torch(tmp_path):
     parity.record_jax(tmp_path / "trace", small(), TWO, loss=square)
-    mapping, right, wrong = {"a": "dense", "b": "layer_normalization", "c": "dense_1"}, TwoInputs(), TwoInputs()
+    mapping, right, wrong = (
+        {"a": "dense", "b": "layer_normalization", "c": "dense_1"},
+        TwoInputs(),
+        TwoInputs(),
+    )
     assert parity.against_jax(tmp_path / "trace", right, loss=square, mapping=mapping).same
     wrong.b.eps = 1e-3
     judged = parity.against_jax(tmp_path / "trace", wrong, loss=square, mapping=mapping)

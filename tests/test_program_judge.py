@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from click.testing import CliRunner
 from flax import nnx
 
 import jaxpar
@@ -20,6 +21,7 @@ from benchmarks.program.guides import GUIDES
 from benchmarks.program.optax_examples import OPTAX
 from benchmarks.program.others import OTHERS
 from benchmarks.program.run import forgotten
+from jaxpar._cli.main import cli
 from jaxpar._tools.estimate.hlo import read
 from jaxpar._tools.program.collectives import device_groups
 from jaxpar._tools.program.interpreter import Interpreter
@@ -304,3 +306,20 @@ def test_the_command_has_exit_codes(reduced, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == COMMANDS[reduced], done.stderr
     assert [r["devices"] for r in json.loads(done.stdout)] == [2, 4]
+
+
+UNUSABLE = {
+    "x = 1": "it does not define make.",
+    "def make(devices): return 3": "make returns int, not (step, (argument, ...)).",
+    "def make(devices):\n    raise KeyError('rate')": "KeyError: 'rate'\n  line 2: raise KeyError('rate')",
+}
+
+
+@pytest.mark.parametrize("source", UNUSABLE)
+def test_the_command_names_a_file_that_it_cannot_use_once(source, tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(source)
+    result = CliRunner().invoke(cli, ["program", f"{file}:make", "--on", "cpux2"])
+    assert result.exit_code == 2
+    assert result.output.count("train.py") == 1
+    assert UNUSABLE[source] in result.output

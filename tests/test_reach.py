@@ -14,6 +14,7 @@ from flax import linen, nnx
 
 from jaxpar import parity
 from jaxpar.parity import _reach
+from jaxpar.parity._sides.torch_choices import TorchChoices
 
 X = np.random.RandomState(0).randn(4, 6).astype(np.float32)
 IMAGES = np.random.RandomState(1).randn(4, 3, 5, 5).astype(np.float32)
@@ -181,6 +182,27 @@ def test_bounds_that_no_input_reaches_are_named(case):
     gaps = [gap for gap in parity.compare(model, flax, X * factor).unreached if "gets no number" in gap]
     assert len(gaps) == len(expected)
     assert all(text in gap for text, gap in zip(expected, gaps, strict=True))
+
+
+IMAGE, KERNEL = torch.zeros(1, 2, 6, 6), torch.zeros(2, 2, 1, 1)
+WINDOWS = {
+    "a pool of its own size": (torch.max_pool2d, (IMAGE, 2), {}, True),
+    "a pool of one step": (torch.max_pool2d, (IMAGE, 2, 1), {}, False),
+    "a pool of two steps": (torch.max_pool2d, (IMAGE, 3, 2), {}, True),
+    "a pool by keywords": (torch.max_pool2d, (IMAGE,), {"kernel_size": 2, "stride": 1}, False),
+    "a kernel by keyword": (torch.max_pool2d, (IMAGE,), {"kernel_size": 2}, True),
+    "a convolution": (torch.conv2d, (IMAGE, KERNEL), {}, False),
+    "a convolution of two steps": (torch.conv2d, (IMAGE, KERNEL, None, 2), {}, True),
+    "another axis": (torch.conv2d, (IMAGE, KERNEL, None, (1, 2)), {}, True),
+}
+
+
+@pytest.mark.parametrize("case", WINDOWS)
+def test_windows_that_skip_positions_are_named(case):
+    function, args, kwargs, strides = WINDOWS[case]
+    choices = TorchChoices()
+    choices.look(function, function.__name__, args, kwargs)
+    assert any(gap.startswith("inputs of other sizes") for gap in choices.gaps()) is strides
 
 
 class Dropping(nnx.Module):

@@ -80,6 +80,14 @@ def test_the_text_has_what_is_counted():
     assert "traced more than once:\n  f at train.py:7" in text
 
 
+@pytest.mark.parametrize("unwritten", [True, False])
+def test_modules_that_are_compiled_anew_each_time_are_named(monkeypatch, unwritten):
+    monkeypatch.setattr(sys, "dont_write_bytecode", unwritten)
+    clock = Clock()
+    clock.seconds[BEFORE, "import slow"] += 2.5
+    assert ("PYTHONDONTWRITEBYTECODE is set" in report.text(clock, 2)) is unwritten
+
+
 # --------------------------------------------------------------------------------------------- scripts
 
 SCRIPT = """
