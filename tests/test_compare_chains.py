@@ -183,7 +183,7 @@ def test_what_a_chain_is_read_as(name):
 
 
 UNREADABLE = {
-    "no formula": (optax.lion(0.1), "scale_by_lion has no formula here"),
+    "no formula": (optax.yogi(0.1), "scale_by_yogi has no formula here"),
     "an own transformation": (
         optax.GradientTransformation(lambda p: (), lambda u, s, p=None: (u, s)),
         "a transformation of its own has no formula here",

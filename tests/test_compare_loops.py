@@ -72,15 +72,19 @@ def test_an_optimizer_of_jaxpar_is_torchs_and_its_recipe_is_read(name):
     assert not isinstance(result.recipe, str), result.recipe
 
 
+def two_kinds(model, batches):
+    embed, *others = model.parameters()
+    optimizers = torch.optim.SGD([embed], lr=0.1), torch.optim.Adam(others)
+    for batch in batches:
+        model.zero_grad()
+        model(batch).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+
 UNREADABLE = {
-    "no formula": (lambda p: torch.optim.Adamax(p), "Adamax has no formula here"),
-    "settings that change": (
-        lambda p: (
-            optimizer := torch.optim.SGD(p, lr=0.1, momentum=0.9),
-            torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=30),
-        ),
-        "settings besides the rate change",
-    ),
+    "no formula": (lambda p: torch.optim.Rprop(p), "Rprop has no formula here"),
+    "two kinds": (two_kinds, "its optimizers are of different kinds: Adam, SGD"),
 }
 
 

@@ -34,4 +34,9 @@ def made_by(tx: optax.GradientTransformation) -> tuple[str, dict[str, Any]]:
 def _held(function: Callable[..., Any]) -> dict[str, Any]:
     cells = getattr(function, "__closure__", None) or ()
     names = function.__code__.co_freevars if cells else ()
-    return dict(zip(names, (cell.cell_contents for cell in cells), strict=True))
+    values = dict(zip(names, (cell.cell_contents for cell in cells), strict=True))
+    maker = getattr(function, "__qualname__", "").partition(".<locals>")[0]
+    inner = [x for x in values.values() if getattr(x, "__qualname__", "").startswith(f"{maker}.<locals>.")]
+    for x in inner:  # functions of the same maker hold settings, too: scale_by_radam's epsilon
+        values = {**_held(x), **values}
+    return values

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from .fitting import DOUBLE
 from .recipe import Arrays
 from .runs import Run
 
@@ -33,23 +34,23 @@ class Averaging:
         return f"an average{form} of {SOURCES[self.source]}, {_described(self.decays)}"
 
 
-def averagings(averages: Sequence[Any], run: Run) -> list[Averaging]:
+def averagings(averages: Sequence[Any], run: Run, unit: float = DOUBLE) -> list[Averaging]:
     """Return the ways to make the averages from the run's weights, the debiased ones if no others fit."""
     # A decay close to 1 makes the debiased form far smaller than the weights, so that almost anything fits.
-    candidates = list(_averagings(averages, run))
+    candidates = list(_averagings(averages, run, unit))
     return [averaging for averaging in candidates if not averaging.debiased] or candidates
 
 
-def _averagings(averages: Sequence[Any], run: Run) -> Iterator[Averaging]:
+def _averagings(averages: Sequence[Any], run: Run, unit: float) -> Iterator[Averaging]:
     for source in SOURCES:
         shift = 1 if source == "after" else 0
         weights = [run.weights[i + shift] for i in range(len(averages))]
-        solved = _decays(averages, weights, run.weights[0])
+        solved = _decays(averages, weights, run.weights[0], unit)
         if solved is not None:
             yield Averaging(source, False, *solved)
         for decay in (0.9, 0.99, 0.999, 0.9999, 0.995, 0.5):
             raw = [_scaled(x, 1 - decay ** (i + 1)) for i, x in enumerate(averages)]
-            solved = _decays(raw, weights, {name: np.zeros_like(x) for name, x in weights[0].items()})
+            solved = _decays(raw, weights, {name: np.zeros_like(x) for name, x in weights[0].items()}, unit)
             if solved is not None and np.allclose(solved[0], decay, rtol=NEAR):
                 yield Averaging(source, True, (decay,) * len(averages), solved[1])
 
@@ -59,7 +60,7 @@ def _scaled(arrays: Arrays | None, factor: float) -> Arrays | None:
 
 
 def _decays(
-    averages: Sequence[Arrays | None], weights: Sequence[Arrays], start: Arrays
+    averages: Sequence[Arrays | None], weights: Sequence[Arrays], start: Arrays, unit: float
 ) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
     """Return d with average = d * previous + (1 - d) * weights for each batch, and its errors; or None."""
     decays, errors, previous = [], [], _flat(start)
@@ -69,7 +70,7 @@ def _decays(
         x, w = _flat(average), _flat(weight)
         direction = previous - w
         square = float(direction @ direction)
-        rounding = 16 * np.finfo(float).eps * np.abs(w).max()
+        rounding = 16 * unit * np.abs(w).max()
         decay = float(direction @ (x - w)) / square if square > 0 else 0.0
         if np.abs(x - w - decay * direction).max() > NEAR * np.abs(x - w).max() + rounding:
             return None
@@ -112,10 +113,10 @@ def _described(decays: Sequence[float]) -> str:
 
 
 def average_cause(
-    torch_averages: Sequence[Any], torch: Run, jax_averages: Sequence[Any], jax: Run
+    torch_averages: Sequence[Any], torch: Run, jax_averages: Sequence[Any], jax: Run, unit: float = DOUBLE
 ) -> str | None:
     """Return how the two averages are made; "" if both in the same way, None if one is unknown."""
-    torchs, jaxs = averagings(torch_averages, torch), averagings(jax_averages, jax)
+    torchs, jaxs = averagings(torch_averages, torch, unit), averagings(jax_averages, jax, unit)
     if not torchs or not jaxs:
         return None
     if any(same(x, y) for x in torchs for y in jaxs):

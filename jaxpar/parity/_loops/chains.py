@@ -158,6 +158,12 @@ class _Reading:
         if decays:
             self.settings["weight_decay"] = decays * value
 
+    def trust(self, values: Mapping[str, Any]) -> None:
+        usual = {"min_norm": 0.0, "trust_coefficient": 1.0, "eps": 0.0}
+        if not self.kind or self.has_rate or any(float(values[key]) != x for key, x in usual.items()):
+            raise Unreadable("this scale_by_trust_ratio has no formula here")
+        self.settings |= {"trust_ratio": True}
+
     def schedule(self, _: Mapping[str, Any]) -> None:
         self.has_rate = True
 
@@ -176,8 +182,8 @@ class _Reading:
         elif name not in kinds:
             raise Unreadable(f"{name} has no formula here")
         else:
-            settings = settings_of({**values, "kind": ""})
-            del settings["kind"]
+            torch_name = next(kind for kind in KINDS if kind.lower() == name)
+            settings = settings_of({**values, "kind": torch_name})
             self._formula(kinds[name], {**USUAL[kinds[name]], **settings})
             self.has_rate = True
 
@@ -191,6 +197,18 @@ def _amsgrad(v: Mapping[str, Any]) -> Settings:
     if not (v["bias_correction_mu"] and v["bias_correction_nu"]):
         raise Unreadable("an amsgrad without bias correction has no formula here")
     return {**_adam(v), "amsgrad": "corrected"}
+
+
+def _radam(v: Mapping[str, Any]) -> Settings:
+    if float(v["threshold"]) != 5:
+        raise Unreadable("a RAdam with another threshold has no formula here")
+    return {**_adam(v), "rectified": True}
+
+
+def _lion(v: Mapping[str, Any]) -> Settings:
+    if v["mode"] != "hard":
+        raise Unreadable("a Lion without signs has no formula here")
+    return {"betas": (float(v["b1"]), float(v["b2"]))}
 
 
 def _rms(v: Mapping[str, Any], centered: bool) -> Settings:
@@ -217,11 +235,18 @@ FORMULAS: dict[str, Callable[[Mapping[str, Any]], tuple[str, Settings]]] = {
     "scale_by_rms": lambda v: ("rmsprop", _rms(v, centered=False)),
     "scale_by_stddev": lambda v: ("rmsprop", _rms(v, centered=True)),
     "scale_by_rss": lambda v: ("adagrad", _adagrad(v)),
+    "scale_by_radam": lambda v: ("adam", _radam(v)),
+    "scale_by_adamax": lambda v: (
+        "adamax",
+        {"betas": (float(v["b1"]), float(v["b2"])), "eps": float(v["eps"])},
+    ),
+    "scale_by_lion": lambda v: ("lion", _lion(v)),
     "scale_by_adadelta": lambda v: ("adadelta", {"rho": float(v["rho"]), "eps": float(v["eps"])}),
 }
 OTHERS: dict[str, Callable[[_Reading, Mapping[str, Any]], None]] = {
     "trace": lambda x, v: x.average(v["decay"], v["nesterov"], is_mean=False),
     "ema": lambda x, v: x.average(_undebiased(v), False, is_mean=True),
+    "scale_by_trust_ratio": lambda x, v: x.trust(v),
     "add_decayed_weights": lambda x, v: x.decay(v["weight_decay"]),
     "scale": lambda x, v: x.multiply(v["step_size"]),
     "scale_by_schedule": _Reading.schedule,

@@ -8,7 +8,7 @@ from typing import Any
 
 from .fitting import Groups
 from .reading import groups_of
-from .recipe import VALUES, Arrays, Clip, Recipe, Settings
+from .recipe import USUAL, VALUES, Arrays, Clip, Recipe, Settings, left_alone
 
 LIMITS = (1.0, 0.5, 0.1, 5.0, 10.0, 2.0, 0.25)
 COMBINING = {
@@ -24,6 +24,16 @@ NONFINITE = {
 }
 SCALES = tuple(2.0**k for k in range(1, 25))
 
+NAMES = {
+    "sgd": "SGD",
+    "adam": "Adam",
+    "rmsprop": "RMSprop",
+    "adagrad": "Adagrad",
+    "adadelta": "Adadelta",
+    "adamax": "Adamax",
+    "lion": "Lion",
+}
+
 Change = tuple[str, Recipe]
 
 
@@ -36,6 +46,7 @@ def changes(recipe: Recipe, groups: Groups) -> Iterator[Change]:
     yield from _settings(recipe, trained)
     yield from _decay(recipe, trained)
     yield from _formulas(recipe, first)
+    yield from _absences(recipe)
     yield from _accumulation(recipe, max(len(group) for group in groups))
     yield from _clipping(recipe, max(len(group) for group in groups))
     for form in NONFINITE:
@@ -55,17 +66,25 @@ def _settings(recipe: Recipe, trained: Sequence[Settings]) -> Iterator[Change]:
     for name, values in VALUES.items():
         if name in trained[0] and name != "weight_decay":
             torch_values = _distinct(trained, name)
+            described = " and ".join(map(str, torch_values))
+            if len(torch_values) > 2:
+                described = f"{_short(min(torch_values))} to {_short(max(torch_values))} during the training"
+            if name == "betas":
+                values = dict.fromkeys((*values, *torch_values[:1], torch_values[0][::-1]))
             for value in values:
                 if torch_values != [value]:
-                    text = (
-                        f"torch's {name} is {' and '.join(map(str, torch_values))} (JAX acts as with {value})"
-                    )
+                    text = f"torch's {name} is {described} (JAX acts as with {value})"
                     yield text, recipe.with_settings(**{name: value})
 
 
 def _distinct(trained: Sequence[Settings], name: str) -> list[Any]:
-    """Return the values of a setting in all parameter groups."""
-    return list(dict.fromkeys(settings[name] for settings in trained))
+    """Return the values of a setting in all parameter groups and updates."""
+    courses = [(settings, *settings.get("course", ())) for settings in trained]
+    return list(dict.fromkeys(x[name] for course in courses for x in course if name in x))
+
+
+def _short(value: Any) -> str:
+    return str(tuple(map(_short, value))) if isinstance(value, tuple) else f"{value:.4g}"
 
 
 def _decay(recipe: Recipe, trained: Sequence[Settings]) -> Iterator[Change]:
@@ -119,7 +138,8 @@ def _formulas(recipe: Recipe, first: Any) -> Iterator[Change]:
             yield text, recipe.with_settings(count_offset=offset)
         text = "torch adds eps to the corrected second moment's root (JAX before the correction)"
         yield text, recipe.with_settings(eps_uncorrected=True)
-        if not first.get("nesterov"):
+        yield from _kinds_of_adam(recipe, first)
+        if not first.get("nesterov") and first.get("momentum_decay") is None:
             text = "torch's Adam has no Nesterov momentum (JAX's has)"
             yield text, recipe.with_settings(nesterov=True)
         if first.get("amsgrad") is True:
@@ -145,6 +165,14 @@ def _formulas(recipe: Recipe, first: Any) -> Iterator[Change]:
     if kind == "rmsprop":
         text = "torch's mean of squares starts at 0 (JAX's at 1)"
         yield text, recipe.with_settings(initial=1.0)
+    texts = "leaves updates as they are", "scales each array's update to the norm of its parameters (LAMB)"
+    scales = bool(first.get("trust_ratio"))
+    yield _instead(texts[scales], texts[not scales]), recipe.with_settings(trust_ratio=not scales)
+    if "betas" in first:
+        for other in {"adam", "adamax", "lion"} - {kind}:
+            text = f"torch's optimizer is {NAMES[kind]} (JAX acts as {NAMES[other]})"
+            changed = {key: x for key, x in USUAL[other].items() if key not in first}
+            yield text, replace(recipe.with_settings(**changed), kind=other)
     if kind == "sgd":
         for betas in VALUES["betas"][:2]:
             changed = recipe.with_settings(betas=betas, eps=1e-8)
@@ -152,6 +180,42 @@ def _formulas(recipe: Recipe, first: Any) -> Iterator[Change]:
                 f"torch's optimizer is SGD (JAX acts as Adam with betas={betas})",
                 replace(changed, kind="adam"),
             )
+
+
+def _kinds_of_adam(recipe: Recipe, first: Any) -> Iterator[Change]:
+    if first.get("momentum_decay") is not None:
+        text = "torch's NAdam increases its momentum by momentum_decay (JAX's is constant, as in optax.nadam)"
+        yield text, recipe.with_settings(momentum_decay=None, nesterov=True)
+        yield "torch's optimizer is NAdam (JAX acts as Adam)", recipe.with_settings(momentum_decay=None)
+    if first.get("rectified"):
+        text = "torch's RAdam adds eps before the correction of the second moment (JAX to the corrected root)"
+        yield text, recipe.with_settings(eps_uncorrected=False)
+        yield (
+            "torch's optimizer is RAdam (JAX acts as Adam)",
+            recipe.with_settings(rectified=False, eps_uncorrected=False),
+        )
+    else:
+        text = "torch's optimizer is Adam (JAX acts as RAdam)"
+        yield text, recipe.with_settings(rectified=True)
+
+
+def _absences(recipe: Recipe) -> Iterator[Change]:
+    """Yield what JAX may do where torch's parameters have no gradient for some updates."""
+    courses = {name: x["course"] for name, x in recipe.settings.items() if "course" in x}
+    counts = {name: sum(map(left_alone, course)) for name, course in courses.items()}
+    leaves = [name for name, count in counts.items() if count]
+    if leaves:
+        most = max(counts.values())
+        torch = f"torch leaves {', '.join(leaves)} alone in {most} of {len(courses[leaves[0]])} updates"
+        yield f"{torch} (JAX trains it in all)", recipe.in_absence({})
+        text = f"{torch} (JAX gives it gradients of zero: its moments, momentum and weight decay go on)"
+        yield text, recipe.in_absence({"zeroed": True})
+        text = f"{torch} (JAX drops its updates: its moments and momentum go on)"
+        yield text, recipe.in_absence({"discarded": True})
+    absent = [x for settings in recipe.settings.values() for x in (settings, *settings.get("course", ()))]
+    if any(x.get("absent") for x in absent) and recipe.clip.limit is not None and recipe.clip.form == "norm":
+        text = "torch clips the norm of the gradients of trained parameters (JAX that of all)"
+        yield text, replace(recipe, clip=replace(recipe.clip, of_all=not recipe.clip.of_all))
 
 
 def _accumulation(recipe: Recipe, count: int) -> Iterator[Change]:
@@ -205,8 +269,9 @@ def _clipping(recipe: Recipe, count: int) -> Iterator[Change]:
 
 
 def _clip_text(clip: Clip) -> str:
-    what = {"norm": "the norm", "value": "the values", "leaf": "the norm of each array"}[clip.form]
-    return f"clips {what} at {clip.limit:g}"
+    parts = "; ".join(", ".join(part) for part in clip.parts)
+    texts = {"norm": "the norm", "value": "the values", "leaf": "the norm of each array"}
+    return f"clips {texts.get(clip.form, f'each norm of {parts}')} at {clip.limit:g}"
 
 
 def regroupings(recipe: Recipe, groups: Groups, jax_groups: Groups) -> Iterator[tuple[str, Recipe, Groups]]:

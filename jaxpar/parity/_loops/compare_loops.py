@@ -14,13 +14,14 @@ import optax
 from ..._arguments import Count, Positive
 from .._exactness import exact
 from .averages import average_cause
+from .chains import chain_recipe
 from .explaining import DEPTH, Explainer
 from .fitting import EXACT, SINGLE
 from .identifying import Identified, jax_known, torch_known
 from .rates import NEAR
 from .reading import Unreadable
 from .recipe import Arrays, Recipe
-from .runs import SHAPES, Run, made_up_gradients, made_up_weights, run_jax
+from .runs import SHAPES, Run, made_up_gradients, made_up_weights, nested, run_jax
 from .wording import renamed
 
 if TYPE_CHECKING:
@@ -281,7 +282,22 @@ class _Judge:
         if Explainer(self.batches, weights, identified.rates, SINGLE).same(*loop):
             self.rounded = True
             return None
+        if self._unknown_part():
+            return ()
         return self._changes(identified, identified.tolerance, DEPTH) or self._changes(identified, SINGLE, 2)
+
+    def _unknown_part(self) -> str:
+        """Return why the only chain of JAX's loop has no recipe, if it has none."""
+        if self.of_jax or len(self.jax.transformations) != 1:
+            return ""
+        weights = self.jax.weights[0]
+        try:
+            chain_recipe(
+                self.jax.transformations[0], nested(weights, {}), {name: name for name in weights}, weights
+            )
+        except Unreadable as error:
+            return str(error)
+        return ""
 
     def _changes(self, identified: Identified, tolerance: float, depth: int) -> Sequence[str]:
         """Return the changes that make the second loop of the first; or of two of JAX, the reverse."""
@@ -313,8 +329,10 @@ class _Judge:
             loop = "the first loop" if self.of_jax else "torch's loop"
             yield f"{loop} could not be described, so nothing is named: {self.identified}"
             return
+        if reason := self._unknown_part():
+            yield f"changes of JAX's chain, which could not be described: {reason}"
         if self.rounded:
-            yield f"differences below {SINGLE:g} of an update, because JAX's loop computes in float32"
+            yield f"differences below {SINGLE:g} of an update, because one loop computes in float32"
         if not any(not np.isfinite(g).all() for batch in self.batches for g in batch.values()):
             yield "updates with infinite gradients (infinite=[i])"
         rates = [rate for values in self.identified.rates.values() for rate in values if np.isfinite(rate)]

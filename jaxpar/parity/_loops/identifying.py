@@ -10,7 +10,7 @@ from .changes import jax_groups_of
 from .explaining import Explainer
 from .fitting import EXACT, SINGLE, Groups, fit
 from .rates import Rates, rate_changes
-from .reading import Unreadable, torch_groups, torch_rates, torch_recipe
+from .reading import KINDS, Unreadable, torch_groups, torch_rates, torch_recipes
 from .recipe import USUAL, Arrays, Recipe
 from .runs import Run, nested
 
@@ -28,11 +28,15 @@ class Identified:
 def torch_known(run: Run, batches: Sequence[Arrays]) -> Identified:
     """Read torch's recipe from its optimizer's settings and from the gradients that entered it."""
     groups = torch_groups(run, batches)
-    rates, recipe = torch_rates(run, groups), torch_recipe(run, batches, groups)
-    result = fit(recipe, batches, run.weights, groups)
-    if not result.complete or rate_changes(rates, result) != ():
-        raise Unreadable("its updates are not what its optimizer's formula gives")
-    return Identified(recipe, groups, rates)
+    rates = torch_rates(run, groups)
+    for recipe in torch_recipes(run, batches, groups):
+        result = fit(recipe, batches, run.weights, groups)
+        if result.complete and rate_changes(rates, result) == ():
+            return Identified(recipe, groups, rates)
+    kinds = {group["kind"] for members in run.groups.values() for group in members.values()}
+    if not kinds <= KINDS.keys():
+        raise Unreadable(f"{', '.join(sorted(kinds))} has no formula here")
+    raise Unreadable("its updates are not what its optimizer's formula gives")
 
 
 def jax_known(run: Run, batches: Sequence[Arrays]) -> Identified:

@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 
 from .fitting import Fit
+from .shapes import power, ratio_pieces, shapes
 
 Rates = Mapping[str, Sequence[float]]
 
@@ -37,11 +38,13 @@ def rate_changes(torch_rates: Rates, result: Fit) -> tuple[str, ...] | None:
         return (
             f"torch's rate is not JAX's (JAX's is {ratio:.6g} times as large){_whose(different, tables)}",
         )
-    return None
+    texts = {ratio_pieces(q, r) or power(q, r) for q, r, _ in different.values()}
+    text = texts.pop()
+    return (text + _whose(different, tables),) if text and not texts else None
 
 
 def first_rates(torch_rates: Rates, result: Fit) -> str:
-    """Return the first update with different rates."""
+    """Return the first update with different rates, and how the schedules differ in shape."""
     updates = []
     for name in result.rates:
         q, r, bound = _table(torch_rates, result, name)
@@ -50,7 +53,13 @@ def first_rates(torch_rates: Rates, result: Fit) -> str:
         updates += [(int(i), name) for i in np.flatnonzero(unequal)]
     i, name = min(updates)
     rates = torch_rates[name][i], result.rates[name][i]
-    return f"the rates differ from update {i + 1} on: {rates[0]:.6g} and {rates[1]:.6g} ({name})"
+    leaf = f" ({name})" if len(result.rates) > 1 else ""
+    shape = shapes(*_table(torch_rates, result, name)[:2])
+    with np.errstate(all="ignore"):
+        ratios = [result.rates[leaf][i] / torch_rates[leaf][i] for leaf in result.rates]
+    if np.nanmax(ratios) - np.nanmin(ratios) > VAGUE * np.nanmax(np.abs(ratios)):
+        shape = "; other arrays differ by other factors"
+    return f"the rates differ from update {i + 1} on: {rates[0]:.6g} and {rates[1]:.6g}{leaf}{shape}"
 
 
 def _table(torch_rates: Rates, result: Fit, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -112,6 +121,8 @@ def _candidates(count: int) -> Iterator[tuple[str, Callable[[np.ndarray], np.nda
         text = f"{schedule} (JAX's moves on once in {period} updates, torch's in each"
         yield f"{text})", partial(_repeated, period=period)
         yield f"{text}, from another start)", partial(_repeated, period=period, start=1)
+        text = f"{schedule} (JAX's keeps its rate for {period} updates, torch's changes in each)"
+        yield text, partial(_held, period=period)
         text = f"{schedule} (JAX's moves on in each update {period} times as far as torch's)"
         yield text, partial(_stretched, period=period)
         text = f"{schedule} (torch's moves on once in {period} updates, JAX's in each)"
@@ -134,6 +145,10 @@ def _shifted_after(q: np.ndarray, steps: int, start: int) -> np.ndarray:
 
 def _repeated(q: np.ndarray, period: int, start: int = 0) -> np.ndarray:
     return q[(np.arange(len(q)) + start) // period]
+
+
+def _held(q: np.ndarray, period: int) -> np.ndarray:
+    return q[np.arange(len(q)) // period * period]
 
 
 def _shifted(q: np.ndarray, steps: int) -> np.ndarray:

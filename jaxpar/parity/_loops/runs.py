@@ -33,6 +33,7 @@ class Run:
     extras: dict[str, list[Any]] = field(default_factory=dict)
     transformations: list[Any] = field(default_factory=list)  # of a loop of JAX
     entering: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)  # by batch
+    with_gradient: dict[int, set[str]] = field(default_factory=dict)  # parameters of torch's, by batch
     groups: dict[int, dict[str, dict[str, Any]]] = field(default_factory=dict)  # torch's, by batch
 
 

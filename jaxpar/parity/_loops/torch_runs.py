@@ -101,6 +101,8 @@ def _watching(run: Run, parameters: Mapping[str, torch.nn.Parameter]) -> Iterato
         batch = len(run.weights) - 1
         gradients = {name: p.grad.numpy().copy() for name, (p, _) in members.items() if p.grad is not None}
         run.entering.setdefault(batch, {}).update(gradients)
+        with_gradient = {name for name, p in parameters.items() if p.grad is not None}
+        run.with_gradient.setdefault(batch, set()).update(with_gradient)
         settings = {
             name: {
                 **{key: _number(x) for key, x in group.items() if key != "params"},

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .casts import representable
+from .digests import sample_indices
 from .envelope import UNITS, Walk, common_factor
 from .matching import Aligned, MatchedNames
 from .run import LARGEST, LEAST, NORM, Table, TappedRun
@@ -16,6 +17,9 @@ NOISE = 1e-4
 """A gradient so much smaller than the others is rounding."""
 NEAR_ONE = 0.05
 """Of 1 - cosine: gradients of a pass in a smaller type differ by less, with other dropout masks by more."""
+
+FAR = 0.1
+"""A change of a gradient's element, relative to its array, that is too large for a smaller type."""
 
 FORMS = ("the global norm", "the values", "the norm of each array")
 """What a limit of gradients may be about."""
@@ -69,6 +73,8 @@ def loss_causes(scene: Scene) -> list[str]:
             return [f"{which} {factor:.6g} times as large in run B{_reduction(scene, factor)}"]
         if cause := _added_decay(scene, gradients):
             return [f"{cause}, as a penalty in the loss"]
+        if cause := _smoothing(scene, gradients):
+            return [cause]
     elif name := _reduction(scene, ratio):
         return [f"the loss is {ratio:.6g} times as large in run B{name}"]
     causes = [*mode_causes(scene), *cast_causes(scene, ("gradients", "extra"))]
@@ -120,6 +126,28 @@ def _added_decay(scene: Scene, gradients: Aligned) -> str:
     suffix = "" if len(decayed) == len(names) else f", for {listed(decayed)}"
     run = "B" if decay > 0 else "A"
     return f"weight decay: run {run} adds {abs(decay):.5g} times the parameters to the gradients{suffix}"
+
+
+def _smoothing(scene: Scene, gradients: Aligned) -> str:
+    """Return that one run smooths its labels, if the gradient of the output's bias differs as it then does.
+
+    Cross-entropy with the labels (1 - s) * y + s / classes moves it by s * (frequencies - 1 / classes).
+    """
+    for leaf in scene.a.steps[scene.step].batch.values():
+        labels = leaf.full
+        if labels is None or labels.dtype.kind not in "iu" or labels.ndim != 1 or labels.min(initial=0) < 0:
+            continue
+        for i, shape in enumerate(gradients.a.shapes):
+            if len(shape) != 1 or not labels.max(initial=0) < shape[0] <= 1 << 16:
+                continue
+            moved = np.bincount(labels, minlength=shape[0]) / len(labels) - 1 / shape[0]
+            x = moved[sample_indices(shape, scene.a.seed)]
+            y = gradients.b.samples[i] - gradients.a.samples[i]
+            share = float(x @ y) / max(float(x @ x), 1e-300)
+            if share and np.abs(y - share * x).max() <= 1e-4 * np.abs(y).max():
+                run = "B" if share > 0 else "A"
+                return f"label smoothing: run {run} smooths labels by {abs(share):.4g} more"
+    return ""
 
 
 def listed(names: Sequence[str], most: int = 4) -> str:
@@ -188,7 +216,7 @@ def _pass_causes(scene: Scene, gradients: Aligned, change: float) -> Iterator[st
         x, y = gradients.a.samples[gradients.sampled], gradients.b.samples[gradients.sampled]
         norms = float(np.linalg.norm(x) * np.linalg.norm(y))
         cosine = float(np.vdot(x, y)) / norms if norms else 0.0
-        rounding = 1 - cosine < NEAR_ONE * 0.01 and change < 2.0**-6
+        rounding = 1 - cosine < NEAR_ONE * 0.01 and change < 2.0**-6 and gradients.distance < FAR
     if rounding:
         yield (
             f"the forward pass of one run rounds more: the loss differs by {change:.2g}, as a smaller type "

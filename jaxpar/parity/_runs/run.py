@@ -72,6 +72,7 @@ class TappedStep:
     ranks: dict[str, list[Table]] = field(default_factory=dict)
     full: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)  # if the step before has others
 
     @property
     def loss(self) -> float | None:
@@ -137,6 +138,7 @@ def read_run(folder: str | os.PathLike[str]) -> TappedRun:
 def _merged(ranks: Sequence[TappedStep]) -> TappedStep:
     first = ranks[0]
     step = TappedStep(dict(first.batch), dict(first.numbers), dict(first.parts), {}, dict(first.full))
+    step.settings = first.settings
     for part in first.parts:
         step.ranks[part] = [rank.parts[part] for rank in ranks if part in rank.parts]
     for name in first.batch:
@@ -198,8 +200,9 @@ class _Rank:
             self.steps[number] = TappedStep()
             self._session.add(number)
         step = self.steps[number]
-        if header.get("settings") and not self.settings:
-            self.settings = {str(k): dict(v) for k, v in header["settings"].items()}
+        if header.get("settings"):
+            step.settings = {str(k): dict(v) for k, v in header["settings"].items()}
+            self.settings = self.settings or step.settings
         batch: dict[str, dict[str, np.ndarray]] = {}
         for key, x in arrays.items():
             part, _, name = key.partition("/")

@@ -6,22 +6,23 @@ Sampled elements are a small training by themselves.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from .._loops.averages import average_cause
 from .._loops.changes import changes
 from .._loops.explaining import Explainer
 from .._loops.fitting import EXACT, Fit, fit, misfit
-from .._loops.rates import rate_changes
-from .._loops.reading import KEYS, KINDS
+from .._loops.rates import first_rates, rate_changes
+from .._loops.reading import KINDS, settings_of
 from .._loops.recipe import USUAL, Recipe
+from .._loops.runs import Run
 from .._loops.solving import solutions
 from .._loops.wording import renamed
-from .matching import Aligned
+from .matching import Aligned, plain_name
 from .passes import Scene, cast_causes, listed, mode_causes, unchanged
-from .run import TappedRun
 
 STEPS = 48
 """At most so many updates are searched for an explanation."""
@@ -48,7 +49,9 @@ def rate_causes(scene: Scene) -> list[str]:
         return [f"the rate's schedule (run B's rate stays constant, {y[0]:g})"]
     result = Fit({"rate": y}, {"rate": [1e-8 * abs(rate) for rate in y]})
     sentences = rate_changes({"rate": x}, result)
-    return [renamed(text, *RUNS) for text in sentences or ()]
+    if sentences is None:
+        sentences = (first_rates({"rate": x}, result),)
+    return [renamed(text, *RUNS) for text in sentences]
 
 
 def update_causes(scene: Scene) -> list[str]:
@@ -106,78 +109,115 @@ def _different_settings(scene: Scene) -> list[str]:
 
 
 def _recipes(scene: Scene) -> list[str]:
-    trajectories = [_trajectory(scene, side) for side in (0, 1)]
+    trajectories = [_sampled_updates(scene, side) for side in (0, 1)]
     if trajectories[0] is None or trajectories[1] is None:
         return []
-    (gradients, weights), (other_gradients, other_weights) = trajectories[0], trajectories[1]
-    groups = [[i] for i in range(len(gradients))]
+    pair = (trajectories[0], trajectories[1])
+    runs = RUNS
+    # Sentences begin with the run in which parameters have no gradient for some updates.
+    if pair[1].absences and not pair[0].absences:
+        pair, runs = (pair[1], pair[0]), RUNS[::-1]
     tolerance, unit = (EXACT, 2.0**-52) if scene.walk.unit < 2.0**-30 else (FLOAT32, scene.walk.unit)
-    recipe = _read(scene.a, list(weights[0])) or _fitting(gradients, weights, tolerance, unit)
+    recipe = pair[0].recipe(tolerance, unit)
     if recipe is None:
         return []
-    rates = fit(recipe, gradients, weights, groups, tolerance, unit)
+    rates = fit(recipe, pair[0].gradients, pair[0].weights, pair[0].groups, tolerance, unit)
     if not rates.complete:
         return []
-    explainer = Explainer(other_gradients, other_weights, rates.rates, tolerance, unit)
-    if explainer.same(recipe, groups):
+    explainer = Explainer(pair[1].gradients, pair[1].weights, rates.rates, tolerance, unit)
+    if explainer.same(recipe, pair[0].groups):
         return []
-    texts = [explainer.causes(recipe, groups, depth) for depth in (1, 2)]
-    return [renamed(text, *RUNS) for text in texts[0] or texts[1]]
+    texts = [explainer.causes(recipe, pair[0].groups, depth) for depth in (1, 2)]
+    return [renamed(text, *runs) for text in texts[0] or texts[1]]
 
 
-def _trajectory(scene: Scene, side: int) -> tuple[list[Arrays], list[Arrays]] | None:
-    """Return the sampled gradients of each update, and the parameters before the first and after each."""
+@dataclass(frozen=True)
+class SampledUpdates:
+    """The sampled gradients of each update, the parameters before the first and after each, and settings."""
+
+    gradients: list[Arrays]
+    weights: list[Arrays]
+    settings: list[Mapping[str, Mapping[str, Any]]]  # of a torch optimizer, by update
+    absences: Mapping[str, tuple[bool, ...]]  # whether each update lacks a parameter's gradient
+
+    @property
+    def groups(self) -> list[list[int]]:
+        return [[i] for i in range(len(self.gradients))]
+
+    def recipe(self, tolerance: float, unit: float) -> Recipe | None:
+        """Return the recipe of a torch optimizer whose settings were tapped, or one that fits."""
+        return self._read() or self._fitting(tolerance, unit)
+
+    def _read(self) -> Recipe | None:
+        settings: dict[str, dict[str, Any]] = {}
+        for name in self.weights[0]:
+            groups = [members.get(name, {}) for members in self.settings]
+            if any(group.get("kind") not in KINDS for group in groups):
+                return None
+            course = [settings_of({k: tuple(x) if isinstance(x, list) else x for k, x in group.items()})
+                      for group in groups]  # fmt: skip
+            settings[name] = dict(course[0])
+            absences = self.absences.get(name, (False,) * len(course))
+            if any(absences) or any(x != course[0] for x in course):
+                pairs = zip(course, absences, strict=True)
+                settings[name]["course"] = tuple({"absent": True} if absent else x for x, absent in pairs)
+        kinds = {KINDS[group["kind"]] for members in self.settings for group in members.values()}
+        return Recipe(kinds.pop(), settings) if len(kinds) == 1 else None
+
+    def _fitting(self, tolerance: float, unit: float) -> Recipe | None:
+        """Search for a recipe that makes these updates: the usual ones, and those with a few changes."""
+        followed = self.gradients, self.weights, self.groups
+        courses = {
+            name: {"course": tuple({"absent": True} if absent else {} for absent in absences)}
+            for name, absences in self.absences.items()
+        }
+        frontier = [
+            Recipe(kind, {name: {**usual, **courses.get(name, {})} for name in self.weights[0]})
+            for kind, usual in USUAL.items()
+        ]
+        for _ in range(4):
+            for recipe in frontier:
+                result = fit(recipe, *followed, tolerance, unit)
+                if result.complete and _plausible(result):
+                    return recipe
+            best = sorted(frontier, key=lambda recipe: misfit(recipe, *followed))[:2]
+            frontier = [changed for recipe in best for changed in _varied(recipe)]
+            frontier += [changed for _, changed in solutions(best[0], *followed)]
+        return None
+
+
+def _sampled_updates(scene: Scene, side: int) -> SampledUpdates | None:
     run = (scene.a, scene.b)[side]
     pairs = scene.names.pairs.get("parameters", [])
     translated = [pair for pair in pairs if pair in scene.names.pairs.get("gradients", [])]
     first = scene.walk.steps.index(scene.step)
-    steps = scene.walk.steps[: max(first + 12, 16)]
+    steps = scene.walk.steps[: max(first + 12, 16)][:STEPS]
     if first + 2 > STEPS or "parameters" not in run.start.parts or not translated:
         return None
-    gradients: list[Arrays] = []
     weights: list[Arrays] = [_samples(run.start.parts["parameters"], translated, side)]
-    for k in steps[:STEPS]:
+    gradients: list[Arrays] = []
+    settings: list[Mapping[str, Mapping[str, Any]]] = []
+    groups = run.settings
+    for k in steps:
         parts = run.steps[k].parts
         if "gradients" not in parts or "parameters" not in parts:
             return None
-        gradients.append(_samples(parts["gradients"], translated, side))
         weights.append(_samples(parts["parameters"], translated, side))
-    return gradients, weights
+        zeros = {name: np.zeros_like(x) for name, x in weights[0].items()}
+        gradients.append(zeros | _samples(parts["gradients"], translated, side))
+        groups = run.steps[k].settings or groups
+        settings.append({pair[0]: groups[pair[side]] for pair in translated if pair[side] in groups})
+    absences = {
+        pair[0]: tuple(pair[side] not in run.steps[k].parts["gradients"].names for k in steps)
+        for pair in translated
+    }
+    return SampledUpdates(gradients, weights, settings, {k: x for k, x in absences.items() if any(x)})
 
 
 def _samples(table: Any, pairs: list[tuple[str, str]], side: int) -> dict[str, np.ndarray]:
-    return {
-        pair[0]: row for pair, row in zip(pairs, table.rows([p[side] for p in pairs]).samples, strict=True)
-    }
-
-
-def _read(run: TappedRun, names: list[str]) -> Recipe | None:
-    """Return the recipe of a torch optimizer whose settings were tapped."""
-    settings: dict[str, dict[str, Any]] = {}
-    for name in names:
-        group = run.settings.get(name)
-        if group is None or group.get("kind") not in KINDS:
-            return None
-        coupled = group["kind"] != "AdamW" and not group.get("decoupled_weight_decay", False)
-        values = {key: tuple(x) if isinstance(x := group[key], list) else x for key in KEYS if key in group}
-        settings[name] = {**values, "coupled": coupled}
-    kinds = {KINDS[run.settings[name]["kind"]] for name in names}
-    return Recipe(kinds.pop(), settings) if len(kinds) == 1 else None
-
-
-def _fitting(gradients: list[Arrays], weights: list[Arrays], tolerance: float, unit: float) -> Recipe | None:
-    """Search for a recipe that makes a run's own updates: the usual ones, and those with a few changes."""
-    groups = [[i] for i in range(len(gradients))]
-    frontier = [Recipe(kind, dict.fromkeys(weights[0], values)) for kind, values in USUAL.items()]
-    for _ in range(4):
-        for recipe in frontier:
-            result = fit(recipe, gradients, weights, groups, tolerance, unit)
-            if result.complete and _plausible(result):
-                return recipe
-        best = sorted(frontier, key=lambda recipe: misfit(recipe, gradients, weights, groups))[:2]
-        frontier = [changed for recipe in best for changed in _varied(recipe)]
-        frontier += [changed for _, changed in solutions(best[0], gradients, weights, groups)]
-    return None
+    present = [pair for pair in pairs if pair[side] in table.names]
+    rows = table.rows([pair[side] for pair in present]).samples
+    return {pair[0]: row for pair, row in zip(present, rows, strict=True)}
 
 
 def _plausible(result: Fit) -> bool:
@@ -206,7 +246,7 @@ def _varied(recipe: Recipe) -> Iterator[Recipe]:
 
 def extra_causes(scene: Scene) -> list[str]:
     """Name how the updates of running statistics differ: the momentum, the variance's divisor, the mode."""
-    if causes := [*mode_causes(scene), *cast_causes(scene, ("extra",))]:
+    if causes := [*mode_causes(scene), *cast_causes(scene, ("extra",)), *_average_causes(scene)]:
         return causes
     after = scene.aligned("extra")
     before = Aligned("extra", scene.a.before(scene.step), scene.b.before(scene.step), scene.names)
@@ -228,6 +268,36 @@ def extra_causes(scene: Scene) -> list[str]:
     if variances and not means:
         return ["the running variance alone differs: one run divides by n, the other by n - 1"]
     return []
+
+
+def _average_causes(scene: Scene) -> Iterator[str]:
+    """Name how averages of the parameters differ, if the buffers are those."""
+    steps = scene.walk.steps[:STEPS]
+    runs, averages = [], []
+    for side, run in enumerate((scene.a, scene.b)):
+        parameters = {plain_name(pair[side], ""): pair for pair in scene.names.pairs.get("parameters", [])}
+        pairs = {
+            pair: parameters.get(_parameter_of(plain_name(pair[side], ""), parameters))
+            for pair in scene.names.pairs.get("extra", [])
+        }
+        tables = [run.start, *(run.steps[k] for k in steps)]
+        if not pairs or None in pairs.values() or any("parameters" not in x.parts for x in tables):
+            return
+        if any("extra" not in x.parts for x in tables[1:]):
+            return
+        names = {pair: str(other and other[0]) for pair, other in pairs.items()}
+        weights = [_samples(x.parts["parameters"], list(filter(None, pairs.values())), side) for x in tables]
+        rows = [_samples(x.parts["extra"], list(pairs), side) for x in tables[1:]]
+        averages.append([{names[pair]: row[pair[0]] for pair in pairs} for row in rows])
+        runs.append(Run(weights=weights))
+    if cause := average_cause(averages[0], runs[0], averages[1], runs[1], scene.walk.unit):
+        yield renamed(cause, *RUNS)
+
+
+def _parameter_of(name: str, parameters: Mapping[str, Any]) -> str:
+    """Return the parameter whose name ends the name of its average."""
+    parts = name.split(".")
+    return next((x for i in range(len(parts)) if (x := ".".join(parts[i:])) in parameters), "")
 
 
 def optimizer_causes(scene: Scene) -> list[str]:

@@ -1,0 +1,108 @@
+"""Describe how two schedules differ in their shape: steps, powers, cosines and restarts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+LEAST = 5
+"""Rates that a shape must explain."""
+CLOSE = 1e-6
+"""The relative error of a ratio of two rates, which optax computes in float32."""
+LONGEST = 512
+"""Rates in which a cosine is searched for."""
+MOST = 4
+"""Pieces of constant ratio, or changes of a rate, that a sentence lists."""
+
+
+def ratio_pieces(q: np.ndarray, r: np.ndarray) -> str:
+    """Return from which update on JAX's rates are how many times torch's, if few ratios explain them."""
+    with np.errstate(all="ignore"):
+        ratios = r / q
+    finite = np.flatnonzero(np.isfinite(ratios))
+    starts: list[int] = []
+    for i in finite:
+        if not starts or abs(ratios[i] - ratios[starts[-1]]) > CLOSE * abs(ratios[starts[-1]]) + 1e-12:
+            starts.append(int(i))
+    if len(finite) < LEAST or not 2 <= len(starts) <= min(MOST, len(finite) // 2):
+        return ""
+    values = [float(ratios[i]) for i in starts]
+    if values == [1.0, 0.0]:
+        return f"torch trains it in all updates (JAX in the first {starts[1]} alone)"
+    if values == [0.0, 1.0]:
+        return f"torch trains it in all updates (JAX from update {starts[1] + 1} on)"
+    texts = [
+        f"{value:.6g} times as large from update {start + 1} on"
+        for value, start in zip(values, starts, strict=True)
+        if start or abs(value - 1) > CLOSE
+    ]
+    return f"the rate's schedule (JAX's is {', '.join(texts)})"
+
+
+def power(q: np.ndarray, r: np.ndarray) -> str:
+    """Return the power of torch's rates that JAX's are proportional to, if they are."""
+    positive = np.isfinite(q) & np.isfinite(r) & (q > 0) & (r > 0)
+    if positive.sum() < LEAST or np.ptp(np.log(q[positive])) < 0.1:
+        return ""
+    x, y = np.log(q[positive]), np.log(r[positive])
+    exponent, constant = np.polyfit(x, y, 1)
+    if np.abs(y - exponent * x - constant).max() > CLOSE or exponent < 0.01 or abs(exponent - 1) < 1e-5:
+        return ""
+    return f"the rate's schedule (JAX's falls as torch's to the power {exponent:.4g})"
+
+
+def shapes(q: np.ndarray, r: np.ndarray) -> str:
+    """Return what distinguishes the shapes of two schedules, as the end of a sentence."""
+    return "".join(f"; torch's {verb} {x}, JAX's {y}" for verb, x, y in _shapes(q, r))
+
+
+def _shapes(q: np.ndarray, r: np.ndarray) -> Iterator[tuple[str, str, str]]:
+    lengths = _cosine(q), _cosine(r)
+    if lengths[0] and lengths[1] and abs(lengths[0] - lengths[1]) > 0.02 * lengths[0]:
+        yield "is a cosine", f"over {lengths[0]:.3g} updates", f"over {lengths[1]:.3g}"
+    starts = _restarts(q), _restarts(r)
+    if starts[0] != starts[1]:
+        yield "starts again", *map(_listed, starts)
+    changes = _changes(q), _changes(r)
+    if changes[0] != changes[1] and all(0 < len(x) < len(q) // 3 for x in changes):
+        yield "changes", *map(_listed, changes)
+
+
+def _listed(updates: list[int]) -> str:
+    texts = [str(update) for update in updates[:MOST]] + ["..."] * (len(updates) > MOST)
+    return f"in update {', '.join(texts)}" if updates else "in none"
+
+
+def _cosine(x: np.ndarray) -> float:
+    """Return over how many updates a rate falls along half a cosine in its longest such part; 0 for none."""
+    y = np.diff(x[:LONGEST])
+    best, start = (0, 0.0), 0
+    while start <= len(y) - LEAST:
+        end, length = start + LEAST, _half_turn(y[start : start + LEAST])
+        while length and end < len(y) and (further := _half_turn(y[start : end + 1])):
+            end, length = end + 1, further
+        best = max(best, (end - start, length)) if length else best
+        start = end - 2 if length else start + 1
+    return best[1]
+
+
+def _half_turn(changes: np.ndarray) -> float:
+    """Return the updates of half a cosine that has these changes of its values; 0 if none has."""
+    middle, sides = changes[1:-1], changes[2:] + changes[:-2]
+    square = float(middle @ middle)
+    half = float(middle @ sides) / square / 2 if square > 0 else 0.0
+    fits = np.abs(sides - 2 * half * middle).max() <= 1e-4 * np.abs(changes).max()
+    return float(np.pi / np.arccos(half)) if fits and 0 < half < 1 - 1e-6 else 0.0
+
+
+def _restarts(x: np.ndarray) -> list[int]:
+    """Return the updates in which a rate jumps up after falling."""
+    y = np.diff(x)
+    least = CLOSE * np.abs(x).max(initial=0.0)
+    return [i + 2 for i in range(1, len(y)) if y[i - 1] < -least and y[i] > max(least, -2 * y[i - 1])]
+
+
+def _changes(x: np.ndarray) -> list[int]:
+    """Return the updates in which a rate changes."""
+    return [int(i) + 2 for i in np.flatnonzero(np.abs(np.diff(x)) > CLOSE * np.abs(x[1:]))]

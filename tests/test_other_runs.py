@@ -1,0 +1,134 @@
+"""bisect names what other loops do: settings that change, parts frozen midway, smoothed labels, averages."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from jaxpar import parity
+from jaxpar.parity._runs.digests import sample_indices
+
+STEPS = 20
+SHAPES = {"w": (3, 4), "b": (4,)}
+
+
+def gradients():
+    random = np.random.default_rng(1)
+    return [{name: random.standard_normal(shape) for name, shape in SHAPES.items()} for _ in range(STEPS)]
+
+
+def start():
+    random = np.random.default_rng(0)
+    return {name: random.standard_normal(shape) for name, shape in SHAPES.items()}
+
+
+def tapped_torch(folder, build, absent=lambda step: False, average=None):
+    model = torch.nn.Module()
+    for name, x in start().items():
+        model.register_parameter(name, torch.nn.Parameter(torch.from_numpy(x)))
+    optimizer, *schedulers = built if isinstance(built := build(model.parameters()), tuple) else (built,)
+    averages = {name: p.detach().clone() for name, p in model.named_parameters()}
+    with parity.Tap(folder, start=model) as tap:
+        for step, arrays in enumerate(gradients()):
+            for name, p in model.named_parameters():
+                p.grad = None if absent(step) and name == "b" else torch.from_numpy(arrays[name].copy())
+            optimizer.step()
+            extra = None
+            if average:
+                for name, p in model.named_parameters():
+                    averages[name].lerp_(p.detach(), 1 - average)
+                extra = {"ema": averages}
+            tap(step, gradients=model, parameters=model, optimizer=optimizer, extra=extra)
+            for scheduler in schedulers:
+                scheduler.step()
+
+
+def tapped_numpy(folder, momentum=0.0, rate=0.1, average=None, until=STEPS):
+    """Tap SGD; from step `until` on, the array b has no gradient and stays as it is."""
+    weights, buffers, averages = start(), dict.fromkeys(SHAPES, 0.0), start()
+    with parity.Tap(folder, start=weights) as tap:
+        for step, arrays in enumerate(gradients()):
+            present = {name: g for name, g in arrays.items() if name != "b" or step < until}
+            buffers |= {name: momentum * buffers[name] + g for name, g in present.items()}
+            weights = weights | {name: weights[name] - rate * buffers[name] for name in present}
+            averages = {name: x + (1 - (average or 0)) * (weights[name] - x) for name, x in averages.items()}
+            extra = {"ema": averages} if average else None
+            tap(step, gradients=present, parameters=weights, extra=extra)
+
+
+def one_cycle(parameters):
+    optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+    schedule = {"total_steps": STEPS + 1, "div_factor": 1.0, "final_div_factor": 1.0}
+    return optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, **schedule)
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+ROWS = {
+    "a momentum that changes": (
+        {"build": one_cycle},
+        {"momentum": 0.9},
+        "momentum is 0.8506 to 0.95 during the training (run B acts as with 0.9)",
+    ),
+    "frozen midway in torch": (
+        {"build": sgd, "absent": lambda step: step >= 8},
+        {},
+        "run A leaves b alone in 12 of 20 updates (run B trains it in all)",
+    ),
+    "frozen midway in the other": (
+        {"build": sgd},
+        {"until": 8},
+        "run B leaves b alone in 12 of 20 updates (run A trains it in all)",
+    ),
+    "another average": (
+        {"build": sgd, "average": 0.9},
+        {"average": 0.8},
+        "run A's is an average of the parameters after the update, decay 0.9 (run B's",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROWS, ids=lambda name: name.replace(" ", "_"))
+def test_a_difference_is_named(name, tmp_path):
+    a, b, text = ROWS[name]
+    tapped_torch(tmp_path / "a", **a)
+    tapped_numpy(tmp_path / "b", **b)
+    result = parity.bisect(tmp_path / "a", tmp_path / "b")
+    assert text in " or ".join(result.causes), str(result)
+
+
+@pytest.mark.parametrize("part", ["loss", "parameters"])
+def test_the_same_is_the_same(part, tmp_path):
+    tapped_torch(tmp_path / "a", sgd, average=0.9 if part == "loss" else None)
+    tapped_numpy(tmp_path / "b", average=0.9 if part == "loss" else None)
+    assert parity.bisect(tmp_path / "a", tmp_path / "b").same
+
+
+@pytest.mark.parametrize("smoothing", [0.1, 0.3])
+def test_smoothed_labels_are_named_with_their_share(smoothing, tmp_path):
+    random = np.random.default_rng(0)
+    x, labels = torch.from_numpy(random.standard_normal((9, 5))), torch.arange(9) % 4
+    for run, share in (("a", 0.0), ("b", smoothing)):
+        torch.manual_seed(0)
+        net = torch.nn.Linear(5, 4).double()
+        with parity.Tap(tmp_path / run, start=net) as tap:
+            loss = torch.nn.functional.cross_entropy(net(x), labels, label_smoothing=share)
+            loss.backward()
+            tap(0, batch=(x, labels), loss=loss, gradients=net, parameters=net)
+    causes = parity.bisect(tmp_path / "a", tmp_path / "b").causes
+    assert causes == (f"label smoothing: run B smooths labels by {smoothing:g} more",)
+
+
+def test_a_larger_difference_of_gradients_is_no_rounding(tmp_path):
+    shape, index = (40, 40), tuple(axis[0] for axis in sample_indices((40, 40), 0))
+    for run, change in (("a", 0.0), ("b", 0.15)):
+        gradient = np.random.default_rng(0).standard_normal(shape)
+        gradient[index] += change
+        with parity.Tap(tmp_path / run, start={"w": np.ones(shape)}) as tap:
+            arrays = {"gradients": {"w": gradient}, "parameters": {"w": np.ones(shape)}}
+            tap(0, batch=np.ones((2, 3)), loss=1.0 + 1e-2 * change, **arrays)
+    causes = parity.bisect(tmp_path / "a", tmp_path / "b").causes
+    assert "the forward pass differs" in causes[0]
