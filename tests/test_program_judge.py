@@ -13,6 +13,8 @@ import optax
 import pytest
 from click.testing import CliRunner
 from flax import nnx
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jaxpar
 from benchmarks.program.drawn import draw, refuted
@@ -260,6 +262,11 @@ GROUPS = {
     "replica_groups=[2,2]<=[2,2]T(1,0), x": ((0, 2), (1, 3)),
     "replica_groups=mesh['a'=2,'b'=2] {'b'}, x": ((0, 1), (2, 3)),
     "replica_groups=mesh['a'=2,'b'=2] {'a'}, x": ((0, 2), (1, 3)),
+    "replica_groups=mesh['a'=2,'b'=2] {'b','a'}, x": ((0, 2, 1, 3),),
+    "replica_groups=mesh['a'=2,'b'=1,'c'=2], device_ids=([2,2]T(1,0)) {'a'}, x": ((0, 1), (2, 3)),
+    "replica_groups=mesh['a'=2,'b'=2], device_ids=(0,3,1,2) {'b'}, x": ((0, 3), (1, 2)),
+    "replica_groups=mesh['a'=4] {'a':(1)2}, x": ((0, 2), (1, 3)),
+    "replica_groups=mesh['a'=4] {'a':(2)2}, x": ((0, 1), (2, 3)),
 }
 
 
@@ -268,12 +275,29 @@ def test_groups_are_read(attributes):
     assert device_groups(attributes, 4) == GROUPS[attributes]
 
 
-@pytest.mark.parametrize(
-    "attributes", ["replica_groups={{0,1}}, x", "replica_groups=mesh['a'=4] {'a':(1)2}, x"]
-)
+@pytest.mark.parametrize("attributes", ["replica_groups={{0,1}}, x", "replica_groups=mesh['a'=4] {'a':2}, x"])
 def test_groups_that_cannot_be_read_are_no_guess(attributes):
     with pytest.raises(NoRuleError):
         device_groups(attributes, 4)
+
+
+def test_a_step_with_parameters_divided_in_each_replica_is_proven():
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("replica", "fsdp"))
+
+    def step(w, x, y):
+        def loss(w):
+            return jnp.mean((jnp.tanh(x @ w["a"]) @ w["b"] - y) ** 2)
+
+        return jax.tree.map(lambda p, g: p - 0.1 * g, w, jax.grad(loss)(w))
+
+    def array(*shape, axes):
+        return jax.ShapeDtypeStruct(shape, "float32", sharding=NamedSharding(mesh, P(axes)))
+
+    weights = {"a": array(8, 16, axes="fsdp"), "b": array(16, 4, axes="fsdp")}
+    rows = [array(64, n, axes=("replica", "fsdp")) for n in (8, 4)]
+    out = {name: x.sharding for name, x in weights.items()}
+    report = jaxpar.program(jax.jit(step, out_shardings=out), weights, *rows)
+    assert report.verdict == "right", str(report)
 
 
 def test_labels_are_numbered_by_first_occurrence():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import re
 from collections import Counter
 from collections.abc import Hashable
@@ -14,6 +15,11 @@ from .rules import NoRuleError
 from .values import Dependence, Fact, Labels, Shares, Waypoint, join, labels_of, numbers
 
 Groups = tuple[tuple[int, ...], ...]
+MESH = re.compile(
+    r"mesh\[((?:'[^']*'=\d+,?)+)\](?:, device_ids=\(((?:\[[\d,]+\](?:T\([\d,]+\))?)|[\d,]+)\))?"
+    r" \{((?:'[^']*'(?::\(\d+\)\d+)?(?:, ?)?)+)\}(?:, |$)"
+)
+"""Groups as axes of a mesh: the sizes of its axes, the order of its devices, and the axes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +43,10 @@ def device_groups(attributes: str, devices: int) -> Groups:
     ((0, 2), (1, 3))
     >>> device_groups("replica_groups=mesh['a'=2,'b'=2] {'a'}, x", 4)
     ((0, 2), (1, 3))
+    >>> device_groups("replica_groups=mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'a'}, x", 4)
+    ((0, 1), (2, 3))
+    >>> device_groups("replica_groups=mesh['a'=4] {'a':(1)2}, x", 4)
+    ((0, 2), (1, 3))
     """
     match = re.search(r"replica_groups=", attributes)
     text = attributes[match.end() :] if match else "{}"
@@ -50,19 +60,44 @@ def device_groups(attributes: str, devices: int) -> Groups:
         ids = np.arange(devices).reshape([int(n) for n in shape.split(",")])
         ids = ids.transpose([int(n) for n in order.split(",")]) if order else ids
         groups = tuple(map(tuple, ids.reshape(int(count), int(size)).tolist()))
-    elif mesh := re.match(r"mesh\[((?:'[^']*'=\d+,?)+)\] \{((?:'[^']*',?)+)\}(?:, |$)", text):
-        axes = {name: int(n) for name, n in re.findall(r"'([^']*)'=(\d+)", mesh.group(1))}
-        names = list(axes)
-        group_axes = re.findall(r"'([^']*)'", mesh.group(2))
-        order = [names.index(n) for n in names if n not in group_axes] + [names.index(n) for n in group_axes]
-        ids = np.arange(devices).reshape(list(axes.values())).transpose(order)
-        groups = tuple(map(tuple, ids.reshape(-1, int(np.prod([axes[n] for n in group_axes]))).tolist()))
+    elif mesh := MESH.match(text):
+        groups = _mesh_groups(np.arange(devices), *mesh.groups())
     else:
         raise NoRuleError(f"replica_groups={text[:40]}")
     members = sorted(d for group in groups for d in group)
     if members != list(range(devices)):
         raise NoRuleError(f"its groups hold {len(members)} of {devices} devices")
     return groups
+
+
+def _mesh_groups(ids: np.ndarray, sizes: str, order: str | None, chosen: str) -> Groups:
+    """Return the devices that differ in the chosen axes alone.
+
+    `'a':(2)3` is the part with 3 places of axis a, behind a part with 2; `order` arranges the devices.
+    """
+    if order is not None and order.startswith("["):
+        shape, _, permutation = order.partition("T")
+        ids = ids.reshape([int(n) for n in shape[1:-1].split(",")])
+        ids = ids.transpose([int(n) for n in permutation[1:-1].split(",")]) if permutation else ids
+    elif order is not None:
+        ids = np.array([int(n) for n in order.split(",")])
+    axes = {name: int(n) for name, n in re.findall(r"'([^']*)'=(\d+)", sizes)}
+    parts = re.findall(r"'([^']*)'(?::\((\d+)\)(\d+))?", chosen)
+    cuts: dict[str, set[int]] = {name: {1, size} for name, size in axes.items()}
+    for name, before, size in parts:
+        cuts[name] |= {int(before), int(before) * int(size)} if size else set()
+    # Each axis is cut into its parts, named by where they begin and end.
+    pieces = [(name, *pair) for name, ends in cuts.items() for pair in itertools.pairwise(sorted(ends))]
+    ids = ids.reshape([end // start for _, start, end in pieces])
+    ranges = [
+        (name, int(before or 1), int(before or 1) * int(size or axes[name])) for name, before, size in parts
+    ]
+    inside = [
+        i for name, start, end in ranges for i, x in enumerate(pieces) if x[0] == name and start <= x[1] < end
+    ]
+    outside = [i for i in range(len(pieces)) if i not in inside]
+    count = int(np.prod([ids.shape[i] for i in inside]))
+    return tuple(map(tuple, ids.transpose(outside + inside).reshape(-1, count).tolist()))
 
 
 def _spread(groups: Groups, size: int, key: object) -> list[Hashable]:
