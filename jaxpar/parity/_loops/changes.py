@@ -70,7 +70,7 @@ def _settings(recipe: Recipe, trained: Sequence[Settings]) -> Iterator[Change]:
             if len(torch_values) > 2:
                 described = f"{_short(min(torch_values))} to {_short(max(torch_values))} during the training"
             if name == "betas":
-                values = dict.fromkeys((*values, *torch_values[:1], torch_values[0][::-1]))
+                values = tuple(dict.fromkeys((*values, torch_values[0], torch_values[0][::-1])))
             for value in values:
                 if torch_values != [value]:
                     text = f"torch's {name} is {described} (JAX acts as with {value})"
@@ -171,8 +171,8 @@ def _formulas(recipe: Recipe, first: Any) -> Iterator[Change]:
     if "betas" in first:
         for other in {"adam", "adamax", "lion"} - {kind}:
             text = f"torch's optimizer is {NAMES[kind]} (JAX acts as {NAMES[other]})"
-            changed = {key: x for key, x in USUAL[other].items() if key not in first}
-            yield text, replace(recipe.with_settings(**changed), kind=other)
+            missing = {key: x for key, x in USUAL[other].items() if key not in first}
+            yield text, replace(recipe.with_settings(**missing), kind=other)
     if kind == "sgd":
         for betas in VALUES["betas"][:2]:
             changed = recipe.with_settings(betas=betas, eps=1e-8)

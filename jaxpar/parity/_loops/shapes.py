@@ -63,10 +63,10 @@ def _shapes(q: np.ndarray, r: np.ndarray) -> Iterator[tuple[str, str, str]]:
         yield "is a cosine", f"over {lengths[0]:.3g} updates", f"over {lengths[1]:.3g}"
     starts = _restarts(q), _restarts(r)
     if starts[0] != starts[1]:
-        yield "starts again", *map(_listed, starts)
+        yield "starts again", _listed(starts[0]), _listed(starts[1])
     changes = _changes(q), _changes(r)
     if changes[0] != changes[1] and all(0 < len(x) < len(q) // 3 for x in changes):
-        yield "changes", *map(_listed, changes)
+        yield "changes", _listed(changes[0]), _listed(changes[1])
 
 
 def _listed(updates: list[int]) -> str:
