@@ -26,7 +26,7 @@ PLANTS = [
         ('        report.check()\n', '', "tests/test_pytest_plugin.py -k proven"),
     ),
     *plants("jaxpar/_tools/program/collectives.py",
-        ('transpose(outside + inside)', 'transpose(sorted(outside + inside))', "tests/test_program_judge.py -k groups"),
+        ('transpose(fixed + varying)', 'transpose(sorted(fixed + varying))', "tests/test_program_judge.py -k groups"),
         ('x[0] == name and start <= x[1] < end', 'x[0] == name', "tests/test_program_judge.py -k groups"),
         ('if union & share:', 'if False:', "tests/test_program_judge.py -k test_a_rule"),
         ('if len(set(kinds)) > 1:', 'if False:', "tests/test_program_judge.py -k test_a_rule"),

@@ -92,12 +92,12 @@ def _mesh_groups(ids: np.ndarray, sizes: str, order: str | None, chosen: str) ->
     ranges = [
         (name, int(before or 1), int(before or 1) * int(size or axes[name])) for name, before, size in parts
     ]
-    inside = [
+    varying = [
         i for name, start, end in ranges for i, x in enumerate(pieces) if x[0] == name and start <= x[1] < end
     ]
-    outside = [i for i in range(len(pieces)) if i not in inside]
-    count = int(np.prod([ids.shape[i] for i in inside]))
-    return tuple(map(tuple, ids.transpose(outside + inside).reshape(-1, count).tolist()))
+    fixed = [i for i in range(len(pieces)) if i not in varying]
+    count = int(np.prod([ids.shape[i] for i in varying]))
+    return tuple(map(tuple, ids.transpose(fixed + varying).reshape(-1, count).tolist()))
 
 
 def _spread(groups: Groups, size: int, key: object) -> list[Hashable]:

@@ -168,11 +168,16 @@ def _formulas(recipe: Recipe, first: Any) -> Iterator[Change]:
     texts = "leaves updates as they are", "scales each array's update to the norm of its parameters (LAMB)"
     scales = bool(first.get("trust_ratio"))
     yield _instead(texts[scales], texts[not scales]), recipe.with_settings(trust_ratio=not scales)
-    if "betas" in first:
-        for other in {"adam", "adamax", "lion"} - {kind}:
+    yield from _other_kinds(recipe, first)
+
+
+def _other_kinds(recipe: Recipe, first: Any) -> Iterator[Change]:
+    kind = recipe.kind
+    for other in ("adam", "adamax", "lion") if "betas" in first else ():
+        if other != kind:
             text = f"torch's optimizer is {NAMES[kind]} (JAX acts as {NAMES[other]})"
-            missing = {key: x for key, x in USUAL[other].items() if key not in first}
-            yield text, replace(recipe.with_settings(**missing), kind=other)
+            defaults = {key: x for key, x in USUAL[other].items() if key not in first}
+            yield text, replace(recipe.with_settings(**defaults), kind=other)
     if kind == "sgd":
         for betas in VALUES["betas"][:2]:
             changed = recipe.with_settings(betas=betas, eps=1e-8)
