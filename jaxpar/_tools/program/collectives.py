@@ -73,7 +73,7 @@ def device_groups(attributes: str, devices: int) -> Groups:
 def _mesh_groups(ids: np.ndarray, sizes: str, order: str | None, chosen: str) -> Groups:
     """Return the devices that differ in the chosen axes alone.
 
-    `'a':(2)3` is the part with 3 places of axis a, behind a part with 2; `order` arranges the devices.
+    `'a':(2)3` is the part with 3 places of axis a, after a part with 2; `order` arranges the devices.
     """
     if order is not None and order.startswith("["):
         shape, _, permutation = order.partition("T")

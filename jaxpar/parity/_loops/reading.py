@@ -103,7 +103,7 @@ def torch_recipes(run: Run, batches: Sequence[Arrays], groups: Groups) -> Iterat
 
 
 def _course(name: str, updates: Sequence[tuple[Mapping[str, Any], Collection[str]]]) -> Settings:
-    """Return a parameter's settings, those of its first update, and the later ones as its "course"."""
+    """Return a parameter's settings in its first update, with the settings of all updates as "course"."""
     changes: list[Settings] = []
     for members, with_gradient in updates:
         absent: Settings = {"frozen": True} if name in with_gradient else {"absent": True}
@@ -176,7 +176,7 @@ def _gradient_recipes(
 def _updates(
     recipe: Recipe, run: Run, batches: Sequence[Arrays], groups: Groups
 ) -> Iterator[tuple[Arrays, Arrays]]:
-    """Yield the gradients that entered each update, and those of its batches, where both are finite.
+    """Yield the gradients that entered each update, and its batches' gradients, where both are finite.
 
     The latter include parameters that have a gradient and no optimizer, which clipping may count.
     """
