@@ -9,8 +9,9 @@ from porting import operations
 
 from jaxpar import nn, parity
 from jaxpar.parity import recorder
+from jaxpar.parity._port import as_used
 
-PARTS = (operations.Weights, operations.Layers, operations.Translates)
+PARTS = (operations.Weights, operations.Layers, operations.Translates, operations.NormsOfAxes)
 
 
 @pytest.mark.sampled(7)
@@ -135,6 +136,22 @@ def test_a_tensor_that_is_passed_twice_stays_one_object():
     arguments = dict.fromkeys(("query", "key", "value"), x)
     for port in (parity.port(kind, *arguments.values()), parity.port(kind, **arguments)):
         assert (port.status, port.failure, port.differences) == (0, "", ())
+
+
+def test_norms_of_constants_in_float32_have_the_digits_of_torchs_roundings():
+    torchs, ours = np.ones(3, np.float32), np.full(3, 1.0018, np.float32)
+    wide = np.ones(3)
+    assert as_used._difference(ours, torchs, wide, 1e-4) == ""
+    assert "0.0018 off" in as_used._difference(ours, torchs, wide, 0.0)
+    assert "0.0018 off" in as_used._difference(ours, torchs, wide, 1e-5)
+
+
+@pytest.mark.full
+def test_what_a_registry_chose_is_the_layer_itself():
+    port = parity.port(operations.FromRegistry, torch.randn(operations.FromRegistry.inputs[0]))
+    assert (port.status, port.failure, port.holes) == (0, "", ())
+    assert "class Registry" not in port.source
+    assert 'chosen = {("conv", 2): nn.Conv2d, ("norm", 2): nn.BatchNorm2d}[kind, axes]' in port.source
 
 
 def test_a_loss_with_weights_is_a_hole():

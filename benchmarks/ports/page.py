@@ -31,6 +31,7 @@ TITLES = {
     "denoising_diffusion": "denoising-diffusion-pytorch",
     "labml": "labml_nn",
     "pytorch_cifar": "pytorch-cifar",
+    "monai": "monai.networks.nets",
 }
 LIMIT = 1e-10
 """The largest relative difference. Beyond it compare says "same" of constants that torch has in float32, and
@@ -53,11 +54,13 @@ The frames are all of a library: of each file of `timm.models` its smallest mode
 and a decoder of segmentation-models-pytorch, less 5 that torch refuses; of vit-pytorch the model of each file
 that takes images, video or signals alone; of denoising-diffusion-pytorch the network of each file that has
 one; of each file of labml_nn that imports, one module; of pytorch-cifar, of which PYTORCH_CIFAR names a
-checkout, the smallest model of each file, less one that torch refuses. A seed shuffles a frame's names. The
-failures of the first half are read, and the rules mended; of the second half, the numbers are only reported.
-A sample of the reported half is its first names. *beyond* is the same but for constants that torch has in
-float32, or for digits that cancel; *out of time* needed more than its run allowed (300 or 600 seconds) beside
-other work. *lines* is the median ratio to torch's, and *seconds* the median of the processor's."""
+checkout, the smallest model of each file, less one that torch refuses; of each file of monai.networks.nets
+one network, less ten files that need other packages, weights or lists of images. A seed shuffles a frame's
+names. The failures of the first half are read, and the rules mended; of the second half, the numbers are
+only reported. A sample of the reported half is its first names. *beyond* is the same but for constants that
+torch has in float32, or for digits that cancel; *out of time* needed more than its run allowed (240, 300 or
+600 seconds) beside other work. *lines* is the median ratio to torch's, and *seconds* the median of the
+processor's."""
 
 HEAD = """\
 # Ported models: torchvision, transformers, pytorch/examples

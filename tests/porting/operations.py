@@ -133,6 +133,22 @@ class Spectrum(nn.Module):
         return torch.fft.irfft(out, n=x.shape[-1])
 
 
+class NormsOfAxes(nn.Module):
+    """Norms of weights along torch's axis 1 and 2."""
+
+    inputs = ((2, 4, 6),)
+
+    def __init__(self):
+        super().__init__()
+        norms = nn.utils.parametrizations
+        self.conv = norms.weight_norm(nn.Conv1d(4, 3, 3), dim=2)
+        self.linear = norms.weight_norm(nn.Linear(4, 5), dim=1)
+        self.spectral = norms.spectral_norm(nn.Linear(5, 2), dim=1)
+
+    def forward(self, x):
+        return self.spectral(self.linear(self.conv(x)))
+
+
 class OlderSpectral(nn.Module):
     """torch.nn.utils.spectral_norm, called and by another name."""
 
@@ -350,6 +366,48 @@ class AsksForOneTensor(nn.Module):
         assert query is key and key is value  # noqa: PT018
         x = query + 1
         return self.scores(x, x, value), self.scores(x, x + 1, value)
+
+
+class Registry:
+    """Layers by name and number of axes, registered by functions, as libraries have them."""
+
+    def __init__(self):
+        self.makers = {}
+
+    def __getitem__(self, key):
+        name, *arguments = (key,) if isinstance(key, str) else key
+        return self.makers[name.upper()](*arguments)
+
+    def __getattr__(self, name):
+        if name != "makers" and name in self.makers:
+            return name
+        raise AttributeError(name)
+
+
+LAYERS = Registry()
+LAYERS.makers["CONV"] = lambda axes: (nn.Conv1d, nn.Conv2d, nn.Conv3d)[axes - 1]
+LAYERS.makers["NORM"] = lambda axes: (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[axes - 1]
+LAYERS.makers["ACT"] = lambda: nn.PReLU
+
+
+def registered_layer(kind, axes, *arguments):
+    chosen = LAYERS[kind, axes]
+    return chosen(*arguments)
+
+
+class FromRegistry(nn.Module):
+    """Layers that a registry chooses: one in a line, and several in a function's line."""
+
+    inputs = ((2, 3, 6, 6),)
+
+    def __init__(self, axes=2):
+        super().__init__()
+        conv = LAYERS[LAYERS.CONV, axes]
+        self.first, self.act = conv(3, 4, 3), LAYERS["act"]()
+        self.second, self.norm = registered_layer("conv", axes, 4, 4, 1), registered_layer("norm", axes, 4)
+
+    def forward(self, x):
+        return self.act(self.norm(self.second(self.first(x))))
 
 
 class Unpools(nn.Module):

@@ -94,6 +94,7 @@ torch.tril_indices(3, 3),
 torch.tril_indices(2, 3), torch.tril_indices(3, 4, 1), torch.tril_indices(3, 3, offset=-1),
 torch.triu_indices(2, 3), torch.triu_indices(3, 3, 1), torch.triu_indices(3, 4, offset=-1),
 torch.jit.is_scripting(), torch.jit.is_tracing(), torch.compiler.is_compiling(), torch.is_tensor(x),
+torch.jit.isinstance(x, torch.Tensor),
 x.reshape(torch.Size([4, 3])),
 torch.finfo(torch.float64).eps, torch.iinfo(torch.int32).max, torch.polar(p, y).real,
 torch.polar(p, y).imag, torch.ones(2, dtype=torch.get_default_dtype()),
@@ -220,12 +221,14 @@ ELSEWHERE = {
     *(
         f"torch.nn.utils.{name}(module, name=='weight'?, dim=={dim})"
         for name in ("weight_norm", "parametrizations.weight_norm")
-        for dim in ("0?", "None")
+        for dim in ("0?", "None", "1", "2")
     ),
     *(
         f"torch.nn.utils.{name}(module, name=='weight'?, n_power_iterations=, eps=)"
         for name in ("spectral_norm", "parametrizations.spectral_norm")
     ),
+    "torch.nn.utils.parametrizations.spectral_norm("
+    "module, name=='weight'?, n_power_iterations=, eps=, dim==1)",
     "torch.randn(*size, dtype, device?, requires_grad?)",
     "torch.distributions.Normal(loc, scale, validate_args=)",
     "torch.distributions.kl_divergence(p, q)",

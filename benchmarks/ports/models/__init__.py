@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import (
     denoising_diffusion_,
     labml_,
+    monai_,
     ours,
     pytorch_cifar_,
     pytorch_examples,
@@ -32,8 +33,9 @@ GROUPS = {
     "denoising_diffusion": denoising_diffusion_.CASES,
     "labml": labml_.CASES,
     "pytorch_cifar": pytorch_cifar_.CASES,
+    "monai": monai_.CASES,
 }
 BY_NAME = {f"{group}/{case.name}": case for group, cases in GROUPS.items() for case in cases}
 REFUSED = frozenset((*smp_.REFUSED, *pytorch_cifar_.REFUSED))
-FRAMES = ("timm", "smp", "vit_pytorch", "denoising_diffusion", "labml", "pytorch_cifar")
+FRAMES = ("timm", "smp", "vit_pytorch", "denoising_diffusion", "labml", "pytorch_cifar", "monai")
 """The groups that are all of a library, of which one half is only asked."""

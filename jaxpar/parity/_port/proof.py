@@ -8,7 +8,7 @@ import gc
 import importlib.util
 import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import ModuleType
@@ -150,18 +150,24 @@ def accepted(
     return examples, tuple(notes)
 
 
-def moved_by_rounding(net: nn.Module, example: Sequence[Any], kwargs: dict[str, Any]) -> float:
-    """Return how far roundings move torch's outputs in float64, relatively; equal numbers move alike."""
+def moved_by_rounding(
+    net: nn.Module,
+    example: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    training: bool = True,
+    keeps_ties: bool = True,
+) -> float:
+    """Return how far roundings move torch's outputs in float64, relatively; equal numbers may move alike."""
 
     def outputs(context: AbstractContextManager[Any]) -> dict[str, torch.Tensor]:
-        module = copy.deepcopy(net).double().train()
+        module = copy.deepcopy(net).double().train(training)
         arguments, keywords = mapped(_in_float64, (tuple(example), dict(kwargs)))
         with torch.no_grad(), torch.random.fork_rng(devices=[]), context:
             torch.manual_seed(0)
             return real_parts(named_leaves(module(*arguments, **keywords)))
 
     try:
-        exact, moved = outputs(nullcontext()), outputs(Rounding(1, keeps_ties=True))
+        exact, moved = outputs(nullcontext()), outputs(Rounding(1, keeps_ties))
     except Exception:  # a module that computes in float32 whatever it is given
         return 0.0
     rows = [(x.double(), moved[name].double()) for name, x in exact.items() if x.numel()]

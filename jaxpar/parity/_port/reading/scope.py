@@ -47,6 +47,12 @@ class Scope:
                 return uncached(getattr(owner, node.attr, UNKNOWN))
         return UNKNOWN
 
+    def registry(self, node: ast.AST) -> Any:
+        """Return a name's object if its class is a user's and has items, as a registry of layers has."""
+        value = self.value(node)
+        has_items = hasattr(type(value), "__getitem__") and defined_by_user(type(value))
+        return value if has_items and not isinstance(value, nn.Module) else None
+
 
 @functools.cache
 def bound_in(function: ast.AST) -> frozenset[str]:

@@ -35,6 +35,8 @@ PROBED_NODES = (
     *(ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.BinOp, ast.UnaryOp),
     *(ast.Compare, ast.BoolOp, ast.IfExp, ast.List, ast.ListComp),
 )
+MOST_LITERALS = 16
+"""How many texts and integers of an expression are kept, of which a registry may have been asked."""
 STANDARD = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib"))
 """Python's own folders."""
 INSTALLED = {"site-packages", "dist-packages"}  # The subfolders of installed packages
@@ -60,6 +62,7 @@ class Site:
         self.objects: dict[int, Any] = {}
         self.types: set[torch.dtype] = set()
         self.axes: set[int] = set()
+        self.literals: set[str | int] = set()
 
     def add(self, value: Any) -> None:
         self.kinds.add(type(value))
@@ -68,6 +71,8 @@ class Site:
             self.axes.add(value.ndim)
         if type(value) is dict:
             self.keys.update(value)
+        if type(value) in (str, int) and len(self.literals) < MOST_LITERALS:
+            self.literals.add(value)
         if callable(value) or value is None or isinstance(value, bool):
             function = uncached(value.__func__ if isinstance(value, MethodType) else value)
             self.objects[id(function)] = function
@@ -76,6 +81,7 @@ class Site:
         self.kinds |= other.kinds
         self.objects |= other.objects
         self.keys |= other.keys
+        self.literals |= other.literals
 
     @property
     def is_tensor(self) -> bool:

@@ -54,6 +54,7 @@ FUNCTIONS = table("""
     torch.compiler.is_compiling|torch.compiler.is_exporting|torch.onnx.is_in_onnx_export() -> False
     torch.Size(sizes) -> tuple({sizes})
     torch.is_tensor(obj) -> isinstance({obj}, jax.Array)
+    torch.jit.isinstance(obj, target_type) -> isinstance({obj}, {target_type})
     torch.get_default_dtype() -> jnp.float32
     torch.finfo|torch.iinfo(type) -> jnp.{}({type})
     torch.polar(abs, angle) -> {abs:a} * jnp.exp(1j * {angle:a})
@@ -135,6 +136,13 @@ FUNCTIONS = table("""
     torch.nn.utils.parametrizations.weight_norm(module, name=='weight'?, dim==0?) -> nn.WeightNorm({module})
     torch.nn.utils.parametrizations.weight_norm(module, name=='weight'?, dim==None) -> \
         nn.WeightNorm({module}, dim=None)
+    torch.nn.utils.parametrizations.weight_norm(module, name=='weight'?, dim==1) -> \
+        nn.WeightNorm({module}, dim=-2)
+    torch.nn.utils.parametrizations.weight_norm(module, name=='weight'?, dim==2) -> \
+        nn.WeightNorm({module}, dim=0)
+    torch.nn.utils.parametrizations.spectral_norm( \
+        module, name=='weight'?, n_power_iterations=, eps=, dim==1) -> \
+        nn.SpectralNorm({module}<, n_power_iterations={n_power_iterations}><, eps={eps}>, dim=-2, rngs=rngs)
     torch.nn.functional.instance_norm(input, running_mean==None?, running_var==None?, weight=, bias=, \
         use_input_stats==True?, momentum?, eps=) -> \
         F.instance_norm({input}<, scale={weight}><, bias={bias}><, eps={eps}>)

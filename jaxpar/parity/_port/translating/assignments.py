@@ -20,6 +20,7 @@ from .indexing import PART, set_part, subscript
 from .memory import KEEPS, computed_first, entry_of, memory_of, stored, without_memory
 from .packed import packed_assignment
 from .pairs import assigned_field
+from .registries import registered
 
 VERBS = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide", ast.Pow: "power"}
 GROWING = ("append", "extend", "insert", "pop", "add", "update")
@@ -112,6 +113,8 @@ def _set_element(ctx: Context, node: ast.Assign, target: ast.Subscript) -> str |
 @expression(ast.Subscript)
 def item(ctx: Context, node: ast.Subscript) -> Fragment:
     """Write an entry of a cache as the variable that has it; any other as an index."""
+    if chosen := registered(ctx, node):
+        return chosen
     return Fragment(entry) if (entry := entry_of(ctx, node)) else subscript(ctx, node)
 
 

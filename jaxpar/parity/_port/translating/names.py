@@ -88,6 +88,9 @@ def attribute(ctx: Context, node: ast.Attribute) -> Fragment:
     value = ctx.scope.value(node)
     if value is not UNKNOWN:
         return reference(ctx, node, value, None)
+    # The key of a layer that a registry has as an attribute, `Conv.CONV`.
+    if isinstance(key := getattr(ctx.scope.registry(node.value), node.attr, None), str):
+        return Fragment(repr(key))
     if node.attr == "training" and ctx.is_module(node.value):
         mode = f"{text(ctx, node.value)}.deterministic"
         return Fragment(f"not {mode}", NOT, negated=mode)
