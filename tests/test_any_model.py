@@ -10,6 +10,7 @@ import torch
 from flax import linen
 
 from jaxpar import parity
+from jaxpar.errors import MatchError
 
 eqx = pytest.importorskip("equinox")
 hk = pytest.importorskip("haiku")
@@ -142,3 +143,82 @@ def test_a_class_is_refused():
         parity.compare(torch.nn.Linear(6, 2), linen.Dense, X)
     with pytest.raises(TypeError, match="no JAX model"):
         parity.load_torch("net", torch.nn.Linear(6, 2))
+
+
+class EquinoxNorm(eqx.Module):
+    weight: jax.Array
+    bias: jax.Array
+    running_mean: jax.Array
+    running_var: jax.Array
+
+    def __init__(self):
+        self.weight, self.running_var = jnp.ones(4), jnp.ones(4)
+        self.bias, self.running_mean = jnp.zeros(4), jnp.zeros(4)
+
+    def __call__(self, x, key=None):
+        columns = (self.running_mean, self.running_var, self.weight, self.bias)
+        mean, variance, weight, bias = (column[:, None, None] for column in columns)
+        return (x - mean) / jnp.sqrt(variance + 1e-5) * weight + bias
+
+
+def images_in_equinox():
+    conv = eqx.nn.Conv2d(3, 4, 3, key=jax.random.key(0))
+    inner = eqx.nn.Sequential([eqx.nn.Lambda(jax.nn.relu), EquinoxNorm()])
+    return eqx.nn.Sequential([conv, inner])
+
+
+def images_in_torch():
+    torch.manual_seed(0)
+    norm = torch.nn.BatchNorm2d(4)
+    norm.running_mean.normal_()
+    norm.running_var.uniform_(0.5, 2.0)
+    inner = torch.nn.Sequential(torch.nn.ReLU(), norm)
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), inner).eval()
+
+
+def test_a_sequential_of_equinox_has_torchs_names():
+    net = images_in_equinox()
+    assert dict(parity.match(net, images_in_torch())) == {}
+    loaded = parity.load_torch(net, images_in_torch())
+    assert np.array_equal(loaded.layers[1].layers[1].running_var, images_in_torch()[1][1].running_var)
+
+
+def test_statistics_in_a_tree_are_buffers_as_in_torch():
+    net = (lambda net, x: jax.vmap(net)(x), images_in_equinox())
+    comparison = parity.compare(images_in_torch(), net, IMAGES)
+    assert comparison.same, comparison
+    names = [row.difference.name for row in comparison.rows if row.difference.kind.value == "gradient"]
+    assert not any("running" in name for name in names)
+    assert any(note.startswith("buffers, as they are in torch: layers.1.layers.1.running_mean")
+               for note in comparison.notes)  # fmt: skip
+    wrong = images_in_torch()
+    wrong[1][1].eps = 1e-3
+    assert not parity.compare(wrong, net, IMAGES).same
+
+
+def test_a_counter_is_missed_where_the_statistics_are_missing():
+    without = eqx.tree_at(lambda net: net.layers[1].layers[1].running_mean, images_in_equinox(), None)
+    with pytest.raises(MatchError, match="num_batches_tracked"):
+        parity.load_torch(without, images_in_torch())
+
+
+def test_biases_with_axes_of_one_are_guessed():
+    net = {"first": {"weight": jnp.zeros((4, 3, 1, 1)), "bias": jnp.zeros((4, 1, 1))}}
+    found = parity.match(
+        (lambda tree, x: x, net), {"conv.weight": torch.ones(4, 3, 1, 1), "conv.bias": torch.ones(4)}
+    )
+    assert dict(found) == {"conv": "first"}
+
+
+def test_layers_of_one_name_and_other_shapes_are_guessed():
+    keys = jax.random.split(jax.random.key(0), 2)
+    lambdas = [eqx.nn.Lambda(jnp.abs) for _ in range(2)]
+    net = eqx.nn.Sequential([lambdas[0], eqx.nn.LayerNorm(6), eqx.nn.Linear(6, 8, key=keys[0]), lambdas[1]])
+    model = (lambda net, x: jax.vmap(net)(x), net)
+    layers = [torch.nn.Identity(), torch.nn.Identity(), torch.nn.LayerNorm(6), torch.nn.Linear(6, 8)]
+    theirs = torch.nn.Sequential(*layers)
+    found = parity.match(model, theirs, example=X)
+    assert dict(found) == {"2": "layers.1", "3": "layers.2"}
+    assert not found.unmatched
+    smaller = torch.nn.Sequential(torch.nn.Identity(), torch.nn.LayerNorm(6), torch.nn.Linear(6, 7))
+    assert any("becomes (7, 6)" in line for line in parity.match(model, smaller).unmatched)

@@ -20,7 +20,8 @@ from ._sides.constants import Constants
 from ._sides.flax_mode import flags, in_mode, of_init
 from ._sides.step_data import OWN, Batch, Move, Task, noting_layout, same, to_channels_last
 from ._weights import Links, links_of
-from ._weights.source import TorchWeights
+from ._weights.pytree_model import with_buffers
+from ._weights.source import TorchWeights, source_of
 from ._weights.tree import FlaxModule, Variables
 from .measuring import Key, Level
 
@@ -113,7 +114,7 @@ def linked(
             function=function,
             **options,
         )
-    return links, variables
+    return with_buffers(module, links, source_of(source).buffers), variables
 
 
 # inputs ───────► torch's call ──────────────────────────────► Batch.torch_call

@@ -11,6 +11,8 @@ from flax import nnx
 class Node(nnx.Module):
     """The leaves and nodes below a key, as attributes."""
 
+    _silent: str | None = None  # the key that torch-like names leave out
+
 
 class AdaptedModel(nnx.Module):
     """The base of NNX modules that wrap other models; `_title` and `_library` are names for reports.
@@ -20,6 +22,7 @@ class AdaptedModel(nnx.Module):
 
     _title: str
     _library: str
+    _silent: str | None = None  # as in Node
 
     def _original(self) -> Any:
         """Return the adapted model, with this module's arrays."""

@@ -43,11 +43,25 @@ class Guesses:
                 self._view = PairingView(tree, torch_source, {**self._fused, **self.fixed})
                 self._begin(no_flax)
         self._faults = (*unknown_t, *unknown_f, *self._view.faults)
-        self.groups = groups(self._pairing, *self._leftovers(), calls)
+        self.groups = self._apart(calls)
 
     def _begin(self, no_flax: Iterable[str]) -> None:
-        self._no_flax = self._view.paired_leaves(no_flax)
-        self._pairing = pair(self._view.tree, self._view.source, self._view.entries, self._no_flax)
+        self._no_flax, self._misnamed = self._view.paired_leaves(no_flax), frozenset[str]()
+        self._pairing = self._paired({})
+
+    def _apart(self, calls: Calls | None) -> list[LayerGroup]:
+        """Return the groups, with layers that have one name and other shapes wherever they have a partner.
+
+        Layers of two Sequentials are numbered apart if only one has a layer without weights among them.
+        """
+        self._misnamed = frozenset(self._pairing.misfits)
+        while True:
+            self._pairing = self._paired({})
+            layer_groups = groups(self._pairing, *self._leftovers(), calls)
+            partnered = self._misnamed & {path for group in layer_groups for path in group.torch}
+            if partnered == self._misnamed:
+                return layer_groups
+            self._misnamed = partnered
 
     def _leftovers(self) -> tuple[list[str], list[str]]:
         return self._pairing.left_in_torch(), self._pairing.left_in_flax()
@@ -99,7 +113,7 @@ class Guesses:
 
     def _paired(self, guessed: Plain) -> Pairing:
         view = self._view
-        return pair(view.tree, view.source, {**guessed, **view.entries}, self._no_flax)
+        return pair(view.tree, view.source, {**guessed, **view.entries}, self._no_flax, self._misnamed)
 
     def bare(self, path: str) -> str:
         return self._pairing.names.bare.get(path, path)

@@ -8,10 +8,8 @@ would load without an error.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -48,6 +46,7 @@ class Links:
     surplus: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)  # values for torch
     ignored: frozenset[str] = frozenset()
     ignored_torch: tuple[str, ...] = ()
+    buffers: tuple[str, ...] = ()  # of a tree, which does not say itself what is trained
 
     @property
     def parts(self) -> Iterator[Part]:
@@ -94,7 +93,10 @@ class Links:
     def left_out(self) -> list[str]:
         flax = [leaf for leaf in self.leaves if leaf in self.ignored]
         both = ("torch's", self.ignored_torch), ("Flax's", flax)
-        return [f"left out, and not compared: {side} {', '.join(names)}" for side, names in both if names]
+        notes = [f"left out, and not compared: {side} {', '.join(names)}" for side, names in both if names]
+        more = f" and {len(self.buffers) - 3} more" if len(self.buffers) > 3 else ""
+        buffers = f"buffers, as they are in torch: {', '.join(self.buffers[:3])}{more}; do not train them"
+        return [*notes, buffers] if self.buffers else notes
 
     def parameters(self, tensors: Mapping[str, np.ndarray]) -> Arrays:
         return {path: x for path, x in self.to_flax(tensors).items() if self.leaves[path].parameter}
@@ -120,6 +122,7 @@ class Pairing:
     repeats: list[Part] = dataclasses.field(default_factory=list)
     surplus: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     faults: list[str] = dataclasses.field(default_factory=list)
+    misfits: set[str] = dataclasses.field(default_factory=set)  # torch layers paired by name, of other shapes
     tensors: set[str] = dataclasses.field(default_factory=set)
     leaves: set[str] = dataclasses.field(default_factory=set)
     probed: dict[str, str | None] = dataclasses.field(default_factory=dict)  # results of `linear_layout`
@@ -147,6 +150,8 @@ class Pairing:
         fault = misfit(part, self.source, self.tree)
         if fault:
             self.faults.append(fault)
+            if bare and not any(self.names.entry(self.names.bare[name]) for name in part.torch):
+                self.misfits.add(bare)
         elif set(part.flax) & self.leaves:
             self._claim_again(part)
         else:
@@ -174,8 +179,15 @@ class Pairing:
         self.repeats.append(part)
 
 
-def pair(tree: Outline, source: WeightSource, mapping: Plain, ignored: Iterable[str] = ()) -> Pairing:
-    pairing = Pairing(tree, source, Names(source, tree, mapping), frozenset(ignored))
+def pair(
+    tree: Outline,
+    source: WeightSource,
+    mapping: Plain,
+    ignored: Iterable[str] = (),
+    apart: Iterable[str] = (),
+) -> Pairing:
+    """Pair by names and the mapping; torch layers in `apart` by the mapping alone."""
+    pairing = Pairing(tree, source, Names(source, tree, mapping, frozenset(apart)), frozenset(ignored))
     # The search for a divergence also replays dropout, activations and pooling.
     for path in tree.layers:
         modules = [bare for bare in pairing.names.leading_to(path) if bare in pairing.names.kinds]
@@ -192,7 +204,28 @@ def pair(tree: Outline, source: WeightSource, mapping: Plain, ignored: Iterable[
         if tree.first(leaf) not in pairing.ignored:
             _pair_leaf(pairing, leaf)
     _check_ties(pairing)
+    pairing.surplus |= _counters(pairing)
     return pairing
+
+
+def _counters(pairing: Pairing) -> Arrays:
+    """Return torch's counters of batches whose statistics are in a Flax layer that counts none."""
+    paired = {
+        name: owner(leaf)
+        for link in pairing.layers.values()
+        for part in link.parts
+        for name, leaf in zip(part.torch, part.flax, strict=False)
+    }
+    counters = {
+        name: join(owner(name), "running_mean")
+        for name in pairing.left_in_torch()
+        if last(name) == "num_batches_tracked"
+    }
+    return {
+        name: np.zeros((), np.int64)
+        for name, mean in counters.items()
+        if mean in paired and join(paired[mean], "num_batches_tracked") not in pairing.tree.leaves
+    }
 
 
 def _pair_stacks(pairing: Pairing) -> None:
@@ -263,7 +296,7 @@ def _in_torchs_layout(
         # Running the layer is slow, and weight and bias ask for the same layer.
         if bare not in pairing.probed:
             module = pairing.source.modules.get(pairing.names.raw.get(bare, bare))
-            pairing.probed[bare] = linear_layout(module)
+            pairing.probed[bare] = layouts.linear_layout(module)
         if layout := pairing.probed[bare]:
             turn = layout == "in, out" and part.torch == ("weight",)
             return layouts.turned(part) if turn else part
@@ -362,38 +395,3 @@ def _check_ties(pairing: Pairing) -> None:
                 f"{' and '.join(group)} are one tensor in torch, and {flax} are several variables in Flax: "
                 "training would part them. Share one nnx.Variable, or name both in the mapping"
             )
-
-
-def linear_layout(layer: Any) -> str | None:
-    """Return "out, in" if the module computes x @ weight.T + bias, "in, out" for x @ weight + bias."""
-    import torch
-
-    weight = getattr(layer, "weight", None)
-    if not isinstance(weight, torch.Tensor) or weight.ndim != 2:
-        return None
-    try:
-        layer_copy = copy.deepcopy(layer).to("cpu", torch.float64).eval()
-        random = torch.Generator().manual_seed(0)
-        with torch.no_grad():
-            # Random weights, because an identity matrix or zeros would fit both layouts.
-            for tensor in layer_copy.parameters():
-                tensor.copy_(torch.rand(tensor.shape, generator=random, dtype=torch.float64) + 0.5)
-            rows, columns = weight.shape
-            forms = {"in, out": (rows, layer_copy.weight), "out, in": (columns, layer_copy.weight.T)}
-            fitting = [name for name, form in forms.items() if _is(layer_copy, *form, random)]
-    except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError):
-        return None
-    return fitting[0] if len(fitting) == 1 else None
-
-
-def _is(layer: Any, width: int, matrix: Any, random: Any) -> bool:
-    import torch
-
-    x = torch.randn((2, 3, width), generator=random, dtype=torch.float64)
-    bias = getattr(layer, "bias", None)
-    try:
-        expected, got = x @ matrix + (bias if isinstance(bias, torch.Tensor) else 0), layer(x)
-    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, NotImplementedError):
-        return False
-    same_shape = isinstance(got, torch.Tensor) and got.shape == expected.shape
-    return same_shape and torch.allclose(got, expected, 1e-9, 1e-9)

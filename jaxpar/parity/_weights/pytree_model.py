@@ -6,8 +6,9 @@ Leaves have the paths of their keys: `layers.0.weight` for an attribute `layers`
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,9 @@ from ..._typing import PyTree
 from ..._upstream.keras_layers import is_of_keras
 from .._keras.model import KerasModel
 from .adapted_model import AdaptedModel
+
+if TYPE_CHECKING:
+    from .pairing import Links
 
 
 class PytreeModel(AdaptedModel):
@@ -37,6 +41,8 @@ class PytreeModel(AdaptedModel):
                 *above, key = _keys(path)
                 kind = nnx.Param if jnp.issubdtype(leaf.dtype, jnp.inexact) else nnx.Variable
                 setattr(self._node(tuple(above)), key, kind(jnp.asarray(leaf)))
+                for keys in _sequentials(tree, path):
+                    self._node(keys)._silent = "layers"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._function(self._original(), *args, **kwargs)
@@ -49,6 +55,24 @@ class PytreeModel(AdaptedModel):
                 node = getattr(node, key, None)
             leaves.append(node[...] if isinstance(node, nnx.Variable) else other)
         return jax.tree.unflatten(self._structure, leaves)
+
+
+def with_buffers(module: Any, links: Links, buffers: frozenset[str]) -> Links:
+    """Turn a tree's leaves into buffers where torch has buffers: a tree does not say which are trained."""
+    if not isinstance(module, PytreeModel):
+        return links
+    parts = [part for link in links.layers for part in link.parts if set(part.torch) <= buffers]
+    names = {
+        leaf for part in parts for leaf in part.flax if np.issubdtype(links.leaves[leaf].dtype, np.inexact)
+    }
+    for *above, key in (keys for keys in module._keys if ".".join(keys) in names):
+        node = module._node(tuple(above))
+        setattr(node, key, nnx.Variable(getattr(node, key)[...]))
+    leaves = {
+        name: dataclasses.replace(leaf, parameter=leaf.parameter and name not in names)
+        for name, leaf in links.leaves.items()
+    }
+    return dataclasses.replace(links, leaves=leaves, buffers=tuple(sorted(names)))
 
 
 def as_flax(model: Any) -> Any:
@@ -93,6 +117,25 @@ def is_array(leaf: Any) -> bool:
 def _keys(path: tuple[Any, ...]) -> tuple[str, ...]:
     """Return the keys of a leaf; a tree that is one array has the key "params"."""
     return tuple(jax.tree_util.keystr((key,), simple=True) for key in path) or ("params",)
+
+
+def _sequentials(tree: PyTree, path: tuple[Any, ...]) -> Iterator[tuple[str, ...]]:
+    """Yield the keys above a leaf at which Equinox has a Sequential, whose attribute torch's has not."""
+    node = tree
+    for i, key in enumerate(path):
+        # By name: Equinox may not be installed.
+        if any(
+            base.__module__.startswith("equinox.")
+            for base in type(node).__mro__
+            if base.__name__ == "Sequential"
+        ):
+            yield _keys(path)[:i]
+        if isinstance(key, jax.tree_util.GetAttrKey):
+            node = getattr(node, key.name)
+        elif isinstance(key, jax.tree_util.SequenceKey | jax.tree_util.DictKey):
+            node = node[key.idx if isinstance(key, jax.tree_util.SequenceKey) else key.key]
+        else:
+            return
 
 
 def _title(function: Callable[..., Any]) -> str:

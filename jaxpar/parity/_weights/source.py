@@ -36,6 +36,7 @@ class WeightSource(Mapping):
     shares: bool  # whether `tied` is complete: a dict may hold copies of one tensor
     label: str
     modules: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # empty for a state_dict
+    buffers: frozenset[str] = frozenset()  # of a module's tensors
 
     @functools.cached_property
     def shapes(self) -> dict[str, Shape]:
@@ -76,7 +77,8 @@ def source_of(weights: TorchWeights) -> WeightSource:
             for path, module in modules.items()
         }
         source = _checked(weights.state_dict(), kinds, type(weights).__name__)
-        return dataclasses.replace(source, modules=modules)
+        buffers = frozenset(name for name, _ in weights.named_buffers(remove_duplicate=False))
+        return dataclasses.replace(source, modules=modules, buffers=buffers)
     if isinstance(weights, (str, os.PathLike)):
         return _checked(read_weights(weights), {}, os.fspath(weights))
     if isinstance(weights, Mapping):
@@ -115,7 +117,10 @@ COMPILED = re.compile(r"(^|(?<=\.))_orig_mod(\.|$)")  # by torch.compile
 
 
 class Names:
-    def __init__(self, source: WeightSource, tree: Outline, entries: Plain):
+    def __init__(
+        self, source: WeightSource, tree: Outline, entries: Plain, apart: frozenset[str] = frozenset()
+    ):
+        self.apart = apart  # paths without a target of their own name
         self.bare = unwrapped(source.tensors, source.kinds)
         self.raw = {bare: raw for raw, bare in self.bare.items()}
         self.kinds = {self.bare[path]: kinds for path, kinds in source.kinds.items()}
@@ -143,6 +148,8 @@ class Names:
     def target(self, name: str) -> tuple[str, bool]:
         """Return the Flax name for a bare name, and whether it comes from the mapping."""
         entry = self.entry(name)
+        if entry is None and self.apart & set(prefixes(name)):
+            return f"apart: {name}", False
         if entry is None:
             return self._weight_norm(torch_like(name)), False
         key = entry[0]

@@ -120,7 +120,7 @@ def torch_layers(pairing: Pairing, names: Sequence[str]) -> dict[str, Signature]
         suffix = inside(pairing.names.bare[raw], path) or ""
         shapes_by_layer.setdefault(path, set())
         if raw not in surplus:
-            shapes_by_layer[path].add((suffix, pairing.source.shapes[raw]))
+            shapes_by_layer[path].add((suffix, _of_a_bias(suffix, pairing.source.shapes[raw])))
     return {path: frozenset(shapes) for path, shapes in shapes_by_layer.items() if shapes}
 
 
@@ -153,7 +153,7 @@ def flax_layers(pairing: Pairing, leaves: Iterable[str]) -> dict[str, Signature]
             torch_shapes = _torch_shapes(rule, shapes)
             if torch_shapes:
                 signatures[path] = frozenset(
-                    (n, s) for n, s in torch_shapes.items() if n != "num_batches_tracked"
+                    (n, _of_a_bias(n, s)) for n, s in torch_shapes.items() if n != "num_batches_tracked"
                 )
                 unpaired -= {prefix + leaf for part in rule.parts_of_flax(shapes) for leaf in part.flax}
     # Linen and nnx.eval_shape sort the leaves by name; layers are in the order of calls or of definition.
@@ -245,7 +245,13 @@ def possible(torch: Shape, flax: Shape) -> list[tuple[int, ...]]:
 def torch_form(leaf: str, shape: Shape) -> tuple[str, Shape]:
     n = len(shape)
     turned = leaf in ("kernel", "w") and n > 1
-    return NAMES.get(leaf, leaf), (shape[-1], shape[-2], *shape[:-2]) if turned else shape
+    name = NAMES.get(leaf, leaf)
+    return name, (shape[-1], shape[-2], *shape[:-2]) if turned else _of_a_bias(name, shape)
+
+
+def _of_a_bias(name: str, shape: Shape) -> Shape:
+    """Return a bias's shape without axes of length 1, which Equinox's convolutions and Haiku's norms have."""
+    return tuple(n for n in shape if n != 1) or shape[:1] if last(name) == "bias" else shape
 
 
 def _lone(pairing: Pairing) -> Iterator[tuple[str, str]]:

@@ -23,7 +23,7 @@ from ..._rulebook import Rule, rule_for
 from ..._typing import PyTree, Shape
 from ...errors import MatchError
 from .._keras.model import KerasModel
-from .adapted_model import AdaptedModel
+from .adapted_model import AdaptedModel, Node
 from .copying import placed_like
 from .pytree_model import as_flax
 
@@ -200,10 +200,17 @@ def _walk(node: Any, path: str, name: str, above: tuple[Any, ...]) -> Iterator[t
         return  # a child that refers to its parent
     if isinstance(node, nnx.Module):
         yield path, name, node
-    silent = "layers" if isinstance(node, nnx.Sequential) else "module" if _is_wrapper(node) else None
+    silent = _silent(node)
     for key, child in _children(node):
         child_name = name if key == silent else join(name, key)
         yield from _walk(child, join(path, key), child_name, (*above, node))
+
+
+def _silent(node: Any) -> str | None:
+    """Return the key that torch-like names leave out."""
+    if isinstance(node, Node | AdaptedModel):
+        return node._silent
+    return "layers" if isinstance(node, nnx.Sequential) else "module" if _is_wrapper(node) else None
 
 
 def _is_wrapper(node: Any) -> bool:
