@@ -222,3 +222,17 @@ def test_layers_of_one_name_and_other_shapes_are_guessed():
     assert not found.unmatched
     smaller = torch.nn.Sequential(torch.nn.Identity(), torch.nn.LayerNorm(6), torch.nn.Linear(6, 7))
     assert any("becomes (7, 6)" in line for line in parity.match(model, smaller).unmatched)
+
+
+def test_arrays_beside_layers_are_guessed_by_name_and_shape():
+    names = {"embeddings.token": (1, 1, 4), "embeddings.positions": (1, 5, 4), "embeddings.mask": (1, 1, 4)}
+    torchs = {name: torch.ones(shape) for name, shape in names.items()}
+    tree = {"start": {"token": jnp.zeros((1, 4)), "place": jnp.zeros((5, 4)), "mask": jnp.zeros((1, 4))}}
+    found = parity.match((lambda tree, x: x, tree), torchs)
+    assert dict(found) == {
+        "embeddings.token": "start.token",
+        "embeddings.mask": "start.mask",
+        "embeddings.positions": "start.place",
+    }
+    tree["start"]["other"] = jnp.zeros((5, 4))
+    assert "embeddings.positions" not in parity.match((lambda tree, x: x, tree), torchs)

@@ -20,7 +20,7 @@ from ._sides.constants import Constants
 from ._sides.flax_mode import flags, in_mode, of_init
 from ._sides.step_data import OWN, Batch, Move, Task, noting_layout, same, to_channels_last
 from ._weights import Links, links_of
-from ._weights.pytree_model import with_buffers
+from ._weights.load_torch import with_buffers
 from ._weights.source import TorchWeights, source_of
 from ._weights.tree import FlaxModule, Variables
 from .measuring import Key, Level

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from .._comparison_data import Divergence, LayerResult
 from ..measuring import Difference, Kind
 
+INPUTS = "the inputs"  # the place before a model's first layer
+
 
 def inside(flax: str, kind: str, relative: float, states: Sequence[str] = ()) -> str:
     what = "differs although it is given the same inputs"
@@ -28,6 +30,8 @@ def between(after: str, flax: str, relative: float, is_first: bool, unreplayed: 
 
 def after_all(last: str, name: str, is_first: bool) -> str:
     what = f"The output {name} is wrong by itself"
+    if last == INPUTS:
+        return f"The output {name} does not agree, and no layer is seen before it: look after {last}."
     if is_first:
         what = f"Every layer agrees, and the output {name} does not"
     return f"{what}: look after {last}."

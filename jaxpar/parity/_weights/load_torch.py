@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from ...errors import MatchError
 from .mapping import Entries
 from .pairing import Arrays, Links
+from .pytree_model import PytreeModel
 from .source import TorchWeights, WeightSource, source_of
 from .torch_tree import candidate_tree
 from .tree import FlaxModule, JaxModel, Tree, Variables, tree_of
@@ -83,6 +85,21 @@ def links_of(
     """Return the links of two models, with `complete_links`'s options."""
     tree = candidate_tree(flax_module, inputs, kwargs, variables)
     return complete_links(tree, source_of(torch_module), **options)
+
+
+def with_buffers(module: FlaxModule, links: Links, buffers: frozenset[str]) -> Links:
+    """Turn leaves of a tree into buffers where torch has buffers."""
+    if not isinstance(module, PytreeModel):
+        return links
+    parts = [part for link in links.layers for part in link.parts if set(part.torch) <= buffers]
+    floating = {name for name, leaf in links.leaves.items() if np.issubdtype(leaf.dtype, np.inexact)}
+    names = floating & {leaf for part in parts for leaf in part.flax}
+    module.keep(names)
+    leaves = {
+        name: dataclasses.replace(leaf, parameter=leaf.parameter and name not in names)
+        for name, leaf in links.leaves.items()
+    }
+    return dataclasses.replace(links, leaves=leaves, buffers=tuple(sorted(names)))
 
 
 def converted(links: Links, source: WeightSource) -> Arrays:

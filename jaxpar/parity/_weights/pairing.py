@@ -46,7 +46,7 @@ class Links:
     surplus: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)  # values for torch
     ignored: frozenset[str] = frozenset()
     ignored_torch: tuple[str, ...] = ()
-    buffers: tuple[str, ...] = ()  # of a tree, which does not say itself what is trained
+    buffers: tuple[str, ...] = ()  # of a tree, in which nothing marks what is trained
 
     @property
     def parts(self) -> Iterator[Part]:
@@ -184,10 +184,10 @@ def pair(
     source: WeightSource,
     mapping: Plain,
     ignored: Iterable[str] = (),
-    apart: Iterable[str] = (),
+    mapped_only: Iterable[str] = (),
 ) -> Pairing:
-    """Pair by names and the mapping; torch layers in `apart` by the mapping alone."""
-    pairing = Pairing(tree, source, Names(source, tree, mapping, frozenset(apart)), frozenset(ignored))
+    """Pair by names and the mapping; torch layers in `mapped_only` by the mapping alone."""
+    pairing = Pairing(tree, source, Names(source, tree, mapping, frozenset(mapped_only)), frozenset(ignored))
     # The search for a divergence also replays dropout, activations and pooling.
     for path in tree.layers:
         modules = [bare for bare in pairing.names.leading_to(path) if bare in pairing.names.kinds]

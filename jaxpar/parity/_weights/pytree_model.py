@@ -6,9 +6,8 @@ Leaves have the paths of their keys: `layers.0.weight` for an attribute `layers`
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +18,6 @@ from ..._typing import PyTree
 from ..._upstream.keras_layers import is_of_keras
 from .._keras.model import KerasModel
 from .adapted_model import AdaptedModel
-
-if TYPE_CHECKING:
-    from .pairing import Links
 
 
 class PytreeModel(AdaptedModel):
@@ -47,6 +43,12 @@ class PytreeModel(AdaptedModel):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._function(self._original(), *args, **kwargs)
 
+    def keep(self, paths: Collection[str]) -> None:
+        """Make some leaves buffers: nothing in a tree marks what is trained."""
+        for *above, key in (keys for keys in self._keys if ".".join(keys) in paths):
+            node = self._node(tuple(above))
+            setattr(node, key, nnx.Variable(getattr(node, key)[...]))
+
     def _original(self) -> PyTree:
         leaves = []
         for keys, other in zip(self._keys, self._others, strict=True):
@@ -55,24 +57,6 @@ class PytreeModel(AdaptedModel):
                 node = getattr(node, key, None)
             leaves.append(node[...] if isinstance(node, nnx.Variable) else other)
         return jax.tree.unflatten(self._structure, leaves)
-
-
-def with_buffers(module: Any, links: Links, buffers: frozenset[str]) -> Links:
-    """Turn a tree's leaves into buffers where torch has buffers: a tree does not say which are trained."""
-    if not isinstance(module, PytreeModel):
-        return links
-    parts = [part for link in links.layers for part in link.parts if set(part.torch) <= buffers]
-    names = {
-        leaf for part in parts for leaf in part.flax if np.issubdtype(links.leaves[leaf].dtype, np.inexact)
-    }
-    for *above, key in (keys for keys in module._keys if ".".join(keys) in names):
-        node = module._node(tuple(above))
-        setattr(node, key, nnx.Variable(getattr(node, key)[...]))
-    leaves = {
-        name: dataclasses.replace(leaf, parameter=leaf.parameter and name not in names)
-        for name, leaf in links.leaves.items()
-    }
-    return dataclasses.replace(links, leaves=leaves, buffers=tuple(sorted(names)))
 
 
 def as_flax(model: Any) -> Any:

@@ -118,9 +118,9 @@ COMPILED = re.compile(r"(^|(?<=\.))_orig_mod(\.|$)")  # by torch.compile
 
 class Names:
     def __init__(
-        self, source: WeightSource, tree: Outline, entries: Plain, apart: frozenset[str] = frozenset()
+        self, source: WeightSource, tree: Outline, entries: Plain, mapped_only: frozenset[str] = frozenset()
     ):
-        self.apart = apart  # paths without a target of their own name
+        self.mapped_only = mapped_only  # paths without a target of their own name
         self.bare = unwrapped(source.tensors, source.kinds)
         self.raw = {bare: raw for raw, bare in self.bare.items()}
         self.kinds = {self.bare[path]: kinds for path, kinds in source.kinds.items()}
@@ -148,8 +148,8 @@ class Names:
     def target(self, name: str) -> tuple[str, bool]:
         """Return the Flax name for a bare name, and whether it comes from the mapping."""
         entry = self.entry(name)
-        if entry is None and self.apart & set(prefixes(name)):
-            return f"apart: {name}", False
+        if entry is None and self.mapped_only & set(prefixes(name)):
+            return f"mapped_only: {name}", False
         if entry is None:
             return self._weight_norm(torch_like(name)), False
         key = entry[0]

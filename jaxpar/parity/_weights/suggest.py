@@ -53,7 +53,42 @@ def groups(
         layer_groups.append(
             LayerGroup(paired_torch, paired_flax, tuple(f"guessed: {reason} with {sizes}" for reason in why))
         )
-    return layer_groups
+    return [*layer_groups, *_single_arrays(pairing, torch, flax, layer_groups)]
+
+
+def _single_arrays(
+    pairing: Pairing, torch: Iterable[str], flax: Iterable[str], layer_groups: Iterable[LayerGroup]
+) -> Iterator[LayerGroup]:
+    """Pair arrays outside of layers, such as a token of a class: by name and shape, then by a shape alone."""
+    paired_torch = {path for group in layer_groups for path in group.torch}
+    paired_flax = {path for group in layer_groups for path in group.flax}
+    bare = [pairing.names.bare[raw] for raw in torch]
+    names = [name for name in bare if _layer_of(pairing, name) not in paired_torch and not _of_a_layer(name)]
+    rules = pairing.tree.rule
+    leaves = [x for x in flax if owner(x) not in paired_flax and not (_of_a_layer(x) or rules(owner(x)))]
+    shapes = {name: pairing.source.shapes[pairing.names.raw[name]] for name in names}
+    for key in (last, lambda _: ""):
+        of_torch: dict[tuple[str, Shape], list[str]] = {}
+        of_flax: dict[tuple[str, Shape], list[str]] = {}
+        for name in names:
+            of_torch.setdefault((key(name), _without_ones(shapes[name])), []).append(name)
+        for leaf in leaves:
+            of_flax.setdefault((key(leaf), _without_ones(pairing.tree.leaves[leaf].shape)), []).append(leaf)
+        for kind, (name, *others) in of_torch.items():
+            match of_flax.get(kind), others:
+                case [leaf], []:
+                    yield LayerGroup((name,), (leaf,), (f"guessed: the only array of shape {shapes[name]}",))
+                    names.remove(name)
+                    leaves.remove(leaf)
+
+
+def _of_a_layer(name: str) -> bool:
+    """Whether an array has a name of a layer's weights, whose axes may be ordered differently."""
+    return NAMES.get(last(name), last(name)) in ("weight", "bias")
+
+
+def _without_ones(shape: Shape) -> Shape:
+    return tuple(n for n in shape if n != 1)
 
 
 def entries(layer_groups: Iterable[LayerGroup], pairing: Pairing) -> tuple[dict[str, str], dict[str, str]]:
@@ -251,7 +286,7 @@ def torch_form(leaf: str, shape: Shape) -> tuple[str, Shape]:
 
 def _of_a_bias(name: str, shape: Shape) -> Shape:
     """Return a bias's shape without axes of length 1, which Equinox's convolutions and Haiku's norms have."""
-    return tuple(n for n in shape if n != 1) or shape[:1] if last(name) == "bias" else shape
+    return _without_ones(shape) or shape[:1] if last(name) == "bias" else shape
 
 
 def _lone(pairing: Pairing) -> Iterator[tuple[str, str]]:
