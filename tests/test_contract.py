@@ -86,8 +86,8 @@ def contract(tmp_path_factory):
     return folder / "contract"
 
 
-def check(contract: Path, port: Path) -> tuple[int, dict]:
-    result = CliRunner().invoke(cli, ["contract", "check", str(contract), str(port)])
+def check(contract: Path, port: Path, *options: str) -> tuple[int, dict]:
+    result = CliRunner().invoke(cli, ["contract", "check", str(contract), str(port), *options])
     return result.exit_code, json.loads(result.stdout)
 
 
@@ -156,8 +156,10 @@ def mend(contract, tmp_path, source, changes):
 
 @pytest.mark.full
 def test_what_no_edit_mends_is_a_guess_at_most(contract, tmp_path):
-    port = written(tmp_path, [("self.out(nnx.gelu(", "self.out(0.37 + nnx.gelu(")])
-    code, answer = check(contract, port)
+    port = written(
+        tmp_path, [("self.out(nnx.gelu(", "self.out(0.37 + nnx.tanh(nnx.gelu("), ("=False))", "=False)))")]
+    )
+    code, answer = check(contract, port, "--seconds", "5")
     assert (code, answer["met"], answer["edit"]) == (1, False, None)
     assert answer["place"]["jax"] == "out"
     assert answer["cause"] is None or answer["cause"]["proven"] is False

@@ -15,14 +15,19 @@ import pytest
 from flax import nnx
 
 from benchmarks.parity import bugs, ports, proof
+from jaxpar.parity import Divergence
+from jaxpar.parity._exactness import exact
 from jaxpar.parity._trace.reading import read
 from jaxpar.parity.contract.checking import check
+from jaxpar.parity.contract.entry_points import judged
 from jaxpar.parity.contract.making import make
+from jaxpar.parity.contract.neighbour_search import NeighbourSearch, written
+from jaxpar.parity.contract.neighbours import Surroundings, neighbours
 from jaxpar.parity.contract.plain_edits import RULES, numbers, plain_edits
-from jaxpar.parity.contract.plain_run import CALL, LINES, Arrived, lines_before
+from jaxpar.parity.contract.plain_run import CALL, LINES, lines_before
 from jaxpar.parity.contract.reproduction import ERROR, OF_LOSS, Reproduction, smallest
 from jaxpar.parity.contract.source import Code
-from jaxpar.parity.contract.tries import PlainTries, Tries, linear
+from jaxpar.parity.contract.tries import Tries, mends
 
 TORCH_SIDE = """
 import math
@@ -98,10 +103,15 @@ def wrong(name: str) -> str:
     return PORT.replace(before, after)
 
 
-def tries(contract: Path, folder: Path, source: str) -> PlainTries:
+def search(contract: Path, folder: Path, source: str) -> NeighbourSearch:
     port = folder / "port.py"
     port.write_text(source)
-    return PlainTries(Tries(contract, port, source, read(contract / "trace"), time.perf_counter() + 300))
+    anywhere = Divergence("c", "c", "between b and c", "")
+    return NeighbourSearch(source, port, read(contract / "trace"), anywhere, time.perf_counter() + 300)
+
+
+def agreeing(one: NeighbourSearch, text: str) -> list[str]:
+    return [source for source in plain_edits(one.code, text) if one.wrong(source) is not None]
 
 
 # ------------------------------------------------------------------------------------ edits of the source
@@ -237,13 +247,6 @@ def test_lines_before_a_call_are_the_latest_first():
     assert lines_before(events, ("", -1)) == [6, 4, 5, 3]
 
 
-def test_the_factor_is_fitted_to_torchs_array():
-    base, slope = np.arange(4.0), np.array([1.0, -2.0, 0.5, 3.0])
-    of_1, of_2 = (Arrived(base + x * slope, base + 2.5 * slope, 0) for x in (1, 2))
-    assert linear(of_1, of_2) == pytest.approx(2.5)
-    assert linear(of_1, of_1) is None
-
-
 def test_what_binds_less_than_its_parent_gets_parentheses():
     tree = Code("x = 2 * f(a)\n")
     (call,) = tree.calls()
@@ -258,29 +261,169 @@ def test_a_root_is_written_as_one(x, text):
     assert numbers(x)[0] == text
 
 
+HEADER = """import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import nn
+"""
+NEIGHBOURS = [
+    ("return x - y", "return y - x"),
+    ("return x + y", "return x - y"),
+    ("return x / (y + 1)", "return x / y"),
+    ("return x + y * y", "return (x + y) * y"),
+    ("return x[:, 1:]", "return x[:, :1]"),
+    ("return x[1:]", "return x[:-1]"),
+    ("return x[:, 0]", "return x[:, -1]"),
+    ("return x.mean((1, 2))", "return x.mean((2, 3))"),
+    ("return x.mean(1)", "return x.mean(-1)"),
+    ("return x.mean(1)", "return x.sum(1)"),
+    ("return x.std(1)", "return x.std(1, ddof=1)"),
+    ("return nn.relu(x)", "return nn.gelu(x)"),
+    ("return nn.gelu(x)", "return nn.gelu(x, approximate=False)"),
+    ("return nn.relu(self.norm(x))", "return self.norm(nn.relu(x))"),
+    ("return x.mean(1).max(-1)", "return x.max(-1).mean(1)"),
+    ("return self.a(x)", "return x + self.a(x)"),
+    ("return self.norm(x + self.a(x))", "return x + self.a(self.norm(x))"),
+    ("return x", "return x + self.bias"),
+    ("return self.a(x)", "return self.norm(self.a(x))"),
+    ("return x", "return x.mean(-1, keepdims=True)"),
+    ("return jnp.arange(4)", "return jnp.arange(4) + 1"),
+    ("return jnp.einsum('ij,jk->ik', x, y)", "return jnp.einsum('ij,kj->ik', x, y)"),
+    ("return jnp.concatenate([-x, y])", "return jnp.concatenate([x, -y])"),
+    ("return jnp.concatenate([x, y])", "return jnp.concatenate([y, x])"),
+    ("return x.transpose(0, 2, 1)", "return x.transpose(1, 2, 0)"),
+    ("return jnp.transpose(x, (0, 2, 1))", "return jnp.transpose(x, (1, 0, 2))"),
+    ("return x.reshape(4, 2, -1)", "return x.reshape(2, 4, -1)"),
+    ("return jnp.where(x > 0, x, y)", "return jnp.where(x >= 0, x, y)"),
+    ("return jnp.where(x > 0, x, y)", "return jnp.where(x > 0, y, x)"),
+    ("return jnp.where(x > 0, x, y)", "return jnp.where(~(x > 0), x, y)"),
+    ("return jnp.repeat(x, 2, axis=1)", "return jnp.tile(x, 2, axis=1)"),
+    ("q, k = x, y\n        return q - k", "k, q = x, y\n        return q - k"),
+    ("x = x + 1\n        y = x\n        return y", "y = x\n        x = x + 1\n        return y"),
+    ("x = x * 2\n        return x", "pass\n        return x"),
+    ("return self.a(x) + self.norm(y)", "return self.norm(x) + self.a(y)"),
+    ("return x.astype('float16')", "return x"),
+    (
+        "return jax.nn.softmax(x)",
+        "return jax.nn.softmax(jnp.where(jnp.tri(*x.shape[-2:], dtype=bool), x, -jnp.inf))",
+    ),
+    ("return f(x[::2]) + f(y[::2])", "return f(x[1::2]) + f(y[1::2])"),
+]
+
+
+def in_class(body: str) -> str:
+    init = "    def __init__(self):\n        self.a, self.norm, self.bias = f, f, 1.0\n"
+    return f"{HEADER}\n\nclass Net:\n{init}\n    def __call__(self, x, y):\n        {body}\n"
+
+
+def sources(body: str) -> list[str]:
+    code, defined = Code(in_class(body)), dict[str, object]()
+    exec(HEADER, defined)
+    edited = []
+    for _, texts in neighbours(Surroundings(code, defined), frozenset(range(99)), frozenset()):
+        try:
+            edited.append(ast.unparse(ast.parse(code.with_all(texts))))
+        except SyntaxError:
+            continue
+    return edited
+
+
+@pytest.mark.parametrize(("before", "after"), NEIGHBOURS)
+def test_a_mistakes_inverse_is_a_neighbour(before, after):
+    assert ast.unparse(ast.parse(in_class(after))) in sources(before)
+
+
+def test_nearer_lines_and_likelier_edits_are_first():
+    code = Code("a = x - y\nb = x - y\n")
+    edits = neighbours(Surroundings(code, {}), frozenset([2]), frozenset([1, 2]))
+    edited = [code.with_all(texts) for _, texts in edits]
+    costs = [cost for cost, _ in edits]
+    assert costs == sorted(costs)
+    assert edited.index("a = x - y\nb = y - x\n") < edited.index("a = y - x\nb = x - y\n")
+
+
+@pytest.mark.parametrize(("x", "texts"), [(8**0.5, ["(8**0.5)", "2.8284"]), (-0.5, ["(-0.5)"]), (0.0, [])])
+def test_a_number_is_written_with_few_digits_first(x, texts):
+    assert written(x)[: len(texts)] == texts
+
+
 # --------------------------------------------------------------------------------- edits that were proven
 
 
 @pytest.mark.full
 def test_a_right_port_has_no_wrong_place(contract, tmp_path):
-    assert tries(contract, tmp_path, PORT).before == {}
+    assert search(contract, tmp_path, PORT).before == {}
 
 
 @pytest.mark.full
 def test_an_edit_that_does_not_agree_is_not_offered(contract, tmp_path):
     """The place is wrong in a way that no rule mends, whatever the cause's text is."""
-    one = tries(contract, tmp_path, wrong("unknown"))
+    one = search(contract, tmp_path, wrong("unknown"))
     assert [*one.before] == [("c", 0)]
     for text in dict.fromkeys(text for text, *_ in EXAMPLES):
-        assert [*one.agreeing(text)] == [], text
+        assert agreeing(one, text) == [], text
     assert one.runs > 50
 
 
 def test_only_the_edit_that_agrees_is_offered(contract, tmp_path):
-    one = tries(contract, tmp_path, wrong("axis"))
+    one = search(contract, tmp_path, wrong("axis"))
     text = "softmax over axis -1 (it acts on axis 1)"
     assert len([*plain_edits(one.code, text)]) > 1
-    assert [*one.agreeing(text)] == [PORT]
+    assert agreeing(one, text) == [PORT]
+
+
+@pytest.mark.full
+def test_a_number_is_fitted_to_torchs_array(contract, tmp_path):
+    one = search(contract, tmp_path, PORT.replace("8**0.5", "2.9"))
+    mended = [PORT.replace("8**0.5", text) for text in ("(8**0.5)", "2.82842712475")]
+    constants = {node: "FACTOR_TO_FIT" for node in one.code.nodes(ast.Constant) if node.value == 2.9}
+    ((_, fitted),) = one._tried(constants, set(), None)
+    assert fitted in mended
+
+
+@pytest.mark.full
+def test_an_edit_that_only_the_forward_pass_agrees_with_is_not_proven(contract, tmp_path):
+    source = wrong("residual")
+    one = search(contract, tmp_path, source)
+    stopped = source.replace("weights @ q)", "jax.lax.stop_gradient(q) + weights @ q)")
+    assert one.wrong(stopped) == one.wrong(PORT) == {}
+    before = judged(contract, tmp_path / "port.py")
+    attempts = Tries(contract, tmp_path / "port.py", source, read(contract / "trace"), 0.0)
+    for edited, is_proven in ((stopped, False), (PORT, True)):
+        again = attempts._again(edited)
+        assert again is not None
+        assert (again.same, mends(before, again)) == (is_proven, is_proven)
+
+
+def test_functions_of_a_loaded_port_are_exchanged_and_put_back(contract, tmp_path):
+    one = search(contract, tmp_path, wrong("bound"))
+    before = one.live.defined["Port"].__call__.__code__
+    with one.live.of(PORT) as side:
+        assert side is one.live.side
+        assert one.live.defined["Port"].__call__.__code__ != before
+    assert one.live.defined["Port"].__call__.__code__ == before
+    with (
+        exact(),
+        one.live.of(PORT.replace("nnx.Rngs(0)", "nnx.Rngs(1)")) as side,
+    ):  # __init__ runs while it is loaded
+        assert side is not one.live.side
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_search_and_keeps_what_agrees(contract, tmp_path, monkeypatch):
+    one = search(contract, tmp_path, wrong("axis"))
+    right, runs = one.wrong, []
+
+    def stopping(source: str):
+        runs.append(source)
+        if PORT in runs:
+            raise KeyboardInterrupt
+        return right(source)
+
+    monkeypatch.setattr(one, "wrong", stopping)
+    assert PORT not in [source for _, source in one.agreeing()]
+    assert one.stopped
+    assert len(runs) > 1
 
 
 @pytest.mark.slow

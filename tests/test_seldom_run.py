@@ -166,9 +166,9 @@ def test_an_edit_mends_if_nothing_else_differs_than_before(others):
     first = SimpleNamespace(candidate="first", kind="layer", others=tuple(names[1:]))
     before = SimpleNamespace(divergence=first)
     now = SimpleNamespace(candidate="second", kind="layer", others=tuple(names[2 : others + 1]))
-    assert tries._mends(before, SimpleNamespace(same=False, divergence=now))
+    assert tries.mends(before, SimpleNamespace(same=False, divergence=now))
     again = SimpleNamespace(candidate="first", kind="layer", others=())
-    assert not tries._mends(before, SimpleNamespace(same=False, divergence=again))
+    assert not tries.mends(before, SimpleNamespace(same=False, divergence=again))
 
 
 @pytest.mark.parametrize("is_mended", [True, False])
@@ -177,7 +177,7 @@ def test_an_edit_is_offered_only_if_the_whole_comparison_agrees_after_it(is_mend
     before = SimpleNamespace(same=False, divergence=SimpleNamespace(**vars(place), others=(place,)))
     after = SimpleNamespace(same=True, divergence=None) if is_mended else before
     monkeypatch.setattr(
-        tries.Tries, "_changed", lambda *_: [("x = 2\n", SimpleNamespace(text="2", relative=0.1))]
+        tries.Tries, "_changed", lambda *_: [("x = 2\n", SimpleNamespace(text="2", relative=0.1), 0)]
     )
     monkeypatch.setattr(tries.Tries, "_again", lambda *_: after)
     attempts = tries.Tries(Path(), Path("port.py"), "x = 1\n", None, 0.0)

@@ -23,7 +23,8 @@ from benchmarks.parity.mended import contract_of, mended
 from benchmarks.parity.syntax_edits import draw_from
 
 HEADING = "## Bugs drawn by a seed"
-FILES = {file: name for name, (file, _) in reversed(ports.PLANTS.items())}  # one bug's case by file
+CASES = {"between": "relu6 by hand, relu"}  # whose right port the file is, where plants have several
+FILES = {file: name for name, (file, _) in reversed(ports.PLANTS.items())} | CASES  # one bug's case by file
 
 
 def texts() -> dict[str, str]:
@@ -62,7 +63,7 @@ def port_of(name: str, text: str) -> str:
 
 def tried(contract: Path, port: str) -> tuple[str, str]:
     """Return `mended`, `not mended`, `the same` or `does not run`, and the causes."""
-    from jaxpar.parity.contract.tries import judged
+    from jaxpar.parity.contract.entry_points import judged
 
     path = contract / "port.py"
     path.write_text(port)
@@ -76,6 +77,8 @@ def tried(contract: Path, port: str) -> tuple[str, str]:
 
 
 def rows_of(seed: int, bugs: int) -> list[tuple[str, Change, str, str]]:
+    import jax
+
     rows, all_texts = [], texts()
     with tempfile.TemporaryDirectory() as folder:
         contracts: dict[str, Path] = {}
@@ -98,6 +101,7 @@ def rows_of(seed: int, bugs: int) -> list[tuple[str, Change, str, str]]:
                 file=sys.stderr,
                 flush=True,
             )
+            jax.clear_caches()
             if asked >= bugs:
                 break
     return rows

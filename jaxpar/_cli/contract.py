@@ -28,6 +28,7 @@ SKILL = """\
    - `cause.proven` is true: with `edit.diff` applied, a run agreed at this place and nothing else got worse.
      Save the diff, apply it with `patch -p1`, and check again.
    - `cause.proven` is false: the text is a guess. Read the code at `place` before you believe it.
+     `other_edits` agreed as well: compare them with torch's code, and apply only one.
    - `cause` is null: only the place is known. Compare the code there with torch's, line by line.
    Mend one place, and check again: later differences are often consequences. `reproduction` is a small
    program, which takes seconds and ends with 1 while the place differs:
@@ -72,13 +73,14 @@ def make(side: str, folder: str) -> None:
 def check(folder: str, port: str | None, seconds: float) -> None:
     """Judge PORT, by default FOLDER/port.py, and print the answer as one JSON document.
 
-    The exit code is 0 if the contract is met, 1 if not, 2 without a verdict, and 130 after Ctrl-C.
+    Ctrl-C while edits are searched ends the search, and the answer has what is known; elsewhere the exit
+    code is 130. It is 0 if the contract is met, 1 if not, and 2 without a verdict.
     """
     from ..parity.contract.checking import check as run
 
     # A port may print, and the answer is all of standard output.
     with redirect_stdout(sys.stderr):
-        answer, code = run(folder, port, seconds)
+        answer, code = run(folder, port, seconds, lambda line: click.echo(line, err=True))
     click.echo(json.dumps(answer, indent=1, allow_nan=False))
     leave(code)
 

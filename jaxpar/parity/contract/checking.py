@@ -13,28 +13,33 @@ from .._comparison_data import Divergence
 from .._files.sealing import digest, read_manifest
 from .._trace.names import MANIFEST
 from .._trace.reading import TraceFile, read
+from .entry_points import judged
 from .making import FORMAT, NAME, PORT, TRACE, VERSION
-from .tries import Tries, judged
+from .neighbour_search import Progress
+from .tries import Tries
 
 ANSWER, ANSWER_VERSION = "jaxpar contract answer", 1
 MET, NOT_MET, NO_VERDICT = 0, 1, 2
 MOST_ROWS = 20
 
 
-def check(folder: str, port: str | None = None, seconds: float = 300.0) -> tuple[dict[str, Any], int]:
+def check(
+    folder: str, port: str | None = None, seconds: float = 300.0, progress: Progress | None = None
+) -> tuple[dict[str, Any], int]:
     """Return the answer and the exit code: 0 met, 1 not met, 2 without a verdict.
 
     Args:
       folder: the contract.
       port: the file that defines the entry points; by default `port.py` in the folder.
       seconds: the time after which no further edit is tried.
+      progress: called every few seconds with a line about the search; Ctrl-C then ends the search alone.
     """
     started, target = time.perf_counter(), Path(folder)
     path = Path(port) if port else target / PORT
     answer: dict[str, Any] = {
         "format": ANSWER, "version": ANSWER_VERSION, "contract": str(target), "port": str(path),
         "met": None, "verdict": None, "tensors": None, "place": None, "cause": None, "other_places": [],
-        "edit": None, "reproduction": None, "unreached": [], "notes": [], "error": None,
+        "edit": None, "other_edits": [], "reproduction": None, "unreached": [], "notes": [], "error": None,
     }  # fmt: skip
     try:
         recorded = _contract(target)
@@ -46,8 +51,9 @@ def check(folder: str, port: str | None = None, seconds: float = 300.0) -> tuple
         return answer, NO_VERDICT
     answer |= _described(comparison)
     if comparison.divergence:
-        tries = Tries(target, path, source, recorded, started + seconds)
+        tries = Tries(target, path, source, recorded, started + seconds, progress)
         answer |= tries.best(comparison, comparison.divergence)
+        answer["notes"] += tries.notes
         answer["reproduction"] = str(_reproduction(target, path, answer, comparison.divergence, tries))
     answer["seconds"] = time.perf_counter() - started
     return answer, MET if comparison.same else NOT_MET
@@ -128,7 +134,7 @@ def _reproduction(
 import sys
 from pathlib import Path
 
-from jaxpar.parity.contract.tries import judged
+from jaxpar.parity.contract.entry_points import judged
 
 port = sys.argv[1] if len(sys.argv) > 1 else {str(port.resolve())!r}
 comparison = judged(Path({str(folder.resolve())!r}), Path(port))

@@ -22,7 +22,6 @@ SIGNS: dict[str, type[ast.cmpop]] = {
     "<": ast.Lt, "<=": ast.LtE, ">": ast.Gt, ">=": ast.GtE, "==": ast.Eq, "!=": ast.NotEq,
 }  # fmt: skip
 OPPOSITE = {"<": ">=", ">=": "<", ">": "<=", "<=": ">", "==": "!=", "!=": "=="}
-FACTOR = "FACTOR_TO_FIT"  # in an edit: a number that makes the arrays equal
 
 
 def plain_edits(code: Code, text: str) -> Iterator[str]:
@@ -212,8 +211,6 @@ def operand(code: Code, verb: str) -> Iterator[str]:
         value: ast.expr = node.value
         for name in code.names_at(node):
             yield code.replaced(value, f"{name} {sign} {code.operand(value)}")
-    for call in code.calls() if verb == "multiplied" else ():
-        yield code.replaced(call, f"{code.text(call)} * {FACTOR}")
     for call in code.layers:
         for x in call.args[:1]:
             for name in code.names_at(call):

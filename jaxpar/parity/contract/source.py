@@ -21,6 +21,7 @@ class Code:
         self.source, self.tree = source, ast.parse(source)
         every = range(1, source.count("\n") + 2)
         self.rank = {line: i for i, line in reversed([*enumerate(every if lines is None else lines)])}
+        self._texts: dict[ast.AST, str] = {}
         self.parents = {
             child: parent for parent in ast.walk(self.tree) for child in ast.iter_child_nodes(parent)
         }
@@ -45,7 +46,9 @@ class Code:
         return [call for call in self.calls() if ast.unparse(call.func).startswith("self.")]
 
     def text(self, node: ast.AST) -> str:
-        return ast.get_source_segment(self.source, node) or ast.unparse(node)
+        if node not in self._texts:
+            self._texts[node] = ast.get_source_segment(self.source, node) or ast.unparse(node)
+        return self._texts[node]
 
     def operand(self, node: ast.AST) -> str:
         """Return an expression's text as an operand of any operator."""
@@ -59,13 +62,13 @@ class Code:
         source = self.source
         for node in sorted(texts, key=lambda node: (node.lineno, node.col_offset), reverse=True):  # type: ignore[attr-defined]
             text = texts[node]
-            if isinstance(node, ast.expr) and isinstance(self.parents.get(node), TIGHT):
+            if isinstance(self.parents.get(node), TIGHT) and not isinstance(node, ast.Slice | ast.stmt):
                 is_loose = isinstance(ast.parse(text, mode="eval").body, LOOSE)
                 text = f"({text})" if is_loose and not self._in_parentheses(node) else text
             source = replaced(source, node, text)
         return source
 
-    def _in_parentheses(self, node: ast.expr) -> bool:
+    def _in_parentheses(self, node: ast.AST) -> bool:
         start, end = span(self.source, node)
         return self.source[:start].endswith("(") and self.source[end:].startswith(")")
 
