@@ -140,10 +140,9 @@ class NormsOfAxes(nn.Module):
 
     def __init__(self):
         super().__init__()
-        norms = nn.utils.parametrizations
-        self.conv = norms.weight_norm(nn.Conv1d(4, 3, 3), dim=2)
-        self.linear = norms.weight_norm(nn.Linear(4, 5), dim=1)
-        self.spectral = norms.spectral_norm(nn.Linear(5, 2), dim=1)
+        self.conv = nn.utils.parametrizations.weight_norm(nn.Conv1d(4, 3, 3), dim=2)
+        self.linear = nn.utils.parametrizations.weight_norm(nn.Linear(4, 5), dim=1)
+        self.spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(5, 2), dim=1)
 
     def forward(self, x):
         return self.spectral(self.linear(self.conv(x)))
