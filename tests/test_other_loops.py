@@ -77,6 +77,18 @@ def zeroed_then_trained(params, batches):
         yield params
 
 
+def dropped_later(params, batches):
+    """Drop the updates of the embedding from the ninth on."""
+    tx = optax.adamw(1e-3, weight_decay=0.01)
+    state = tx.init(params)
+    for i, batch in enumerate(batches):
+        updates, state = tx.update(jax.grad(parity.linear_loss)(params, batch), state, params)
+        if i >= 8:
+            updates = updates | {"embed": jax.tree.map(jnp.zeros_like, updates["embed"])}
+        params = optax.apply_updates(params, updates)
+        yield params
+
+
 def layerwise(model):
     groups = [{"params": [p], "lr": 1e-3 * 0.65 ** (2 - DEPTHS[n])} for n, p in model.named_parameters()]
     return torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.05)
@@ -223,6 +235,11 @@ ROWS = {
         loop(lambda model: torch.optim.AdamW(model.parameters()), at=freeze),
         ADAMW,
         "leaves embed.weight alone in 14 of 24 updates .JAX trains it in all",
+    ),
+    "frozen midway in JAX": (
+        lambda p: torch.optim.AdamW(p),
+        dropped_later,
+        "trains it in all updates .JAX in the first 8 alone., for embed.weight",
     ),
     "a group that is added midway": (
         loop(lambda model: torch.optim.AdamW(model.norm.parameters()), at=unfreeze),

@@ -187,7 +187,7 @@ PLANTS = [
     *plants("jaxpar/parity/_loops/shapes.py",
         ('{start + 1} on', '{start} on', "tests/test_other_loops.py::test_a_mistake_is_named[steps_of_another_size]"),
         ('np.pi / np.arccos(half)', 'np.pi / half', "tests/test_other_loops.py::test_a_mistake_is_named[a_warm-up_and_a_cosine]"),
-        ('if values == [1.0, 0.0]:', 'if values == [0.0, 0.0]:', "tests/test_other_runs.py::test_a_difference_is_named[frozen_midway_in_the_other]"),
+        ('if ends == [1.0, 0.0]:', 'if ends == [0.0, 0.0]:', "tests/test_other_loops.py::test_a_mistake_is_named[frozen_midway_in_JAX]"),
     ),
     *plants("jaxpar/parity/_loops/reading.py",
         ('if len(distinct) == 1:', 'if False:', "tests/test_other_loops.py::test_a_mistake_is_named[parts_that_are_clipped_apart]"),

@@ -29,7 +29,7 @@ def rate_changes(torch_rates: Rates, result: Fit) -> tuple[str, ...] | None:
     # A schedule may count all updates, or those alone that are not skipped.
     for rows in (list(different.values()), [_taken(*table) for table in different.values()]):
         for text, change in _candidates(min(len(q) for q, _, _ in rows)):
-            if all(_fits(change(q), r, bound) for q, r, bound in rows):
+            if all(_fits(change(q), r, bound, q) for q, r, bound in rows):
                 return (text + _whose(different, tables),)
     ratio = _common_ratio(different.values())
     if ratio == 0:
@@ -84,10 +84,14 @@ def _equal(q: np.ndarray, r: np.ndarray, bound: np.ndarray) -> bool:
         return bool((unknown | (np.abs(q - r) <= NEAR * largest + bound)).all())
 
 
-def _fits(q: np.ndarray, r: np.ndarray, bound: np.ndarray) -> bool:
-    """Whether the rates are equal, with enough of them certain that they are not so by chance."""
-    certain = np.isfinite(q) & np.isfinite(r) & np.isfinite(bound)
-    return certain.sum() >= LEAST and _equal(q, r, bound)
+def _fits(changed: np.ndarray, r: np.ndarray, bound: np.ndarray, q: np.ndarray) -> bool:
+    """Whether changed rates are JAX's: enough to exclude chance, and some that differ from torch's."""
+    certain = np.isfinite(changed) & np.isfinite(r) & np.isfinite(bound)
+    return (
+        certain.sum() >= LEAST
+        and _equal(changed, r, bound)
+        and not _equal(q[certain], r[certain], bound[certain])
+    )
 
 
 def _common_ratio(tables: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> float | None:

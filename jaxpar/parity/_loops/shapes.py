@@ -28,9 +28,10 @@ def ratio_pieces(q: np.ndarray, r: np.ndarray) -> str:
     if len(finite) < LEAST or not 2 <= len(starts) <= min(MOST, len(finite) // 2):
         return ""
     values = [float(ratios[i]) for i in starts]
-    if values == [1.0, 0.0]:
+    ends = [round(value, 6) for value in values]
+    if ends == [1.0, 0.0]:
         return f"torch trains it in all updates (JAX in the first {starts[1]} alone)"
-    if values == [0.0, 1.0]:
+    if ends == [0.0, 1.0]:
         return f"torch trains it in all updates (JAX from update {starts[1] + 1} on)"
     texts = [
         f"{value:.6g} times as large from update {start + 1} on"
