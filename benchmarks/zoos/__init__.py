@@ -1,0 +1,1 @@
+"""Models of JAX libraries beside the torch models that they follow."""
