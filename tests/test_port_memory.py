@@ -10,6 +10,7 @@ from jaxpar import parity
 from jaxpar.parity._port.proof import remembers
 
 FORGOTTEN = {
+    "Contexts": ("self.table",),
     "Guarded": ("self.distances", "if "),
     "Rotary": ("_length", "self._s", "self._c", "if "),
     "Early": ("self.angles", "if "),

@@ -196,4 +196,4 @@ def in_whole_files(plant: Plant, root: Path = ROOT) -> Plant:
         )
     running = dict.fromkeys(re.findall(r"tests/[^:]+", plant.tests))
     files = dict.fromkeys([*list(running)[:RUNNING], *(file for _, _, file in sorted(ranked)[:ALIKE])])
-    return dataclasses.replace(plant, tests=f'-m "not long" {" ".join(files)}')
+    return dataclasses.replace(plant, tests=f'-m "not long or full" {" ".join(files)}')

@@ -10,6 +10,24 @@ def exists(value):
     return value is not None
 
 
+class Contexts(nn.Module):
+    """A table that is set inside of a context."""
+
+    inputs = ((2, 3, 4),)
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.linear, self.table = nn.Linear(width, width), None
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.table = torch.arange(x.shape[1], dtype=x.dtype)[:, None]
+        return self.linear(x) * self.shifted()
+
+    def shifted(self):
+        return self.table + 1
+
+
 class Guarded(nn.Module):
     """A table for one length, which a method reads that the call does not give it to."""
 
