@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import functools
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -135,6 +137,28 @@ def test_no_circles_between_files():
     for start in above:
         for circle in circles(start, above):
             raise AssertionError("a circle: " + " -> ".join(".".join(m) for m in circle))
+
+
+IMPORTING = """
+import importlib, os, sys
+import flax.linen, flax.nnx, optax, torch
+
+for module in sys.argv[1:]:
+    child = os.fork()
+    if not child:
+        importlib.import_module(module)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, module
+"""
+
+
+@pytest.mark.slow
+def test_every_module_of_parity_can_be_imported_first():
+    """A file imports the packages of what it imports, whose circles the law of files does not see."""
+    files = [path.relative_to(ROOT).with_suffix("") for path in (ROOT / "jaxpar/parity").rglob("*.py")]
+    names = sorted(".".join(path.parts).removesuffix(".__init__") for path in files)
+    done = subprocess.run([sys.executable, "-c", IMPORTING, *names], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
 
 
 def test_parity_is_an_island():

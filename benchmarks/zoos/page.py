@@ -30,7 +30,8 @@ where FOLDER holds the libraries' checkouts, and nothing of them is part of jaxp
 
 Both models of a pair have the same small settings, a batch of 2, and torch's weights and statistics, shaken
 so that no scale is 1 and no bias 0. Outputs and gradients of one call are compared at the semantic level, in
-float64, in the mode of evaluation."""
+float64, in the mode of evaluation. No seed drew what was asked: the files were asked library by library, as
+far as time went."""
 
 RESULTS = """\
 ## What was said

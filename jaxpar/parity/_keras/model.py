@@ -11,7 +11,7 @@ from flax import nnx
 
 from ..._typing import PyTree
 from ..._upstream.keras_layers import members
-from .._weights.adapted_model import AdaptedModel, Node
+from .._adapted_model import AdaptedModel, Node
 from .calls import intercepted
 
 

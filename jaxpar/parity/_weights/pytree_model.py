@@ -16,8 +16,8 @@ from flax import linen, nnx
 
 from ..._typing import PyTree
 from ..._upstream.keras_layers import is_of_keras
+from .._adapted_model import AdaptedModel
 from .._keras.model import KerasModel
-from .adapted_model import AdaptedModel
 
 
 class PytreeModel(AdaptedModel):

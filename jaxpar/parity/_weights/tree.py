@@ -22,8 +22,8 @@ import jaxpar
 from ..._rulebook import Rule, rule_for
 from ..._typing import PyTree, Shape
 from ...errors import MatchError
+from .._adapted_model import AdaptedModel, Node
 from .._keras.model import KerasModel
-from .adapted_model import AdaptedModel, Node
 from .copying import placed_like
 from .pytree_model import as_flax
 
