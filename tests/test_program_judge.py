@@ -343,7 +343,7 @@ UNUSABLE = {
 def test_the_command_names_a_file_that_it_cannot_use_once(source, tmp_path):
     file = tmp_path / "train.py"
     file.write_text(source)
-    result = CliRunner().invoke(cli, ["program", f"{file}:make", "--on", "cpux2"])
+    result = CliRunner().invoke(cli, ["program", f"{file}:make", "--on", "cpux8"])
     assert result.exit_code == 2
     assert result.output.count("train.py") == 1
     assert UNUSABLE[source] in result.output

@@ -341,7 +341,7 @@ CALLS: dict[str, dict[str, Any]] = {
         "linear": nnx.Linear(3, 5, rngs=rngs()),
         "embedding": nn.Embedding(5, 3, rngs=rngs()),
     },
-    "Upsample": {"scale_factor": 2.0},
+    "Upsample": {"size": 4},
     "TransformerEncoder": lambda: {"encoder_layer": nn.TransformerEncoderLayer(4, 2, 8, rngs=rngs())},
     "TransformerDecoder": lambda: {"decoder_layer": nn.TransformerDecoderLayer(4, 2, 8, rngs=rngs())},
     "cross_entropy": {"x": series(2, 4)},

@@ -118,6 +118,8 @@ def check_interpolation(
     if (size is None) == (scale_factor is None):
         problem = "either" if size is None else "only one of"
         raise ValueError(f"{problem} size or scale_factor should be defined")
+    if size is not None and min(size if isinstance(size, Sequence) else (size,)) <= 0:
+        raise ValueError(f"Input and output sizes should be greater than 0, but got output {size}")
     if recompute_scale_factor and size is not None:
         raise ValueError("recompute_scale_factor is not meaningful with an explicit size.")
     if antialias and mode not in ("bilinear", "bicubic", "lanczos"):
