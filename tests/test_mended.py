@@ -268,6 +268,7 @@ from jax import nn
 """
 NEIGHBOURS = [
     ("return x - y", "return y - x"),
+    ("return self.a(x) - y", "return y - self.a(x)"),
     ("return x + y", "return x - y"),
     ("return x / (y + 1)", "return x / y"),
     ("return x + y * y", "return (x + y) * y"),
@@ -289,6 +290,7 @@ NEIGHBOURS = [
     ("return x", "return x.mean(-1, keepdims=True)"),
     ("return jnp.arange(4)", "return jnp.arange(4) + 1"),
     ("return jnp.einsum('ij,jk->ik', x, y)", "return jnp.einsum('ij,kj->ik', x, y)"),
+    ("return jnp.einsum('ij,jk->ik', x, y)", "return jnp.einsum('ij,jk->ij', x, y)"),
     ("return jnp.concatenate([-x, y])", "return jnp.concatenate([x, -y])"),
     ("return jnp.concatenate([x, y])", "return jnp.concatenate([y, x])"),
     ("return x.transpose(0, 2, 1)", "return x.transpose(1, 2, 0)"),
