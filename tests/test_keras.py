@@ -243,6 +243,20 @@ def test_a_model_without_variables_is_refused():
         parity.compare(torch.nn.Linear(6, 2), keras.Sequential([L.Dense(2)]), TWO[0])
 
 
+def test_a_model_that_was_never_called_is_refused_although_a_layer_has_variables():
+    class Halfway(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = L.Dense(2), L.Dense(2)
+            self.first.build((None, 6))
+
+        def call(self, x):
+            return self.second(self.first(x))
+
+    with pytest.raises(TypeError, match="Halfway is a Keras model without variables yet"):
+        parity.compare(torch.nn.Linear(6, 2), Halfway(), TWO[0])
+
+
 def test_a_model_marked_as_built_whose_layers_have_no_variables_is_refused():
     class Subclassed(keras.Model):
         def __init__(self):
