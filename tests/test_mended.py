@@ -21,7 +21,7 @@ from jaxpar.parity._trace.reading import read
 from jaxpar.parity.contract.checking import check
 from jaxpar.parity.contract.entry_points import judged
 from jaxpar.parity.contract.making import make
-from jaxpar.parity.contract.neighbour_search import NeighbourSearch, written
+from jaxpar.parity.contract.neighbour_search import NeighbourSearch, limited, written
 from jaxpar.parity.contract.neighbours import Surroundings, neighbours
 from jaxpar.parity.contract.plain_edits import RULES, numbers, plain_edits
 from jaxpar.parity.contract.plain_run import CALL, LINES, lines_before
@@ -536,3 +536,20 @@ def run(source: str, module: nnx.Module, arguments: dict, bug: bugs.bug.Bug) -> 
     nnx.update(port, nnx.state(module, nnx.Param))
     outputs = port(*map(np.asarray, arguments["inputs"]))
     return defined["loss"](outputs, *arguments["targets"]) if bug.case.loss else outputs
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_limit_outlasts_an_error_that_python_swallows():
+    """What a destructor raises is printed and lost, the limit's TimeoutError included."""
+
+    class Slow:
+        def __del__(self):
+            time.sleep(0.3)
+
+    def run():
+        slow = Slow()
+        del slow
+        time.sleep(3)
+
+    with pytest.raises(TimeoutError), limited(0.1):
+        run()

@@ -12,11 +12,13 @@ from typing import Any
 
 from ...errors import FileError
 from .batches import batch_causes
+from .clipping import with_clipped_gradients
 from .envelope import ORDER, PartCurve, Parting, Walk, walked
 from .matching import MatchedNames, matched
 from .operation_types import differences, together
-from .passes import Scene, gradient_causes, loss_causes
+from .passes import gradient_causes, loss_causes
 from .run import TappedRun, read_run
+from .scene import Scene
 from .updates import extra_causes, optimizer_causes, rate_causes, update_causes
 from .world_causes import guesses, world_causes
 from .worlds import WorldSize, compare_ends, compare_ranks, compare_starts, narrow, parsed
@@ -177,19 +179,22 @@ def bisect(
     (0, 'rate', ("run A's rate is not run B's (run B's is 2 times as large)",))
     """
     pair = None if worlds is None else (parsed(worlds[0]), parsed(worlds[1]))
-    runs = read_run(a), read_run(b)
-    third = None if nudged is None else read_run(nudged)
-    _check(runs[0], runs[1])
-    if third is not None:
-        _check(runs[0], third)
-    paired = matched(*runs, names)
-    nudged_names = None if third is None else matched(runs[0], third, None)
-    walk = walked(*runs, paired, third, nudged_names, one_program=pair is not None)
+    runs = [read_run(folder) for folder in (a, b, nudged) if folder is not None]
+    for run in runs[1:]:
+        _check(runs[0], run)
+    paired = matched(runs[0], runs[1], names)
+    clips_later = None
+    if pair is None:
+        runs, clips_later = with_clipped_gradients(runs, paired)
+    one, other = runs[:2]
+    third = None if nudged is None else runs[2]
+    nudged_names = None if third is None else matched(one, third, None)
+    walk = walked(one, other, paired, third, nudged_names, pair is not None, clips_later)
     if pair is not None:
-        compare_ends(*runs, walk)
-        compare_ranks(*runs, walk)
-        compare_starts(*runs, paired, walk)
-    result = _judged(*runs, paired, walk, pair)
+        compare_ends(one, other, walk)
+        compare_ranks(one, other, walk)
+        compare_starts(one, other, paired, walk)
+    result = _judged(one, other, paired, walk, pair)
     return result if worlds is None else _labelled(result, worlds)
 
 

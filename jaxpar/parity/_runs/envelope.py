@@ -61,6 +61,7 @@ class Walk:
     level: float  # the largest difference before the parting, in units of what one step loses
     unit: float
     noise: set[str] = field(default_factory=set)  # parameters whose gradients are rounding alone
+    clips_later: bool | None = None  # whether a run clips gradients after they are tapped, if updates show it
 
     def tolerance(self, part: str) -> float:
         return LOSING[part] * self.unit * self.level * LEAP
@@ -85,11 +86,12 @@ def walked(
     nudged: TappedRun | None,
     nudged_names: MatchedNames | None,
     one_program: bool = False,
+    clips_later: bool | None = None,
 ) -> Walk:
     """Compare the steps that both runs have; of `one_program` no difference of libraries is allowed."""
     steps = sorted(a.steps.keys() & b.steps.keys())
     unit = unit_of(a, b)
-    walk = Walk(steps, {}, [], [], 1.0, unit)
+    walk = Walk(steps, {}, [], [], 1.0, unit, clips_later=clips_later)
     parted: dict[str, Parting] = {}
     growth, spread = 2.0, dict.fromkeys(ORDER, 0.0)
     for k in steps:
@@ -112,7 +114,11 @@ def walked(
             curve.allowed.append(allowed)
             if not distance <= allowed:
                 excess.append(Parting(part, k, leaf, *values, distance, allowed))
-        if not one_program and _is_scaled(excess, (a.before(k), b.before(k), x, y), names):
+        if (
+            not one_program
+            and clips_later is not False
+            and _is_scaled(excess, (a.before(k), b.before(k), x, y), names)
+        ):
             walk.scaled.append(k)
             excess = excess[1:]
         for parting in excess:

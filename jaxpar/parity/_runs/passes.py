@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from .casts import representable
+from .clipping import clip_cause
 from .digests import sample_indices
-from .envelope import UNITS, Walk, common_factor
-from .matching import Aligned, MatchedNames
-from .run import LARGEST, LEAST, NORM, Table, TappedRun
+from .envelope import UNITS, common_factor
+from .matching import Aligned
+from .run import NORM, TappedRun
+from .scene import Scene
 
 NOISE = 1e-4
 """A gradient so much smaller than the others is rounding."""
@@ -20,32 +21,6 @@ NEAR_ONE = 0.05
 
 FAR = 0.1
 """A change of a gradient's element, relative to its array, that is too large for a smaller type."""
-
-FORMS = ("the global norm", "the values", "the norm of each array")
-"""What a limit of gradients may be about."""
-
-
-@dataclass(frozen=True)
-class Scene:
-    """Two runs and the step in which they part."""
-
-    a: TappedRun
-    b: TappedRun
-    names: MatchedNames
-    walk: Walk
-    step: int
-
-    def aligned(self, part: str, step: int | None = None) -> Aligned:
-        k = self.step if step is None else step
-        return Aligned(part, self.a.steps[k], self.b.steps[k], self.names)
-
-    def before(self) -> Aligned:
-        """Return the parameters with which both runs begin the step."""
-        return Aligned("parameters", self.a.before(self.step), self.b.before(self.step), self.names)
-
-    @property
-    def later(self) -> list[int]:
-        return [k for k in self.walk.steps if k >= self.step]
 
 
 def loss_causes(scene: Scene) -> list[str]:
@@ -244,7 +219,7 @@ def gradient_causes(scene: Scene) -> list[str]:
             ]
     if causes := list(_zero_causes(aligned)):
         return causes
-    if cause := _clip_cause(scene, aligned):
+    if cause := clip_cause(scene):
         return [cause]
     factor, residue = common_factor(aligned)
     if residue <= tolerance < abs(factor - 1):
@@ -273,53 +248,6 @@ def _zero_causes(aligned: Aligned) -> Iterator[str]:
         if zero.any() and not zero.all():
             leaves = [aligned.names[j] for j in np.flatnonzero(zero)]
             yield f"{listed(leaves)} has no gradient in run {name}: frozen, or cut off (stop_gradient)"
-
-
-def _clip_cause(scene: Scene, aligned: Aligned) -> str:
-    """Name a limit that the gradients of one run, or of each run, meet in several steps."""
-    limits = gradient_limits(scene)
-    for i, form in enumerate(FORMS):
-        one, other = limits[0][i], limits[1][i]
-        if one and other:
-            if abs(one - other) <= 1e-4 * one:
-                if abs(one - other) > 1e-12 * one:
-                    return f"both clip {form} at {one:.4g}; one by the norm + 1e-6, one by the norm alone"
-                continue
-            return f"run A clips {form} at {one:.4g}, run B at {other:.4g}"
-    kinds = [next((i for i in range(3) if limit[i]), None) for limit in limits]
-    texts = [
-        None if kind is None else f"clips {FORMS[kind]} at {limits[side][kind]:.4g}"
-        for side, kind in enumerate(kinds)
-    ]
-    if texts[0] and texts[1]:
-        return "" if kinds[0] == kinds[1] else f"run A {texts[0]}, run B {texts[1]}"
-    if not texts[0] and not texts[1]:
-        return ""
-    side = 0 if texts[0] else 1
-    return f"run {'AB'[side]} {texts[side]}; run {'BA'[side]} does not"
-
-
-def gradient_limits(scene: Scene) -> list[list[float]]:
-    """Return each run's limits of FORMS; 0 means no limit."""
-    limits = []
-    for run in (scene.a, scene.b):
-        steps = [run.steps[k].parts for k in scene.walk.steps]
-        rows = [magnitudes(parts["gradients"]) for parts in steps if "gradients" in parts]
-        limits.append([_met(np.array(column)) for column in zip(*rows, strict=True)] or [0.0] * len(FORMS))
-    return limits
-
-
-def magnitudes(table: Table) -> tuple[float, float, float]:
-    """Return the magnitudes of FORMS in one step."""
-    norms, extremes = table.values[:, NORM], table.values[:, [LEAST, LARGEST]]
-    return float(np.linalg.norm(norms)), float(np.abs(extremes).max()), float(norms.max())
-
-
-def _met(values: np.ndarray) -> float:
-    """Return the largest value if several steps have it, to torch's 1e-6, and none is larger."""
-    values = values[np.isfinite(values)]
-    largest = float(values.max(initial=0.0))
-    return largest if largest and (values >= largest * (1 - 2e-5)).sum() >= 2 else 0.0
 
 
 def _partial_causes(scene: Scene, aligned: Aligned, tolerance: float) -> Iterator[str]:

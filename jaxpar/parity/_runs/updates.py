@@ -6,36 +6,28 @@ Sampled elements are a small training by themselves.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from .._loops.averages import average_cause
-from .._loops.changes import changes
 from .._loops.explaining import Explainer
-from .._loops.fitting import EXACT, Fit, fit, misfit
+from .._loops.fitting import Fit
 from .._loops.rates import first_rates, rate_changes
-from .._loops.reading import KINDS, settings_of
-from .._loops.recipe import USUAL, Recipe
 from .._loops.runs import Run
-from .._loops.solving import solutions
 from .._loops.wording import renamed
 from .matching import Aligned, plain_name
-from .passes import Scene, cast_causes, listed, mode_causes, unchanged
+from .passes import cast_causes, listed, mode_causes, unchanged
+from .sampled_updates import precision, sampled_updates, samples
+from .scene import Scene
 
 STEPS = 48
 """At most so many updates are searched for an explanation."""
-
-FLOAT32 = 2e-5
-"""The relative error of an update that float32 leaves."""
 
 RUNS = ("run A", "run B")
 """What sentences of `compare_loops` have for torch and for JAX."""
 
 VARIANCES = ("var", "running_var")
-
-Arrays = Mapping[str, np.ndarray]
 
 
 def rate_causes(scene: Scene) -> list[str]:
@@ -109,139 +101,25 @@ def _different_settings(scene: Scene) -> list[str]:
 
 
 def _recipes(scene: Scene) -> list[str]:
-    trajectories = [_sampled_updates(scene, side) for side in (0, 1)]
-    if trajectories[0] is None or trajectories[1] is None:
+    first = scene.walk.steps.index(scene.step)
+    steps = scene.walk.steps[: max(first + 12, 16)][:STEPS]
+    if first + 2 > STEPS:
         return []
-    pair = (trajectories[0], trajectories[1])
-    runs = RUNS
+    a, b = (sampled_updates(run, scene.names, i, steps) for i, run in enumerate((scene.a, scene.b)))
+    if a is None or b is None:
+        return []
     # Sentences begin with the run in which parameters have no gradient for some updates.
-    if pair[1].absences and not pair[0].absences:
-        pair, runs = (pair[1], pair[0]), RUNS[::-1]
-    tolerance, unit = (EXACT, 2.0**-52) if scene.walk.unit < 2.0**-30 else (FLOAT32, scene.walk.unit)
-    recipe = pair[0].recipe(tolerance, unit)
-    if recipe is None:
+    pair, runs = ((b, a), RUNS[::-1]) if b.absences and not a.absences else ((a, b), RUNS)
+    explained = pair[0].explained(scene.walk.unit)
+    if explained is None:
         return []
-    rates = fit(recipe, pair[0].gradients, pair[0].weights, pair[0].groups, tolerance, unit)
-    if not rates.complete:
-        return []
+    recipe, rates = explained
+    tolerance, unit = precision(scene.walk.unit)
     explainer = Explainer(pair[1].gradients, pair[1].weights, rates.rates, tolerance, unit)
     if explainer.same(recipe, pair[0].groups):
         return []
     texts = [explainer.causes(recipe, pair[0].groups, depth) for depth in (1, 2)]
     return [renamed(text, *runs) for text in texts[0] or texts[1]]
-
-
-@dataclass(frozen=True)
-class SampledUpdates:
-    """The sampled gradients of each update, the parameters before the first and after each, and settings."""
-
-    gradients: list[Arrays]
-    weights: list[Arrays]
-    settings: list[Mapping[str, Mapping[str, Any]]]  # of a torch optimizer, by update
-    absences: Mapping[str, tuple[bool, ...]]  # whether each update lacks a parameter's gradient
-
-    @property
-    def groups(self) -> list[list[int]]:
-        return [[i] for i in range(len(self.gradients))]
-
-    def recipe(self, tolerance: float, unit: float) -> Recipe | None:
-        """Return the recipe of a torch optimizer whose settings were tapped, or one that fits."""
-        return self._read() or self._fitting(tolerance, unit)
-
-    def _read(self) -> Recipe | None:
-        settings: dict[str, dict[str, Any]] = {}
-        for name in self.weights[0]:
-            groups = [members.get(name, {}) for members in self.settings]
-            if any(group.get("kind") not in KINDS for group in groups):
-                return None
-            course = [settings_of({k: tuple(x) if isinstance(x, list) else x for k, x in group.items()})
-                      for group in groups]  # fmt: skip
-            settings[name] = dict(course[0])
-            absences = self.absences.get(name, (False,) * len(course))
-            if any(absences) or any(x != course[0] for x in course):
-                pairs = zip(course, absences, strict=True)
-                settings[name]["course"] = tuple({"absent": True} if absent else x for x, absent in pairs)
-        kinds = {KINDS[group["kind"]] for members in self.settings for group in members.values()}
-        return Recipe(kinds.pop(), settings) if len(kinds) == 1 else None
-
-    def _fitting(self, tolerance: float, unit: float) -> Recipe | None:
-        """Search for a recipe that makes these updates: the usual ones, and those with a few changes."""
-        followed = self.gradients, self.weights, self.groups
-        courses = {
-            name: {"course": tuple({"absent": True} if absent else {} for absent in absences)}
-            for name, absences in self.absences.items()
-        }
-        frontier = [
-            Recipe(kind, {name: {**usual, **courses.get(name, {})} for name in self.weights[0]})
-            for kind, usual in USUAL.items()
-        ]
-        for _ in range(4):
-            for recipe in frontier:
-                result = fit(recipe, *followed, tolerance, unit)
-                if result.complete and _plausible(result):
-                    return recipe
-            best = sorted(frontier, key=lambda recipe: misfit(recipe, *followed))[:2]
-            frontier = [changed for recipe in best for changed in _varied(recipe)]
-            frontier += [changed for _, changed in solutions(best[0], *followed)]
-        return None
-
-
-def _sampled_updates(scene: Scene, side: int) -> SampledUpdates | None:
-    run = (scene.a, scene.b)[side]
-    pairs = scene.names.pairs.get("parameters", [])
-    translated = [pair for pair in pairs if pair in scene.names.pairs.get("gradients", [])]
-    first = scene.walk.steps.index(scene.step)
-    steps = scene.walk.steps[: max(first + 12, 16)][:STEPS]
-    if first + 2 > STEPS or "parameters" not in run.start.parts or not translated:
-        return None
-    weights: list[Arrays] = [_samples(run.start.parts["parameters"], translated, side)]
-    gradients: list[Arrays] = []
-    settings: list[Mapping[str, Mapping[str, Any]]] = []
-    groups = run.settings
-    for k in steps:
-        parts = run.steps[k].parts
-        if "gradients" not in parts or "parameters" not in parts:
-            return None
-        weights.append(_samples(parts["parameters"], translated, side))
-        zeros = {name: np.zeros_like(x) for name, x in weights[0].items()}
-        gradients.append(zeros | _samples(parts["gradients"], translated, side))
-        groups = run.steps[k].settings or groups
-        settings.append({pair[0]: groups[pair[side]] for pair in translated if pair[side] in groups})
-    absences = {
-        pair[0]: tuple(pair[side] not in run.steps[k].parts["gradients"].names for k in steps)
-        for pair in translated
-    }
-    return SampledUpdates(gradients, weights, settings, {k: x for k, x in absences.items() if any(x)})
-
-
-def _samples(table: Any, pairs: list[tuple[str, str]], side: int) -> dict[str, np.ndarray]:
-    present = [pair for pair in pairs if pair[side] in table.names]
-    rows = table.rows([pair[side] for pair in present]).samples
-    return {pair[0]: row for pair, row in zip(present, rows, strict=True)}
-
-
-def _plausible(result: Fit) -> bool:
-    """Whether all parameters have the same rate, as almost every loop has."""
-    for rates in zip(*result.rates.values(), strict=True):
-        finite = [rate for rate in rates if np.isfinite(rate)]
-        if finite and max(finite) - min(finite) > 1e-3 * max(map(abs, finite)):
-            return False
-    return True
-
-
-def _varied(recipe: Recipe) -> Iterator[Recipe]:
-    for _, changed in changes(recipe, [[0]]):
-        if changed.clip == recipe.clip and changed.factor == recipe.factor:
-            yield changed
-    if recipe.kind in ("sgd", "rmsprop") and not next(iter(recipe.settings.values()))["momentum"]:
-        yield from (recipe.with_settings(momentum=m) for m in (0.9, 0.99, 0.95, 0.5, 0.8))
-    # "No decay for biases and norms" is the usual grouping; sampled arrays keep no shape, so names tell.
-    for decay in (0.1, 0.01, 1e-4, 5e-4, 0.05):
-        settings = {
-            name: {**old, "weight_decay": decay if name.endswith(("weight", "kernel", "embedding")) else 0.0}
-            for name, old in recipe.settings.items()
-        }
-        yield replace(recipe, settings=settings)
 
 
 def extra_causes(scene: Scene) -> list[str]:
@@ -286,8 +164,8 @@ def _average_causes(scene: Scene) -> Iterator[str]:
         if any("extra" not in x.parts for x in tables[1:]):
             return
         names = {pair: str(other and other[0]) for pair, other in pairs.items()}
-        weights = [_samples(x.parts["parameters"], list(filter(None, pairs.values())), side) for x in tables]
-        rows = [_samples(x.parts["extra"], list(pairs), side) for x in tables[1:]]
+        weights = [samples(x.parts["parameters"], list(filter(None, pairs.values())), side) for x in tables]
+        rows = [samples(x.parts["extra"], list(pairs), side) for x in tables[1:]]
         averages.append([{names[pair]: row[pair[0]] for pair in pairs} for row in rows])
         runs.append(Run(weights=weights))
     if cause := average_cause(averages[0], runs[0], averages[1], runs[1], scene.walk.unit):

@@ -7,9 +7,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from .batches import sequence
+from .clipping import FORMS, gradient_limits, magnitudes
 from .envelope import Parting, common_factor
-from .passes import FORMS, Scene, gradient_limits, listed, magnitudes
+from .passes import listed
 from .run import TappedStep
+from .scene import Scene
 from .worlds import START, WorldSize, processes_apart, row_count
 
 IGNORED = (0, -100, -1)
@@ -205,7 +207,7 @@ def _gradient_causes(scene: Scene, worlds: tuple[WorldSize, WorldSize]) -> Itera
 
 def _clipped_parts(scene: Scene) -> Iterator[str]:
     """Name clipping before the mean: run A meets a limit, and run B's mean of clipped parts stays lower."""
-    limits = gradient_limits(scene)[0]
+    limits = gradient_limits(scene.a, scene.walk.steps)
     largest = [magnitudes(run.steps[scene.step].parts["gradients"]) for run in (scene.a, scene.b)]
     for i, form in enumerate(FORMS):
         limit = limits[i]

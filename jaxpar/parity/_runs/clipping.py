@@ -1,0 +1,213 @@
+"""Limits of gradients, and gradients that a run taps before it clips them, as in a chain of optax."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .._loops.fitting import Fit
+from .digests import COLUMNS
+from .envelope import unit_of
+from .matching import Aligned, MatchedNames
+from .run import BITS, LARGEST, LEAST, MEAN, NORM, Table, TappedRun
+from .sampled_updates import sampled_updates
+from .scene import Scene
+
+FORMS = ("the global norm", "the values", "the norm of each array")
+"""What a limit of gradients may be about."""
+
+STEPS = 16
+"""Updates that show whether a run clips after its gradients are tapped."""
+
+EVEN, CLEARLY = 1e-3, 10.0
+"""Rates whose ratio varies by less follow one schedule, if other rates vary `CLEARLY` times as much."""
+
+
+def clip_cause(scene: Scene) -> str:
+    """Name a limit that the gradients of one run, or of each run, meet in several steps."""
+    limits = [gradient_limits(run, scene.walk.steps) for run in (scene.a, scene.b)]
+    for i, form in enumerate(FORMS):
+        one, other = limits[0][i], limits[1][i]
+        if one and other:
+            if abs(one - other) <= 1e-4 * one:
+                if abs(one - other) > 1e-12 * one:
+                    return f"both clip {form} at {one:.4g}; one by the norm + 1e-6, one by the norm alone"
+                continue
+            return f"run A clips {form} at {one:.4g}, run B at {other:.4g}"
+    kinds = [next((i for i in range(3) if limit[i]), None) for limit in limits]
+    texts = [
+        None if kind is None else f"clips {FORMS[kind]} at {limits[side][kind]:.4g}"
+        for side, kind in enumerate(kinds)
+    ]
+    if texts[0] and texts[1]:
+        return "" if kinds[0] == kinds[1] else f"run A {texts[0]}, run B {texts[1]}"
+    if not texts[0] and not texts[1]:
+        return ""
+    side = 0 if texts[0] else 1
+    shown = scene.walk.clips_later is False
+    does_not = "does not" if shown else "does not, or clips after its gradients are tapped"
+    return f"run {'AB'[side]} {texts[side]}; run {'BA'[side]} {does_not}"
+
+
+def gradient_limits(run: TappedRun, steps: Sequence[int]) -> list[float]:
+    """Return a run's limits of FORMS; 0 means no limit."""
+    parts = [run.steps[k].parts for k in steps]
+    rows = [magnitudes(part["gradients"]) for part in parts if "gradients" in part]
+    return [_met(np.array(column)) for column in zip(*rows, strict=True)] or [0.0] * len(FORMS)
+
+
+def magnitudes(table: Table) -> tuple[float, float, float]:
+    """Return the magnitudes of FORMS in one step."""
+    norms, extremes = table.values[:, NORM], table.values[:, [LEAST, LARGEST]]
+    return float(np.linalg.norm(norms)), float(np.abs(extremes).max()), float(norms.max())
+
+
+def _met(values: np.ndarray) -> float:
+    """Return the largest value if several steps have it, to torch's 1e-6, and none is larger."""
+    values = values[np.isfinite(values)]
+    largest = float(values.max(initial=0.0))
+    return largest if largest and (values >= largest * (1 - 2e-5)).sum() >= 2 else 0.0
+
+
+# ------------------------------------------------------------------------ gradients tapped before clipping
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """A limit of FORMS; `eps` is added to a norm by which gradients are divided."""
+
+    form: int
+    limit: float
+    eps: float = 0.0
+
+    def of_run(self, run: TappedRun) -> TappedRun:
+        """Return the run with the gradients of each step clipped."""
+        steps = {}
+        for k, step in run.steps.items():
+            table = step.parts.get("gradients")
+            parts = {**step.parts, "gradients": self.of_table(table)} if table else step.parts
+            steps[k] = replace(step, parts=parts)
+        return replace(run, steps=steps)
+
+    def of_table(self, table: Table) -> Table:
+        """Return the statistics of clipped gradients; norms and means of clipped values stay as they are."""
+        values = table.values.copy()
+        if FORMS[self.form] == "the values":
+            columns = [LEAST, LARGEST, *range(len(COLUMNS), values.shape[1])]
+            values[:, columns] = np.clip(values[:, columns], -self.limit, self.limit)
+        else:
+            norms = values[:, NORM]
+            if FORMS[self.form] == "the global norm":
+                norms = np.full_like(norms, np.linalg.norm(norms))
+            factors = np.minimum(self.limit / np.maximum(norms + self.eps, 1e-300), 1.0)
+            values[:, np.arange(values.shape[1]) != BITS] *= factors[:, None]
+        return replace(table, values=values)
+
+
+def with_clipped_gradients(runs: list[TappedRun], names: MatchedNames) -> tuple[list[TappedRun], bool | None]:
+    """Return run A, run B and perhaps run A nudged, and whether one clips after gradients are tapped.
+
+    Gradients that are tapped before are clipped. None means that no run does, or that nothing shows it.
+    """
+    a, b = runs[:2]
+    steps = sorted(a.steps.keys() & b.steps.keys())
+    limits = [gradient_limits(run, steps) for run in runs]
+    for side, (run, other) in enumerate(((a, b), (b, a))):
+        form = next((i for i, limit in enumerate(limits[1 - side]) if limit), None)
+        if form is None or any(limits[side]):
+            continue
+        later, clipping = _later((run, other), names, side, Clipping(form, limits[1 - side][form]))
+        if not later:
+            return runs, later
+        note = (
+            f"run {'AB'[side]} taps gradients before it clips {FORMS[form]} at {clipping.limit:.4g}, as its "
+            "updates show: they are compared as they are clipped"
+        )
+        clipped = clipping.of_run(run)
+        if FORMS[form] == "the values":
+            _take_statistics(clipped, other, names, side)
+            note += ", by the sampled elements"
+        clipped = replace(clipped, notes=[*run.notes, note])
+        nudged = [x if side else clipping.of_run(x) for x in runs[2:]]
+        return [*((other, clipped) if side else (clipped, other)), *nudged], True
+    return runs, None
+
+
+def _later(
+    runs: tuple[TappedRun, TappedRun], names: MatchedNames, side: int, clipping: Clipping
+) -> tuple[bool | None, Clipping]:
+    """Return whether the first run clips after its gradients are tapped, and how; None if nothing shows it.
+
+    An optimizer must explain its updates by the tapped gradients, or else by clipped ones. Where both do,
+    as for SGD with a rate of its own in each step, the rates must follow the schedule.
+    """
+    run, other = runs
+    unit = unit_of(run, other)
+    steps = sorted(run.steps.keys() & other.steps.keys())[:STEPS]
+    tapped = sampled_updates(run, names, side, steps)
+    tables = [run.steps[k].parts["gradients"] for k in steps if "gradients" in run.steps[k].parts]
+    if tapped is None or not any(magnitudes(table)[clipping.form] > clipping.limit for table in tables):
+        return None, clipping
+    rounded = float(f"{clipping.limit:.4g}")  # torch's clipped norms are a little below the limit
+    clippings = [
+        Clipping(clipping.form, limit, eps)
+        for limit in dict.fromkeys((rounded, clipping.limit))
+        for eps in (0.0, 1e-6)
+        if abs(limit - clipping.limit) <= 2e-5 * limit
+    ]
+    clipped = [sampled_updates(x.of_run(run), names, side, steps) or tapped for x in clippings]
+    explanations = (updates.explained(unit) for updates in (tapped, *clipped))
+    explained = next(filter(None, explanations), None)
+    if explained is None:
+        return None, clipping
+    recipe, schedule = explained[0], _schedule(runs, steps)
+    if schedule is None and (updates := sampled_updates(other, names, 1 - side, steps)):
+        result = updates.explained(unit)
+        schedule = _rates(result and result[1])
+    spread = [_unevenness(_rates(updates.fit(recipe, unit)), schedule) for updates in (tapped, *clipped)]
+    plain, later = spread[0], min(spread[1:])
+    near, far = sorted((plain, later))
+    if near == np.inf or not (far == np.inf or (near < EVEN and far > CLEARLY * near)):
+        return None, clipping
+    return later < plain, clippings[spread[1:].index(later)]
+
+
+def _schedule(runs: Sequence[TappedRun], steps: Sequence[int]) -> np.ndarray | None:
+    """Return the rate of each step that a run tapped, if one did."""
+    for run in runs:
+        numbers = [list(run.steps[k].numbers.get("rate", {}).values()) for k in steps]
+        if all(numbers):
+            return np.array([max(rates) for rates in numbers])
+    return None
+
+
+def _rates(fitted: Fit | None) -> np.ndarray | None:
+    """Return the rate of each step, if an optimizer explains all of them."""
+    return None if fitted is None else np.nanmedian(list(fitted.rates.values()), 0)
+
+
+def _unevenness(rates: np.ndarray | None, schedule: np.ndarray | None) -> float:
+    """Return how far the ratio of the rates and a schedule varies; infinity where nothing is explained."""
+    if rates is None:
+        return np.inf
+    with np.errstate(all="ignore"):
+        ratios = rates if schedule is None else rates / schedule
+    ratios = ratios[np.isfinite(ratios)]
+    return float(np.ptp(ratios) / np.abs(ratios).max()) if ratios.any() else np.inf
+
+
+def _take_statistics(clipped: TappedRun, other: TappedRun, names: MatchedNames, side: int) -> None:
+    """Set norms and means, which clipped elements change, to the other run's where the samples agree."""
+    for k in clipped.steps.keys() & other.steps.keys():
+        steps = (other.steps[k], clipped.steps[k]) if side else (clipped.steps[k], other.steps[k])
+        aligned = Aligned("gradients", *steps, names)
+        if not aligned:
+            continue
+        clipped_table, others = (aligned.b, aligned.a) if side else (aligned.a, aligned.b)
+        near = np.abs(clipped_table.samples - others.samples).max(1) <= 1e-4 * aligned.rms
+        table = clipped.steps[k].parts["gradients"]
+        for name, row, agrees in zip(clipped_table.names, others.values, near, strict=True):
+            if agrees:
+                table.values[table.names.index(name), [NORM, MEAN]] = row[[NORM, MEAN]]
