@@ -1,4 +1,4 @@
-"""Limits of gradients, and gradients that a run taps before it clips them, as in a chain of optax."""
+"""Limits of gradients: which ones runs meet, and gradients that are clipped after they are tapped."""
 
 from __future__ import annotations
 
