@@ -313,13 +313,35 @@ NEIGHBOURS = [
 ]
 
 
+LAYERS = """
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.a, self.b = nnx.Linear(4, 4, rngs=rngs), nnx.LayerNorm(4, rngs=rngs)
+        self.attention = nnx.MultiHeadAttention(2, 4, rngs=rngs)
+
+    def __call__(self, x, y):
+        return {}
+"""
+LEFT_OUT = [  # what is left of a call, the call, and whether one edit makes it
+    ("self.attention(x)", "self.b(self.a(self.attention(x)))", True),
+    ("self.attention(x)", "self.attention(x) + self.a(self.b(self.attention(x)))", True),
+    ("self.attention(x)", "self.a(self.a(self.attention(x)))", False),
+    ("self.a(self.b(x))", "self.attention(self.a(self.b(x)), mask=y[..., None])", True),
+    ("self.a(self.b(x))", "self.attention(self.a(self.b(x)), decode=y)", False),
+    ("self.attention(self.b(x))", "jax.nn.gelu(self.a(self.attention(self.b(x))))", True),
+    ("self.attention(self.b(x))", "jax.nn.relu(self.a(y)) * self.attention(self.b(x))", True),
+    ("self.attention(self.b(x))", "self.a(y) + self.attention(self.b(x))", True),
+    ("self.attention(self.a(self.b(x)))", "jax.nn.gelu(self.a(self.attention(self.a(self.b(x)))))", False),
+]
+
+
 def in_class(body: str) -> str:
     init = "    def __init__(self):\n        self.a, self.norm, self.bias = f, f, 1.0\n"
     return f"{HEADER}\n\nclass Net:\n{init}\n    def __call__(self, x, y):\n        {body}\n"
 
 
-def sources(body: str) -> list[str]:
-    code, defined = Code(in_class(body)), dict[str, object]()
+def sources(text: str) -> list[str]:
+    code, defined = Code(text), dict[str, object]()
     exec(HEADER, defined)
     edited = []
     for _, texts in neighbours(Surroundings(code, defined), frozenset(range(99)), frozenset()):
@@ -330,9 +352,15 @@ def sources(body: str) -> list[str]:
     return edited
 
 
+@pytest.mark.parametrize(("left", "whole", "is_made"), LEFT_OUT)
+def test_layers_that_are_bound_and_never_called_are_called(left, whole, is_made):
+    torchs = ast.unparse(ast.parse(HEADER + LAYERS.format(whole)))
+    assert (torchs in sources(HEADER + LAYERS.format(left))) == is_made
+
+
 @pytest.mark.parametrize(("before", "after"), NEIGHBOURS)
 def test_a_mistakes_inverse_is_a_neighbour(before, after):
-    assert ast.unparse(ast.parse(in_class(after))) in sources(before)
+    assert ast.unparse(ast.parse(in_class(after))) in sources(in_class(before))
 
 
 def test_nearer_lines_and_likelier_edits_are_first():

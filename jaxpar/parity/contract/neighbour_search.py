@@ -175,7 +175,9 @@ class NeighbourSearch:
         """Yield the source with the number that makes torch's array, written as shortly as agrees."""
         (node, text), *_ = texts.items()
         is_number = isinstance(node, ast.Constant) and text == FACTOR
-        start = float(node.value) if is_number else 1.0 if "*" in text else 0.0 if "+" in text else None
+        # Of a term or a factor that is added, this is the number that changes nothing.
+        neutral = (1.0 if "*" in text else 0.0 if "+" in text else None) if text.startswith("(") else None
+        start = float(node.value) if is_number else neutral
         x = self._root(changed, start)
         for number in written(x) if x is not None else ():
             yield changed.replace(FACTOR, number)

@@ -62,6 +62,19 @@ class Surroundings:
             return []
         return self.attributes.get(owner, []) if isinstance(owner, ast.ClassDef) else []
 
+    def class_of(self, node: ast.AST, name: str) -> Any:
+        """Return the class of the object that an attribute of self is bound to around a node, or None."""
+        owner = self.owner(node, ast.ClassDef)
+        for assigned in ast.walk(owner) if owner is not None else ():
+            if not isinstance(assigned, ast.Assign):
+                continue
+            targets, values = ([*getattr(x, "elts", [x])] for x in (assigned.targets[0], assigned.value))
+            for target, value in zip(targets, values, strict=False):
+                if is_of_self(target) and target.attr == name and isinstance(value, ast.Call):
+                    made = self.object(value.func)
+                    return made if isinstance(made, type) else None
+        return None
+
     def owner(self, node: ast.AST | None, kind: type[ast.AST]) -> ast.AST | None:
         while node is not None and not isinstance(node, kind):
             node = self.code.parents.get(node)

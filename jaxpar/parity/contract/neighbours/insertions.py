@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import functools
+import inspect
 import itertools
 
 from ..source import Code
@@ -18,6 +20,7 @@ REDUCTIONS = "mean", "sum", "max", "min", "std", "var", "prod"
 AXES = "-1", "1", "0", "2", "(1, 2)", "-2", "(2, 3)"
 INDICES = "[:, None]", "[..., None]", "[None]", "[None, :]", "[::-1]", "[0]", "[:, 0]", "[:, -1]", "[:, ::-1]"
 TURNS = (1, 2), (-1, -2), (2, 3), (0, 1), (1, 3)
+MOST_IN_A_CHAIN = 4
 MASKS = "", "[:, None]", "[..., None]", "[:, None, None]", "[:, None, None, :]"
 
 
@@ -30,7 +33,8 @@ def insertions(code: Code, node: ast.AST, surroundings: Surroundings) -> Edits:
     if isinstance(node, ast.Subscript):
         yield 0, {node: code.operand(node.value)}
     yield from _terms(code, node, operand, surroundings)
-    yield from _called(node, text, surroundings)
+    yield from _called(node, text, operand, surroundings)
+    yield from _unread_layers(node, text, operand, surroundings)
     yield from _methods(node, operand, surroundings)
     yield from _conditions(code, node, operand, surroundings)
 
@@ -53,7 +57,7 @@ def _terms(code: Code, node: ast.expr, operand: str, surroundings: Surroundings)
         yield 1 if form.startswith(("-", "({} ")) else 2, {node: form.format(operand)}
 
 
-def _called(node: ast.expr, text: str, surroundings: Surroundings) -> Edits:
+def _called(node: ast.expr, text: str, operand: str, surroundings: Surroundings) -> Edits:
     for name in surroundings.attributes_at(node):
         if not is_of_self(node):
             yield (0 if name not in surroundings.read else 2), {node: f"self.{name}({text})"}
@@ -62,12 +66,39 @@ def _called(node: ast.expr, text: str, surroundings: Surroundings) -> Edits:
         cost = 1 if name in surroundings.hints or name in ACTIVATIONS[:5] else 2
         if prefix:
             yield cost, {node: f"{prefix}{name}({text})"}
+            if name in surroundings.hints or name in ACTIVATIONS:
+                yield cost + 2, {node: f"{prefix}{name}({FACTOR} * {operand})"}
     if "jax" in surroundings.modules:
         yield 2, {node: f"jax.lax.stop_gradient({text})"}
         yield (1 if "rsqrt" in surroundings.hints else 2), {node: f"jax.lax.rsqrt({text})"}
     functions = {name for name, x in surroundings.defined.items() if _is_of_port(x)}
     for name in sorted(functions):
         yield 1, {node: f"{name}({text})"}
+
+
+def _unread_layers(node: ast.expr, text: str, operand: str, surroundings: Surroundings) -> Edits:
+    """Call layers that the class binds and never calls: one by one, or all one after another."""
+    names = [name for name in surroundings.attributes_at(node) if name not in surroundings.read]
+    classes = {name: surroundings.class_of(node, name) for name in names}
+    calls = {name: vars(layer).get("__call__") for name, layer in classes.items() if layer is not None}
+    layers = {name: call for name, call in calls.items() if call is not None}
+    if is_of_self(node):
+        return
+    for name, call in layers.items():
+        masks = [f"{x}{axes}" for x in surroundings.names_at(node) for axes in MASKS]
+        for keyword in inspect.signature(call).parameters:
+            for mask in masks if "mask" in keyword else ():
+                yield 1, {node: f"self.{name}({text}, {keyword}={mask})"}
+        for activation in ("", *(f"{surroundings.module_with(x)}{x}" for x in ACTIVATIONS)):
+            yield 1, {node: f"{activation}(self.{name}({text}))"}
+            for x in surroundings.names_at(node):  # a gate, or a second branch
+                yield 2, {node: f"({activation}(self.{name}({x})) * {operand})"}
+                yield 2, {node: f"({activation}(self.{name}({x})) + {operand})"}
+    if 1 < len(layers) <= MOST_IN_A_CHAIN:
+        for order in itertools.permutations(layers):
+            chain = functools.reduce(lambda inner, name: f"self.{name}({inner})", order, text)
+            yield 0, {node: chain}
+            yield 0, {node: f"({operand} + {chain})"}
 
 
 def _is_of_port(x: object) -> bool:
