@@ -71,8 +71,8 @@ class Surroundings:
             targets, values = ([*getattr(x, "elts", [x])] for x in (assigned.targets[0], assigned.value))
             for target, value in zip(targets, values, strict=False):
                 if is_of_self(target) and target.attr == name and isinstance(value, ast.Call):
-                    made = self.object(value.func)
-                    return made if isinstance(made, type) else None
+                    bound = self.object(value.func)
+                    return bound if isinstance(bound, type) else None
         return None
 
     def owner(self, node: ast.AST | None, kind: type[ast.AST]) -> ast.AST | None:
