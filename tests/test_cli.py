@@ -5,6 +5,7 @@ import sys
 import time
 
 import pytest
+from click.testing import CliRunner
 
 
 def jaxpar(*args: str) -> subprocess.CompletedProcess[str]:
@@ -74,3 +75,21 @@ def test_misuse_exits_with_2(args: list[str], message: str) -> None:
     assert ended.returncode == 2
     assert message in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("command", ["demo", "parity", "devices", "env"])
+def test_devices_are_started_before_a_command_runs(command, monkeypatch, tmp_path):
+    from jaxpar._cli import main
+
+    counts = []
+
+    def started(count):
+        counts.append(count)
+        raise KeyboardInterrupt  # nothing more of the command runs
+
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    monkeypatch.setattr(main, "start_devices", started)
+    (spec := tmp_path / "spec.py").write_text("")
+    arguments = [command, *([str(spec)] if command == "parity" else []), "--devices", "3"]
+    CliRunner().invoke(main.cli, arguments)
+    assert counts == [3]

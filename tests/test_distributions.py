@@ -301,3 +301,12 @@ def test_python_numbers_take_the_dtype_of_the_arrays():
     assert distributions.Normal(0, jnp.ones(2, jnp.float32)).loc.dtype == jnp.float32
     assert distributions.Bernoulli(1).probs.dtype == jnp.float64
     assert distributions.Normal(0.0, 1.0).batch_shape == distributions.Normal(0.0, 1.0).event_shape == ()
+
+
+def test_integer_arrays_are_parameters_of_floating_point():
+    loc = jnp.arange(3)
+    normal = distributions.Normal(loc, jnp.full(3, 2))
+    assert (normal.mean.dtype, normal.stddev.dtype) == (jnp.result_type(float),) * 2
+    value = jnp.array(0.5)
+    expected = distributions.Normal(loc.astype(float), 2.0).log_prob(value)
+    np.testing.assert_array_equal(normal.log_prob(value), expected)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from jaxpar import parity
 from jaxpar.errors import MatchError
 from jaxpar.parity._weights import links_of
+from jaxpar.parity._weights.fusion import piece_names
 from jaxpar.parity.conversion import Conversion
 
 optax = pytest.importorskip("optax")
@@ -408,3 +409,15 @@ def test_a_file_in_flax_layout():
     assert arrays["layers.gate_up.kernel"].shape == (DEPTH, 4, 12)
     back = conversion.to_torch(arrays)
     assert all(np.array_equal(back[n], x.numpy()) for n, x in theirs.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("path", "suffix", "names"),
+    [
+        ("block.qkv", "weight", ("block.qkv[0].weight", "block.qkv[1].weight")),
+        ("block.table", "", ("block[0].table", "block[1].table")),
+        ("block.attn.in_proj_weight", "", ("block.attn.in_proj[0].weight", "block.attn.in_proj[1].weight")),
+    ],
+)
+def test_pieces_are_named_after_their_whole(path, suffix, names):
+    assert piece_names(path, suffix, 2) == names

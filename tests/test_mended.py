@@ -289,6 +289,8 @@ NEIGHBOURS = [
     ("return self.a(x)", "return self.norm(self.a(x))"),
     ("return x", "return x.mean(-1, keepdims=True)"),
     ("return jnp.arange(4)", "return jnp.arange(4) + 1"),
+    ("return x.reshape(5, -1)", "return x.reshape(10, -1)"),
+    ("return x.reshape(5, -1)", "return x.reshape(25, -1)"),
     ("return jnp.einsum('ij,jk->ik', x, y)", "return jnp.einsum('ij,kj->ik', x, y)"),
     ("return jnp.einsum('ij,jk->ik', x, y)", "return jnp.einsum('ij,jk->ij', x, y)"),
     ("return jnp.concatenate([-x, y])", "return jnp.concatenate([x, -y])"),
@@ -340,16 +342,25 @@ def in_class(body: str) -> str:
     return f"{HEADER}\n\nclass Net:\n{init}\n    def __call__(self, x, y):\n        {body}\n"
 
 
-def sources(text: str) -> list[str]:
+def sources(text: str, hints: str = "") -> list[str]:
     code, defined = Code(text), dict[str, object]()
     exec(HEADER, defined)
     edited = []
-    for _, texts in neighbours(Surroundings(code, defined), frozenset(range(99)), frozenset()):
+    for _, texts in neighbours(Surroundings(code, defined, hints), frozenset(range(99)), frozenset()):
         try:
             edited.append(ast.unparse(ast.parse(code.with_all(texts))))
         except SyntaxError:
             continue
     return edited
+
+
+@pytest.mark.parametrize(
+    ("number", "torchs", "is_made"),
+    [("5", "70", True), ("5", "0.7", False), ("0.5", "0.7", True), ("0.5", "70", True)],
+)
+def test_numbers_of_torchs_source_replace_numbers_of_their_type(number, torchs, is_made):
+    edited = sources(in_class(f"return x * {number}"), f"return y * {torchs}")
+    assert (ast.unparse(ast.parse(in_class(f"return x * {torchs}"))) in edited) == is_made
 
 
 @pytest.mark.parametrize(("left", "whole", "is_made"), LEFT_OUT)

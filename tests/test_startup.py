@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import json
@@ -17,7 +18,7 @@ from click.testing import CliRunner
 from jaxpar._cli.main import cli
 from jaxpar._tools.startup import report
 from jaxpar._tools.startup.clock import BEFORE, COMPILE, MODULES, READ, RUN, TRACE, Clock
-from jaxpar._tools.startup.watching import TIMED
+from jaxpar._tools.startup.watching import TIMED, StartupWatch
 
 # ------------------------------------------------------------------------------------------- the clock
 
@@ -60,6 +61,24 @@ def test_every_second_counts_once(run):
     run(clock)
     assert {key: seconds for key, seconds in clock.seconds.items() if seconds} == CLOCKS[run]
     assert sum(clock.seconds.values()) == next(ticks) - 1
+
+
+def test_the_library_of_an_extension_is_loaded_in_its_imports_phase(tmp_path):
+    """Creating the module loads the library, executing it runs its initialisation."""
+    ticks = iter(range(100))
+    clock = Clock(lambda: float(next(ticks)))
+    (tmp_path / "slow.py").write_text("")
+    with StartupWatch(clock, 1).active():
+        sys.path.insert(0, str(tmp_path))
+        try:
+            spec = sys.meta_path[0].find_spec("slow")
+        finally:
+            sys.path.remove(str(tmp_path))
+        for step in (lambda: spec.loader.create_module(spec), lambda: spec.loader.exec_module(object())):
+            before = clock.seconds[BEFORE, "import slow"]
+            with contextlib.suppress(AttributeError):
+                step()
+            assert clock.seconds[BEFORE, "import slow"] > before
 
 
 @pytest.mark.parametrize("module", TIMED)

@@ -16,6 +16,7 @@ PLANTS = [
         ('abs(p.sum(-1) - 1) < 1e-6', 'abs(p.sum(-1) - 1) < 1e6', "tests/test_distributions.py -k refused"),
     ),
     *plants("jaxpar/distributions/_distribution.py",
+        ('        dtype = jnp.result_type(float)\n', '        pass\n', "tests/test_distributions.py -k floating_point"),
         ('is_staged() or has_tracers(value) or bool', 'is_staged() or bool', "tests/test_distributions.py -k vmap"),
         ('if is_staged() or has_tracers(jax.lax.stop_gradient(self))', 'if has_tracers(jax.lax.stop_gradient(self))', "tests/test_distributions.py -k refused_here"),
         ('fixed, shape = jax.lax.stop_gradient(self),', 'fixed, shape = self,', "tests/test_distributions.py -k reparameterised"),

@@ -17,6 +17,7 @@ PLANTS = [
         ('                self.begin(before)\n', '                pass\n', "tests/test_startup.py -k every_second"),
     ),
     *plants("jaxpar/_tools/startup/watching.py",
+        ('loader.create_module = timed(loader.create_module)', 'pass', "tests/test_startup.py -k library"),
         ('self._start.traces() == traces', 'False', "tests/test_startup.py -k compare_trace"),
         ('counts.cached += hits', 'counts.cached += 0', "tests/test_startup.py -k counted_by_function"),
         ('execute = timed(loader.exec_module)', 'execute = loader.exec_module', "tests/test_startup.py -k planted_sleeps"),
