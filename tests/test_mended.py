@@ -289,6 +289,7 @@ NEIGHBOURS = [
     ("return self.a(x)", "return self.norm(self.a(x))"),
     ("return x", "return x.mean(-1, keepdims=True)"),
     ("return jnp.arange(4)", "return jnp.arange(4) + 1"),
+    ("return self.a(x)", "return self.a(x) * y[..., None]"),
     ("return x.reshape(5, -1)", "return x.reshape(10, -1)"),
     ("return x.reshape(5, -1)", "return x.reshape(25, -1)"),
     ("return jnp.einsum('ij,jk->ik', x, y)", "return jnp.einsum('ij,kj->ik', x, y)"),

@@ -45,6 +45,8 @@ def _terms(code: Code, node: ast.expr, operand: str, surroundings: Surroundings)
     for name in surroundings.names_at(node) if function else ():
         yield 0 if is_whole else 1, {node: f"({name} + {operand})"}
         yield 1, {node: f"({name} * {operand})"}
+        for axes in ("[..., None]", "[:, None]"):
+            yield 1 if "mask" in name else 2, {node: f"({operand} * {name}{axes})"}
         yield 2, {node: f"({operand} - {name})"}
         yield 2, {node: f"({operand} / {name})"}
     for name in surroundings.attributes_at(node):
