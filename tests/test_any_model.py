@@ -96,6 +96,100 @@ def _sgd():
 SGD = _sgd()
 
 
+class Block(torch.nn.Module):
+    def __init__(self, width=4):
+        super().__init__()
+        self.conv, self.norm = torch.nn.Conv2d(3, width, 3), torch.nn.GroupNorm(2, width)
+        self.pool = torch.nn.AvgPool2d(2)
+        self.lines = torch.nn.ModuleList([torch.nn.Linear(2, 5), torch.nn.Linear(5, 3)])
+
+    def forward(self, x):
+        x = self.pool(torch.relu(self.norm(self.conv(x))))
+        return self.lines[1](torch.nn.functional.silu(self.lines[0](x)))
+
+
+class EquinoxBlock(eqx.Module):
+    """Called for one image, and its lines for one column."""
+
+    conv: eqx.Module
+    norm: eqx.Module
+    pool: eqx.Module
+    lines: list
+    act: object = eqx.field(static=True)
+
+    def __init__(self, eps=1e-5, size=2, act=jax.nn.relu):
+        keys = jax.random.split(jax.random.key(0), 3)
+        self.conv = eqx.nn.Conv2d(3, 4, 3, key=keys[0])
+        self.norm = eqx.nn.GroupNorm(2, 4, eps=eps)
+        self.pool = eqx.nn.AvgPool2d(2, 2) if size == 2 else eqx.nn.MaxPool2d(2, 2)
+        self.lines = [eqx.nn.Linear(2, 5, key=keys[1]), eqx.nn.Linear(5, 3, key=keys[2])]
+        self.act = act
+
+    def __call__(self, x):
+        x = self.pool(self.act(self.norm(self.conv(x))))
+        return jax.vmap(jax.vmap(lambda column: self.lines[1](jax.nn.silu(self.lines[0](column)))))(x)
+
+
+BLOCKS = {
+    "an epsilon": ({"eps": 1e-2}, "norm", "norm (GroupNorm) differs although"),
+    "a layer without weights": ({"size": 3}, "pool", "pool (AvgPool2d) differs although"),
+    "a function between layers": ({"act": jax.nn.tanh}, "pool", "look between norm and pool"),
+}
+
+
+@pytest.mark.parametrize("case", BLOCKS)
+def test_a_layer_of_equinox_inside_of_vmap_is_the_place_of_a_difference(case):
+    settings, place, words = BLOCKS[case]
+    model = (lambda net, x: jax.vmap(net)(x), EquinoxBlock(**settings))
+    found = parity.compare(Block(), model, IMAGES).divergence
+    assert (found.candidate, found.others) == (place, ())
+    assert words in found.where
+    assert [layer.candidate for layer in found.layers] == ["conv", "norm", "pool", "lines.0", "lines.1"]
+    different = [layer.candidate for layer in found.layers if not layer.same]
+    assert different == ([place] if "differs" in words else [])
+
+
+def haiku_net(eps=1e-5, act=jax.nn.relu):
+    def net(x):
+        x = hk.LayerNorm(-1, True, True, eps=eps, name="norm")(act(hk.Linear(8, name="first")(x)))
+        return hk.Linear(2, name="second")(x)
+
+    transformed = hk.without_apply_rng(hk.transform(lambda x: jax.vmap(net)(x)))
+    return transformed.apply, transformed.init(jax.random.key(0), X)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [({"eps": 1e-2}, "norm (LayerNorm) differs"), ({"act": jax.nn.gelu}, "look between first and norm")],
+    ids=["an epsilon", "a function between layers"],
+)
+def test_a_layer_of_haiku_is_the_place_of_a_difference(settings, words):
+    net, model = TorchNet(), haiku_net(**settings)
+    mapping = parity.match(model, net, example=X)
+    found = parity.compare(net, model, X, mapping=mapping).divergence
+    assert words in found.where
+    assert found.candidate == "norm"
+    assert found.others == ()
+    assert [layer.candidate for layer in found.layers] == ["first", "norm", "second"]
+
+
+def test_a_function_without_layers_has_no_layers():
+    found = parity.compare(TorchNet(), (wrong_function, params_of(TorchNet())), X).divergence
+    assert found.layers == ()
+    assert "no layer is seen" in found.where
+
+
+def test_the_tree_of_a_call_keeps_its_classes():
+    seen = []
+
+    def function(net, x):
+        seen.append(net)
+        return jax.vmap(net)(x)
+
+    assert parity.compare(Block(), (function, EquinoxBlock(1e-2)), IMAGES).same is False
+    assert {type(net) for net in seen} == {EquinoxBlock}
+
+
 @pytest.mark.full
 def test_haiku_is_paired_by_an_example():
     transformed = hk.without_apply_rng(hk.transform(lambda x: hk.nets.MLP([8, 2], name="mlp")(x)))

@@ -220,15 +220,26 @@ def test_rows_that_differ_are_not_one_row():
     assert found.divergence.candidate == "places"
 
 
-def test_a_layer_inside_of_vmap_is_not_replayed_and_says_so():
+@pytest.mark.parametrize(
+    ("transformation", "note"),
+    [
+        (jax.vmap, ""),
+        (lambda f: jax.vmap(jax.vmap(f)), ""),
+        (lambda f: functools.partial(jax.lax.map, f), "not replayed: called inside of scan"),
+        (lambda f: jax.vmap(jax.checkpoint(f)), "not replayed: called inside of scan"),
+    ],
+    ids=["vmap", "vmap of vmap", "map", "vmap of checkpoint"],
+)
+def test_a_layer_inside_of_vmap_is_replayed_and_one_in_a_program_of_its_own_says_so(transformation, note):
     class Mapped(FlaxPositions):
         def __call__(self, tokens):
-            words = jax.vmap(lambda row: self.words(row))(tokens)
+            words = transformation(lambda row: self.words(row))(tokens)
             return self.ln(words + self.places(jnp.arange(tokens.shape[1]) + 1))
 
     found = parity.compare(Positions(), Mapped(()), TOKENS).divergence
     words = next(layer for layer in found.layers if layer.candidate == "words")
-    assert words.note.startswith("not replayed: called inside of vmap")
+    assert words.note.startswith(note)
+    assert words.same is not bool(note)
     assert found.candidate == "places"
 
 

@@ -3,9 +3,26 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from flax import nnx
+
+Handler = Callable[[str, Any, Callable[..., Any], tuple, dict], Any]
+
+handler_of_calls: ContextVar[Handler | None] = ContextVar("handler_of_calls", default=None)
+
+
+@contextmanager
+def handled(handler: Handler) -> Iterator[None]:
+    """Route the calls of adapted models' layers to `handler`."""
+    token = handler_of_calls.set(handler)
+    try:
+        yield
+    finally:
+        handler_of_calls.reset(token)
 
 
 class Node(nnx.Module):

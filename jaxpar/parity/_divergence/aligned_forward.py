@@ -45,7 +45,7 @@ class AlignedForward(ReplayedPass):
 
     def may_be_turned(self, call: LayerCall) -> bool:
         is_custom = not type(self.module.get_submodule(call.path)).__module__.startswith("torch.nn.")
-        return is_custom and not self.reference.task.layout.in_torchs_axes
+        return (is_custom or not self.links[call.path].rule) and not self.reference.task.layout.in_torchs_axes
 
     def ops(self, call: LayerCall) -> list[Op]:
         return self.trace.ops[call.first : call.last]

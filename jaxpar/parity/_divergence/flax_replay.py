@@ -11,6 +11,7 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -27,6 +28,7 @@ from .._weights import Link
 from .._weights.pytree_model import is_of_torch
 from .._weights.tree import FlaxModule
 from .array_changes import EQUAL, relative_error
+from .over_rows import over_rows
 from .wording import norm_position
 
 if TYPE_CHECKING:
@@ -142,6 +144,22 @@ class ReplayedPass(abc.ABC):
         return []
 
 
+def innermost(links: Mapping[str, Link], calls: Iterable[Any]) -> dict[str, Link]:
+    """Leave out layers without a row in the rulebook that torch does not call, or that have others inside."""
+    called = {call.path for call in calls}
+    layers = {path: link for path, link in links.items() if link.rule or path in called}
+
+    def is_within(one: str, other: str) -> bool:
+        return one != other and (not other or one.startswith(f"{other}."))
+
+    return {
+        path: link
+        for path, link in layers.items()
+        if link.rule
+        or not any(is_within(inner, path) or is_within(x.flax, link.flax) for inner, x in layers.items())
+    }
+
+
 def replay(
     side: Candidate, batch: Batch, masks: tuple[np.ndarray, ...], calls: Mapping[Key, tuple[LayerCall, bool]]
 ) -> Replay:
@@ -179,47 +197,71 @@ class _Forcing:
         key = path, nth
         if key not in self.references:
             return call(*args, **kwargs)
-        # JAX has no public way to ask whether a call is inside a nested transformation.
-        if get_opaque_trace_state(convention="nnx") != self.trace:
-            # Under vmap an array is a single row, and scan traces a separate program: its tracers must not
-            # leak into this one.
-            self.unreplayed[key] = "called inside of vmap, scan, remat or another transformation"
-            return call(*args, **kwargs)
-        reference_inputs, reference_outputs = self.references[key]
-        last = self.channels_last[key]
+        self.unreplayed[key] = "called inside of scan, remat or another transformation"
         names = by_keyword(layer, kwargs)
         arrays = (*args, *(kwargs[name] for name in names))
-        forced = _replaced(arrays, reference_inputs, last)
+        forced = self._over_rows(partial(self._force_inputs, key), arrays)
         if forced is None:
-            self.unreplayed[key] = misfit("is given", arrays, reference_inputs)
             return call(*args, **kwargs)
-        self.unreplayed.pop(key, None)
-        self.inputs[key] = _pairs(arrays, reference_inputs, last)
         named = dict(zip(names, forced[len(args) :], strict=True))
         outputs = call(*forced[: len(args)], **{**kwargs, **named})
         leaves, structure = jax.tree.flatten(outputs)
-        rows = _is_whole(arrays[0])
-        replaced = _replaced(leaves, reference_outputs, last, rows)
+        replaced = self._over_rows(partial(self._replace_outputs, key, _is_whole(arrays[0])), leaves)
+        return outputs if replaced is None else jax.tree.unflatten(structure, replaced)
+
+    def _over_rows(
+        self, function: Callable[[list[Any]], list[Any] | None], leaves: Sequence[Any]
+    ) -> list[Any] | None:
+        """Call a function with leaves of which the arrays have all rows, and return leaves as they were."""
+        positions = [i for i, x in enumerate(leaves) if _is_array(x)]
+
+        def with_others(arrays: list[Any]) -> list[Any]:
+            placed = list(leaves)
+            for i, x in zip(positions, arrays, strict=True):
+                placed[i] = x
+            return placed
+
+        def of_arrays(arrays: list[Any]) -> list[Any] | None:
+            results = function(with_others(arrays))
+            return None if results is None else [results[i] for i in positions]
+
+        arrays = over_rows(of_arrays, [leaves[i] for i in positions], self.trace)
+        return None if arrays is None else with_others(arrays)
+
+    def _force_inputs(self, key: Key, arrays: list[Any]) -> list[Any] | None:
+        references, last = self.references[key][0], self.channels_last[key]
+        forced = _replaced(arrays, references, last)
+        if forced is None:
+            self.unreplayed[key] = misfit("is given", arrays, references)
+        else:
+            self.unreplayed.pop(key, None)
+            self.inputs[key] = _pairs(arrays, references, last)
+        return forced
+
+    def _replace_outputs(self, key: Key, rows: bool, leaves: list[Any]) -> list[Any] | None:
+        references, last = self.references[key][1], self.channels_last[key]
+        replaced = _replaced(leaves, references, last, rows)
         if replaced is None:
-            self.unreplayed[key] = misfit("returns", leaves, reference_outputs)
+            self.unreplayed[key] = misfit("returns", leaves, references)
             if leaves and hasattr(leaves[0], "shape"):
                 self.misfits[key] = leaves[0]
-            return outputs
-        both = together(leaves[0], reference_outputs[0], last, rows)
+            return None
+        both = together(leaves[0], references[0], last, rows)
         assert both, "what was replaced fits"
         self.results[key] = both
-        return jax.tree.unflatten(structure, replaced)
+        return replaced
+
+
+def _is_array(x: Any) -> bool:
+    """Whether a leaf has numbers: keys of random streams have none."""
+    return hasattr(x, "shape") and not jnp.issubdtype(x.dtype, jax.dtypes.extended)
 
 
 def by_keyword(layer: FlaxModule, kwargs: Mapping[str, Any]) -> list[str]:
     """Return the names of numeric keyword arguments (not masks), in the signature's order, as torch's."""
     order = inspect.signature(type(layer).forward if is_of_torch(layer) else type(layer).__call__).parameters
     names = [*(name for name in order if name in kwargs), *(name for name in kwargs if name not in order)]
-    return [name for name in names if _is_number(kwargs[name])]
-
-
-def _is_number(x: Any) -> bool:
-    return hasattr(x, "shape") and not jnp.issubdtype(x.dtype, jnp.bool_)
+    return [name for name in names if _is_array(kwargs[name]) and kwargs[name].dtype != bool]
 
 
 def _replaced(

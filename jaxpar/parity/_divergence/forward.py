@@ -18,11 +18,12 @@ from torch.nn import functional as F
 from ..._rulebook import Rule
 from .._levels import Batches
 from .._model_pair import ModelPair
+from .._sides.flax_side import FlaxSide
 from .._sides.torch_float64 import in_float64
 from .._sides.torch_side import to_numpy
 from .._tensors import tensor_of
 from .aligned_forward import AlignedForward
-from .flax_replay import Key, replay
+from .flax_replay import Key, innermost, replay
 from .recorded_replay import replayed_by_record
 from .search import EQUAL, relative_error, with_tensors
 from .torch_trace import LayerCall, Trace, tensors, watched
@@ -34,17 +35,21 @@ def forward_passes(pair: ModelPair, batches: Batches, step: int) -> AlignedForwa
 
 def trace_torch(pair: ModelPair, batches: Batches, step: int) -> AlignedForward:
     """Train torch up to a step in float64, and trace that step's forward pass."""
-    links, trace, reference = pair.links.outermost(), Trace(), pair.reference("float64")
+    trace, reference = Trace(), pair.reference("float64")
     batch = batches(step)
     # The comparison may have been in float32, whose rounding would hide which layer differs. So the earlier
     # steps are repeated in float64.
     for earlier in range(1, step):
         reference.step(batches(earlier))
     candidate = pair.candidate(reference)
+    called = candidate.called(batch) if isinstance(candidate, FlaxSide) else ()
+    links = pair.links.outermost(called)
     # Clones, because BatchNorm updates its statistics in place. A state_dict lacks non-persistent buffers.
     initial = {name: x.detach().clone() for name, x in _tensors(reference.module).items()}
     watching = watched(reference.module, links, trace, keep=True, outputs=reference.leaves)
     observed = reference.step(batch, watching)
+    links = innermost(links, trace.calls)
+    trace.calls = [call for call in trace.calls if call.path in links]
     forward = AlignedForward(
         *(step, batch, links, reference, candidate, initial, trace, trace, observed, observed.outputs, {})
     )

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-Handler = Callable[[str, Any, Callable[..., Any], tuple, dict], Any]
+from .._adapted_model import Handler, handler_of_calls
 
 WITH_ACTIVATION = ("Dense", "EinsumDense", "BaseConv", "BaseConvTranspose", "BaseDepthwiseConv")
 """Classes with a function that is applied last. Torch's layers have none, so it runs after the handler."""
@@ -28,19 +28,8 @@ class _Interception:
     linear: set[int] = dataclasses.field(default_factory=set)  # layers that leave out their activation
 
 
-_handler: ContextVar[Handler | None] = ContextVar("handler", default=None)
 _run: ContextVar[_Interception | None] = ContextVar("run", default=None)
 _classes = threading.RLock()  # held while layers have other classes
-
-
-@contextmanager
-def handled(handler: Handler) -> Iterator[None]:
-    """Route the calls of layers inside of `intercepted` to `handler`."""
-    token = _handler.set(handler)
-    try:
-        yield
-    finally:
-        _handler.reset(token)
 
 
 @contextmanager
@@ -50,7 +39,7 @@ def intercepted(layers: Mapping[str, Any], dtype: str | None) -> Iterator[None]:
     for path, layer in layers.items():
         paths.setdefault(id(layer), path)
     with _classes:
-        token = _run.set(_Interception(paths, _handler.get(), dtype))
+        token = _run.set(_Interception(paths, handler_of_calls.get(), dtype))
         unwatched = [layer for layer in layers.values() if not hasattr(layer, "_is_watched")]
         classes: list[tuple[Any, Any]] = [(layer, type(layer)) for layer in unwatched]
         try:

@@ -17,8 +17,7 @@ import jax.numpy as jnp
 from flax import linen, nnx
 
 from ..._typing import PyTree
-from .._keras.calls import handled
-from .._keras.model import KerasModel
+from .._adapted_model import AdaptedModel, handled
 from .._weights.tree import FlaxModule
 
 
@@ -36,7 +35,7 @@ class Handler(Protocol):
 
 def watch(root: FlaxModule, handler: Handler) -> AbstractContextManager[None]:
     """Route every call of a layer below `root`, which no other thread may use meanwhile, to `handler`."""
-    if isinstance(root, KerasModel):
+    if isinstance(root, AdaptedModel):
         return handled(handler)
     return _watch_nnx(root, handler) if isinstance(root, nnx.Module) else _watch_linen(handler)
 

@@ -141,7 +141,8 @@ class Asked(Injection):
 
 
 def is_active_dropout(layer: FlaxModule, kwargs: Mapping[str, Any], args: tuple = ()) -> bool:
-    if not is_dropout(layer):
+    # Equinox's draws by a key of the call, which torch's masks do not reach.
+    if not is_dropout(layer) or hasattr(layer, "inference"):
         return False
     # Linen's takes the flag by position as well.
     options = {"deterministic": args[1], **kwargs} if args[1:] else kwargs

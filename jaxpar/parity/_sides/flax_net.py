@@ -21,6 +21,7 @@ import jaxpar
 from ..._typing import PyTree
 from ...errors import MaskError
 from .._keras.model import KerasModel
+from .._weights.pytree_model import PytreeModel
 from .._weights.tree import FlaxModule, Variables
 from .call_arguments import Call
 from .flax_calls import Handler, watch
@@ -37,6 +38,7 @@ class FlaxNet(abc.ABC):
 
     parameters: PyTree
     extra_state: PyTree
+    is_pytree = False  # a function or a pytree, whose layers' library tells only by calls which are layers
 
     def __init__(self, task: Task):
         self.task = task
@@ -127,7 +129,7 @@ class _NNXNet(FlaxNet):
     def __init__(self, module: nnx.Module, task: Task, dtype: np.dtype | None):
         super().__init__(task)
         module = nnx.clone(module, graph=True)  # the user's own module keeps its mode, types and statistics
-        is_keras = isinstance(module, KerasModel)
+        is_keras, self.is_pytree = isinstance(module, KerasModel), isinstance(module, PytreeModel)
         if is_keras or not task.own_modes:
             module.train() if task.training else module.eval()
         if dtype is not None:

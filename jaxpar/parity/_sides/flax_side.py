@@ -262,6 +262,21 @@ class FlaxSide:
 
         return intercepted
 
+    def called(self, batch: Batch) -> frozenset[str]:
+        """Return the paths of Equinox's and Haiku's layers that a call of the model calls."""
+        paths: set[str] = set()
+
+        def note(path: str, _: Any, call: Callable[..., PyTree], args: tuple, kwargs: dict) -> PyTree:
+            paths.add(path)
+            return call(*args, **kwargs)
+
+        def run(parameters: PyTree, extra_state: PyTree, call: Call) -> None:
+            self.net.apply(parameters, extra_state, call, (), note)
+
+        if self.net.is_pytree:
+            jax.eval_shape(in_float64(run), self.parameters, self.extra_state, self.call(batch))
+        return frozenset(paths)
+
     @property
     def notes(self) -> list[str]:
         return self.net.notes

@@ -9,7 +9,7 @@ would load without an error.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -80,14 +80,16 @@ class Links:
                 converted.setdefault(other, converted[name])
         return converted
 
-    def outermost(self) -> dict[str, Link]:
-        """Return the outermost layers that the rulebook has a row for, by torch path."""
+    def outermost(self, called: Collection[str] = ()) -> dict[str, Link]:
+        """Return the outermost layers with a row in the rulebook, and all others in `called`, by torch path."""
         links: dict[str, Link] = {}
         for link in self.layers:
             # A layer inside a known layer, as in attention, has no counterpart that could be called alone.
             is_nested = any(link.flax.startswith(f"{other.flax}.") for other in links.values())
             if link.rule and not is_nested:
                 links[link.torch] = link
+            elif link.flax in called:
+                links.setdefault(link.torch, link)  # a layer's parameters come before its state
         return links
 
     def left_out(self) -> list[str]:

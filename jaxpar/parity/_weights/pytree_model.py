@@ -18,6 +18,7 @@ from ..._typing import PyTree
 from ..._upstream.keras_layers import is_of_keras
 from .._adapted_model import AdaptedModel
 from .._keras.model import KerasModel
+from .library_calls import equinox_modules, intercepted, keys_of
 
 
 class PytreeModel(AdaptedModel):
@@ -30,18 +31,22 @@ class PytreeModel(AdaptedModel):
         leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
         self._function, self._structure = function, structure
         self._title, self._library = title, "JAX"
-        self._keys = nnx.static(tuple(_keys(path) for path, _ in leaves))
+        self._keys = nnx.static(tuple(keys_of(path) or ("params",) for path, _ in leaves))
         self._others = nnx.static(tuple(None if is_array(x) else x for _, x in leaves))
         for path, leaf in leaves:
             if is_array(leaf):
-                *above, key = _keys(path)
+                *above, key = keys_of(path) or ("params",)
                 kind = nnx.Param if jnp.issubdtype(leaf.dtype, jnp.inexact) else nnx.Variable
                 setattr(self._node(tuple(above)), key, kind(jnp.asarray(leaf)))
                 for keys in _sequentials(tree, path):
                     self._node(keys)._silent = "layers"
+        for path, _ in equinox_modules(tree):  # some have no leaves, such as pooling
+            self._node(path)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._function(self._original(), *args, **kwargs)
+        tree = self._original()
+        with intercepted(tree, self._keys):
+            return self._function(tree, *args, **kwargs)
 
     def keep(self, paths: Collection[str]) -> None:
         """Make some leaves buffers: nothing in a tree marks what is trained."""
@@ -98,11 +103,6 @@ def is_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray)
 
 
-def _keys(path: tuple[Any, ...]) -> tuple[str, ...]:
-    """Return the keys of a leaf; a tree that is one array has the key "params"."""
-    return tuple(jax.tree_util.keystr((key,), simple=True) for key in path) or ("params",)
-
-
 def _sequentials(tree: PyTree, path: tuple[Any, ...]) -> Iterator[tuple[str, ...]]:
     """Yield the keys above a leaf at which Equinox has a Sequential, whose attribute torch's has not."""
     node = tree
@@ -113,7 +113,7 @@ def _sequentials(tree: PyTree, path: tuple[Any, ...]) -> Iterator[tuple[str, ...
             for base in type(node).__mro__
             if base.__name__ == "Sequential"
         ):
-            yield _keys(path)[:i]
+            yield keys_of(path)[:i]
         if isinstance(key, jax.tree_util.GetAttrKey):
             node = getattr(node, key.name)
         elif isinstance(key, jax.tree_util.SequenceKey | jax.tree_util.DictKey):

@@ -225,7 +225,8 @@ def _shortened(pairs: dict[str, str], pairing: Pairing) -> dict[str, str]:
 
 
 # torch's names by the usual ones of Flax and Haiku
-NAMES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "w": "weight", "b": "bias"}
+NAMES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "w": "weight"}
+NAMES |= {"b": "bias", "offset": "bias"}
 
 
 @dataclasses.dataclass(frozen=True)
