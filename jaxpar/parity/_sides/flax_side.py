@@ -266,7 +266,7 @@ class FlaxSide:
         """Return the paths of Equinox's and Haiku's layers that a call of the model calls."""
         paths: set[str] = set()
 
-        def note(path: str, _: Any, call: Callable[..., PyTree], args: tuple, kwargs: dict) -> PyTree:
+        def note(path: str, layer: Any, call: Callable[..., PyTree], args: tuple, kwargs: dict) -> PyTree:
             paths.add(path)
             return call(*args, **kwargs)
 

@@ -71,7 +71,7 @@ def intercepted(tree: PyTree, leaves: Sequence[Keys]) -> Iterator[None]:
 def _equinox(tree: PyTree, handler: Handler) -> Iterator[None]:
     modules = list(equinox_modules(tree))
     token = _run.set((handler, {id(module): ".".join(keys) for keys, module in modules}))
-    classes = [type(module) for _, module in modules]
+    classes: list[Any] = [type(module) for _, module in modules]
     try:
         for (_, module), kind in zip(modules, classes, strict=True):
             object.__setattr__(module, "__class__", _watched(kind))  # modules are frozen

@@ -81,7 +81,7 @@ class Links:
         return converted
 
     def outermost(self, called: Collection[str] = ()) -> dict[str, Link]:
-        """Return the outermost layers with a row in the rulebook, and all others in `called`, by torch path."""
+        """Return the outermost layers with a row in the rulebook, and others in `called`, by torch path."""
         links: dict[str, Link] = {}
         for link in self.layers:
             # A layer inside a known layer, as in attention, has no counterpart that could be called alone.
