@@ -51,7 +51,7 @@ PLANTS = [
     ),
     *plants("jaxpar/parity/_divergence/over_rows.py",
         ('changed = results', 'pass', "tests/test_any_model.py -k is_the_place"),
-        ('results = over_rows(function, whole, outside) if is_open else None', 'results = None', "tests/test_divergence.py -k program_of_its_own"),
+        ('results = over_rows(function, batches, outside) if is_open else None', 'results = None', "tests/test_divergence.py -k program_of_its_own"),
         ('if get_opaque_trace_state(convention="nnx") == outside:', 'if True:', "tests/test_divergence.py -k program_of_its_own"),
     ),
     *plants("jaxpar/parity/_weights/library_calls.py",

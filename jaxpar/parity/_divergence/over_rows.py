@@ -35,14 +35,14 @@ def over_rows(
     @same.def_vmap
     def of_all_rows(size: int, batched: list[bool], *rows: Any) -> tuple[tuple[Any, ...], tuple[bool, ...]]:
         nonlocal changed
-        whole = [
+        batches = [
             x if b else jnp.broadcast_to(x, (size, *x.shape)) for x, b in zip(rows, batched, strict=True)
         ]
         # A program that was traced before may be batched afterwards.
-        results = over_rows(function, whole, outside) if is_open else None
+        results = over_rows(function, batches, outside) if is_open else None
         if results is not None:
             changed = results
-        return tuple(whole if results is None else results), (True,) * len(whole)
+        return tuple(batches if results is None else results), (True,) * len(batches)
 
     rows = same(*arrays)
     is_open = False
