@@ -46,8 +46,7 @@ BUGS = """\
 
 One in each model, in a copy of its torch side, by turns: an epsilon, the weights of two layers exchanged,
 another activation. A model that is different by itself is cured first. *At the right place*: the first
-place that is named is that layer, or the code between two layers where it is; the layers inside of a
-function, as Equinox's and Haiku's models are here, are not seen. *Named*: a cause says it."""
+place that is named is that layer, or the code between two layers where it is. *Named*: a cause says it."""
 
 
 def write(answers: Answers) -> str:
