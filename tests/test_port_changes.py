@@ -53,6 +53,21 @@ class Appends(Net):
         return self.layer(x)
 
 
+class Record:
+    last = None
+
+
+class Objects(Net):
+    def __init__(self):
+        super().__init__()
+        self.record = Record()
+
+    def forward(self, x):
+        record = self.record
+        record.last = self.layer(x)
+        return record.last
+
+
 class Arguments(Net):
     def forward(self, x):
         raised(x)
@@ -78,6 +93,7 @@ CHANGES = {
     Appends: ["sizes[2]"],
     Arguments: ["argument[0][0]"],
     State: [],
+    Objects: ["record.last"],
     Net: [],
 }
 

@@ -5,13 +5,14 @@ import importlib
 
 import pytest
 import torch
-from porting import reasons, reasons_builders
+from porting import kept_arguments, reasons, reasons_builders, records
 
 from jaxpar import parity
 from jaxpar.parity._port.translating import caches
 
-NAMES = ("Initialized", "Images", "Biased", "Built", "Walked")
-KINDS = {name: getattr(reasons, name, None) or getattr(reasons_builders, name) for name in NAMES}
+NAMES = ("Initialized", "Images", "Biased", "Built", "Walked", "Records", "Asks", "Registered")
+FILES = (reasons, reasons_builders, records, kept_arguments)
+KINDS = {name: next(getattr(file, name) for file in FILES if hasattr(file, name)) for name in NAMES}
 
 
 @functools.cache
@@ -45,6 +46,9 @@ LEFT_OUT = {
     ),
     "Biased": ("not in self", "def train", "str(device)"),
     "Walked": ("hole(",),
+    "Records": ("hole(", "partial("),
+    "Registered": ("hole(", "named_parameters", "@register", "requires_grad"),
+    "Asks": ("hole(", "memory_format", "is_exporting", "is_pinned"),
 }
 """Initial values, registrations, choices that the constructor made, and what depends on the machine."""
 

@@ -6,6 +6,7 @@ Observing the effect also catches writes in a form that the translation does not
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,10 +16,22 @@ from torch import nn
 from torch.nn.utils.spectral_norm import SpectralNorm
 
 from ...errors import PortError
+from .reading.scope import defined_by_user
 
 NUMBERS = bool | int | float | str | torch.Size
 MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))  # The attributes of every module, which hold its tensors
 Location = str
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """A tensor of a user's object, which a compiled step would forget: a replaced one is a change."""
+
+    tensor: torch.Tensor
+
+    @property
+    def _version(self) -> int:
+        return self.tensor._version
 
 
 def hidden_changes(
@@ -64,9 +77,17 @@ def _untracked(module: nn.Module) -> dict[Location, Any]:
     return {path: x for path, x in tensors.items() if id(x) not in state}
 
 
-def _tensors(prefix: Location, value: Any) -> dict[Location, Any]:
-    leaves = tree_flatten_with_path(value)[0]
-    return {f"{prefix}{keystr(path)}": x for path, x in leaves if isinstance(x, torch.Tensor | NUMBERS)}
+def _tensors(prefix: Location, value: Any, outer: frozenset[int] = frozenset()) -> dict[Location, Any]:
+    """Return the tensors and numbers in containers, and in the user's objects except modules."""
+    tensors: dict[Location, Any] = {}
+    for path, x in tree_flatten_with_path(value)[0]:
+        name = f"{prefix}{keystr(path)}"
+        if isinstance(x, torch.Tensor | NUMBERS):
+            tensors[name] = Held(x) if outer and isinstance(x, torch.Tensor) else x
+        elif defined_by_user(type(x)) and not isinstance(x, nn.Module) and id(x) not in outer:
+            for attribute, inner in getattr(x, "__dict__", {}).items():
+                tensors |= _tensors(f"{name}.{attribute}", inner, outer | {id(x)})
+    return tensors
 
 
 def _with_versions(tensors: Mapping[Location, Any]) -> dict[Location, tuple[Any, int]]:
@@ -78,7 +99,10 @@ def _differs(was: tuple[Any, int] | None, now: tuple[Any, int] | None) -> bool:
     """weight_norm computes its weight anew at each call, so a new object alone is not a change."""
     if was is None or now is None:
         return True  # it was not there, or is no longer
-    if was[0] is now[0]:
+    is_held = isinstance(was[0], Held) or isinstance(now[0], Held)
+    if is_held and getattr(was[0], "tensor", None) is not getattr(now[0], "tensor", None):
+        return True
+    if is_held or was[0] is now[0]:
         return was[1] != now[1]
     if isinstance(was[0], torch.Tensor) and isinstance(now[0], torch.Tensor):
         return not torch.equal(was[0], now[0])

@@ -37,6 +37,7 @@ from .reading.building import (
     Expressions,
     Inexpressible,
     is_plain_function,
+    kept_arguments,
     maker_of,
     record_constructions,
 )
@@ -323,6 +324,7 @@ def _ran(
 
         nets: list[nn.Module] = []
         watched = watch(make_nets, call, flow)
+        watched.kept_arguments = kept_arguments(calls)
         watched.remembers = functools.cache(lambda: remembers(make, inputs, kwargs))
         return make, net, nets, calls, watched
     except PortError:

@@ -105,13 +105,15 @@ class TorchSide:
             if loss.requires_grad and not forward_only:
                 loss.backward()
             gradients = self._gradients()
+            # Before the update, which changes an output that is a parameter.
+            compared = {name: self.task.layout.outputs(to_numpy(x)) for name, x in leaves.items()}
             if self.optimizer and not forward_only:
                 self.optimizer.step()
         self.steps += 1
         self.drawn = dropout.drawn
         arrays = self._arrays()
         return Observation(
-            outputs={name: self.task.layout.outputs(to_numpy(x)) for name, x in leaves.items()},
+            outputs=compared,
             loss={"": to_numpy(loss)} if self.task.loss else {},
             input_gradients={
                 flax_name: move(to_numpy(_gradient(call.arrays[name])))

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType
 from typing import Any
 
@@ -62,6 +62,41 @@ def record_constructions(run: Callable[[], Any]) -> tuple[Any, Constructions]:
     with profiled(note):
         result = run()
     return result, calls
+
+
+def kept_arguments(calls: Constructions) -> dict[type, str]:
+    """Return the attributes in which decorators of constructors keep all arguments by name, by class."""
+    attributes: dict[type, str] = {}
+    for first, *_ in calls.values():
+        kind, info = first.maker, first.arguments
+        if not (
+            inspect.isclass(kind) and issubclass(kind, nn.Module) and hasattr(kind.__init__, "__wrapped__")
+        ):
+            continue
+        arguments = {name: info.locals[name] for name in info.args[1:]}
+        for name, value in _mappings(first.value):
+            if arguments and all(key in value and _equal(value[key], x) for key, x in arguments.items()):
+                attributes.setdefault(kind, name)
+    return attributes
+
+
+def _equal(one: Any, other: Any) -> bool:
+    try:
+        return one is other or bool(one == other)
+    except Exception:  # arrays have no truth value
+        return False
+
+
+def _mappings(module: nn.Module) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield a module's properties that are dicts, then its attributes."""
+    properties = [name for name in dir(type(module)) if isinstance(getattr(type(module), name), property)]
+    for name in (*properties, *vars(module)):
+        try:
+            value = getattr(module, name)
+        except Exception:  # a property of a module that is in another state
+            continue
+        if isinstance(value, Mapping) and name not in vars(nn.Module()):
+            yield name, value
 
 
 def _copied(value: Any) -> Any:

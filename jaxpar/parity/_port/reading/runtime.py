@@ -19,7 +19,7 @@ from torch import nn
 from ..rules import transformers_names as runtime_names
 from ..rules import transformers_stand_ins as stand_ins
 from .source import Source, source_of
-from .watching import Watched
+from .watching import Watched, is_installed
 
 
 class Beyond(Exception):
@@ -53,7 +53,13 @@ def stand_in(value: Any) -> str | None:
         home = sys.modules.get(f"{runtime_names.LIBRARY}.{module}")
         if home is not None and vars(home).get(name) is value:
             return name
-    return None
+    return "ModelOutput" if _is_output(value) else None
+
+
+def _is_output(value: Any) -> bool:
+    """Return whether a class is a base of outputs: a dict of a dataclass's fields, also by number."""
+    is_dict = inspect.isclass(value) and issubclass(value, dict) and not issubclass(value, nn.Module)
+    return is_dict and {"__post_init__", "__getitem__", "to_tuple"} <= vars(value).keys()
 
 
 @functools.cache
@@ -70,7 +76,8 @@ def is_config(value: Any) -> bool:
 
 
 def is_logger(value: Any) -> bool:
-    return isinstance(value, logging.Logger) and value.name.startswith(f"{runtime_names.LIBRARY}.")
+    """Return whether a value is the logger of an installed package."""
+    return isinstance(value, logging.Logger) and is_installed(value.name.partition(".")[0])
 
 
 def runtime_bases(kind: Any) -> list[type]:

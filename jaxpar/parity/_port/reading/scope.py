@@ -229,6 +229,12 @@ def import_of(source: Source, name: str) -> str | None:
     return None
 
 
+@functools.cache
+def imported_relatively(source: Source) -> frozenset[str]:
+    imports = (x for x in ast.walk(source.tree) if isinstance(x, ast.ImportFrom) and x.level)
+    return frozenset(alias.asname or alias.name for x in imports for alias in x.names)
+
+
 def import_of_config(kind: type) -> str:
     library = kind.__module__.partition(".")[0]
     top = getattr(sys.modules[library], kind.__name__, None) is kind

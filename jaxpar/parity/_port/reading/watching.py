@@ -93,7 +93,7 @@ class Watched:
 
     `lines` and `called` are (path, line) of all statements that ran, and of those that ran in the module's
     call. `remembers` returns whether a call's outputs depend on earlier calls, and `memories` what the
-    translator made of a class's memory.
+    translator made of a class's memory. `kept_arguments` has the attributes of constructors' arguments.
     """
 
     def __init__(self) -> None:
@@ -107,6 +107,7 @@ class Watched:
         self.answers: dict[tuple[FunctionType, Callable[..., bool]], bool] = {}
         self.remembers: Callable[[], bool] = lambda: True
         self.memories: dict[tuple[str, int], Any] = {}
+        self.kept_arguments: dict[type, str] = {}
 
     def probe(self, key: Key, value: Any) -> Any:
         self.sites.setdefault(key, Site()).add(value)
@@ -212,7 +213,9 @@ def is_users(path: str) -> bool:
     packages = {package for folder, package in itertools.pairwise(real.parts) if folder in INSTALLED}
     if not packages and any(map(real.is_relative_to, STANDARD)):
         return False
-    return real.is_file() and not any(map(real.is_relative_to, FOREIGN)) and all(map(_uses_torch, packages))
+    if not real.is_file() or any(map(real.is_relative_to, FOREIGN)):
+        return False
+    return all(_uses_torch(package) or _imports_torch(package, real) for package in packages)
 
 
 @functools.cache
@@ -222,6 +225,29 @@ def _uses_torch(package: str) -> bool:
     required = [line for name in distributions for line in importlib.metadata.requires(name) or []]
     by_torch = any(re.match(r"torch\b(?!.*\bextra\b)", line) for line in required)
     return package not in NUMERIC and (by_torch or package == LIBRARY or not distributions)
+
+
+def is_installed(package: str) -> bool:
+    return package in _distributions()
+
+
+def _imports_torch(package: str, path: Path) -> bool:
+    """Return whether a file imports torch, of a package that requires it only for an extra of that name."""
+    required = [
+        line for name in _distributions().get(package, ()) for line in importlib.metadata.requires(name) or ()
+    ]
+    is_extra = any(re.match(r"torch\b.*\bextra *== *['\"]torch['\"]", line) for line in required)
+    imports = re.compile(r"^\s*(import torch\b|from torch\b)", re.MULTILINE)
+    imported = bool(imports.search(path.read_text(encoding="utf-8")))
+    return package not in NUMERIC and is_extra and imported and _has_modules(package, path)
+
+
+@functools.cache
+def _has_modules(package: str, path: Path) -> bool:
+    """Return whether a package has torch modules, and not only functions for the tensors of any library."""
+    folder = next(parent for parent in path.parents if parent.name == package)
+    texts = (file.read_text(encoding="utf-8") for file in sorted(folder.rglob("*.py")))
+    return any(re.search(r"^class \w+\(.*\bnn\.Module\b", text, re.MULTILINE) for text in texts)
 
 
 @functools.cache

@@ -18,6 +18,7 @@ FUNCTIONS = table("""
     torch.tensordot(a, b, dims) -> jnp.tensordot({a}, {b}, {dims})
     torch.isin(elements, test_elements) -> jnp.isin({elements}, {test_elements})
     torch.trapezoid(y) -> jnp.trapezoid({y})
+    torch.promote_types(type1, type2) -> jnp.promote_types({type1}, {type2})
     torch.result_type(tensor1, tensor2) -> jnp.result_type({tensor1}, {tensor2})
     torch.rsub(input, other) -> {other:a} - {input:a}
     torch.stack(tensors, dim=) -> jnp.stack({tensors}<, axis={dim}>)
@@ -50,7 +51,8 @@ FUNCTIONS = table("""
     torch.Tensor|torch.FloatTensor|torch.DoubleTensor(*size) -> jnp.zeros({size:t})
     torch.tril_indices|torch.triu_indices(row, col) -> jnp.stack(jnp.{}({row}, 0, {col}))
     torch.tril_indices|torch.triu_indices(row, col, offset) -> jnp.stack(jnp.{}({row}, {offset}, {col}))
-    torch.jit.is_scripting|torch.jit.is_tracing() -> False
+    torch.jit.is_scripting|torch.jit.is_tracing|torch._C._are_functorch_transforms_active() -> False
+    torch.is_grad_enabled() -> True  # JAX's functions do not know whether they are differentiated
     torch.compiler.is_compiling|torch.compiler.is_exporting|torch.onnx.is_in_onnx_export() -> False
     torch.Size(sizes) -> tuple({sizes})
     torch.is_tensor(obj) -> isinstance({obj}, jax.Array)
@@ -162,6 +164,10 @@ rngs=rngs)
     torch.nn.functional.hardtanh(x, min_val=, max_val=, inplace?) -> F.hardtanh({x}<, {min_val}><, {max_val}>)
     torch.nn.functional.dropout(x, p=, training=, inplace?) -> \
         F.dropout({x}<, p={p}><, training={training}>, key={rngs})
+    torch.nn.functional.scaled_dot_product_attention( \
+        query, key, value, attn_mask=, dropout_p==0.0?, is_causal=, scale=) -> \
+        F.scaled_dot_product_attention({query}, {key}, {value}<, attn_mask={attn_mask}>\
+<, is_causal={is_causal}><, scale={scale}>)
     torch.nn.functional.scaled_dot_product_attention( \
         query, key, value, attn_mask=, dropout_p=, is_causal=, scale=) -> \
         F.scaled_dot_product_attention({query}, {key}, {value}<, attn_mask={attn_mask}>\

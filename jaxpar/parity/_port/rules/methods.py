@@ -41,6 +41,7 @@ METHODS = table("""
     select(dim==0, index) -> {self:a}[{index}]
     select(dim==1, index) -> {self:a}[:, {index}]
     select(dim==-1, index) -> {self:a}[..., {index}]
+    select(dim, index) -> jnp.take({self}, {index}, {dim})
     ravel() -> {self:a}.ravel()
     flip(*dims) -> jnp.flip({self}, {dims:t})
     tril|triu(diagonal=) -> jnp.{}({self}<, {diagonal}>)
@@ -71,7 +72,9 @@ METHODS = table("""
     new_full(size, fill_value, dtype, device?) -> jnp.full({size}, {fill_value}, {dtype})
     new_full(size, fill_value, device?) -> jnp.full({size}, {fill_value}, {self:a}.dtype)
     mean|sum|prod|max|min() -> {self:a}.{}()
+    mean|sum(dim, keepdim=, dtype) -> {self:a}.{}({dim:t}, dtype={dtype}<, keepdims={keepdim}>)
     mean|sum(dim, keepdim=) -> {self:a}.{}({dim:t}<, keepdims={keepdim}>)
+    mean|sum(dtype) -> {self:a}.{}(dtype={dtype})
     nanmean|nansum(dim=, keepdim=) -> jnp.{}({self}<, {dim:t}><, keepdims={keepdim}>)
     count_nonzero(dim=) -> jnp.count_nonzero({self}<, {dim:t}>)
     diff(n==1?, dim=) -> jnp.diff({self}<, axis={dim}>)
@@ -170,12 +173,15 @@ METHODS = table("""
     cuda(device?) -> {self}
     is_floating_point() -> jnp.issubdtype({self:a}.dtype, jnp.floating)
     is_complex() -> jnp.iscomplexobj({self})
+    is_pinned() -> False
+    where(condition, other) -> jnp.where({condition}, {self}, {other})
     element_size() -> {self:a}.itemsize
     nonzero(as_tuple==True) -> jnp.nonzero({self})  # its shape depends on data
     nonzero|argwhere(as_tuple==False?) -> jnp.argwhere({self})  # its shape depends on data
     masked_select(mask) -> {self:a}[{mask}]  # its shape depends on data
-    unique(sorted==True?, return_inverse==False?, return_counts=) -> \
-        jnp.unique({self}<, return_counts={return_counts}>)  # its shape depends on data
+    unique(sorted==True?, return_inverse=, return_counts=) -> \
+        jnp.unique({self}<, return_inverse={return_inverse}><, return_counts={return_counts}>)\
+  # its shape depends on data
 """)
 _TIES = "which of equal values it takes is not defined in torch, and their gradients are exchanged"
 PAIRS = table(f"""
@@ -201,7 +207,8 @@ PAIRS = table(f"""
 # JAX's arrays are immutable, so `x.add_(y)` is written as an assignment of the method without `_`.
 _CHANGING = (
     "add sub mul div pow lerp addcmul addcdiv clamp clamp_min clamp_max abs relu sigmoid tanh exp sqrt neg "
-    "fill zero masked_fill index_add index_fill scatter scatter_add unsqueeze squeeze transpose"
+    "fill zero masked_fill index_add index_fill scatter scatter_add unsqueeze squeeze transpose triu tril "
+    "round floor ceil reciprocal rsqrt log sin cos"
 )
 IN_PLACE = {f"{name}_": name for name in _CHANGING.split()}
 """Methods that change their tensor, with the methods that return the changed one."""

@@ -56,6 +56,19 @@ class ModelOutput:
         return tuple(value for value in vars(self).values() if value is not None)
 
 
+class ConstructorArguments:
+    """What a constructor was called with, by name."""
+
+    def __init__(self, **arguments):
+        vars(self).update(arguments)
+
+    def __getitem__(self, key):
+        return vars(self)[key]
+
+    def get(self, key, default=None):
+        return vars(self).get(key, default)
+
+
 # The names are configuration files' values. transformers' "gelu" is exact, and nnx.gelu by default the tanh
 # approximation, which is "gelu_new".
 ACT2FN = {

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ..reading.runtime import Beyond
+from ..reading.scope import defined_by_user
 from ..reading.source import end_of, start_of
 from .attributes import own_attribute
 from .blocks import statement
@@ -57,6 +58,8 @@ def assign(ctx: Context, node: ast.Assign) -> str | None:
     ):
         raise Hole(KEEPS)
     if single and isinstance(target, ast.Attribute):
+        if _is_trained_already(ctx, node, target):
+            return None
         if ctx.in_call(node) and text(ctx, node.value) == ctx.source.segment(target):
             return None  # self.table = self.table.to(x.device)
         owner, value = _set_attribute(ctx, node, target)
@@ -154,7 +157,8 @@ def _set_attribute(
     site, written = ctx.site(node.value), value.text
     in_constructor = getattr(ctx.source.around(node), "name", "") == "__init__"
     # NNX fixes at the first assignment whether an attribute can hold arrays; None alone would be static.
-    if _is_replaced(ctx, target, node.value):
+    grows = bool(site and site.kinds & {list}) and _grows(ctx, target)
+    if _is_replaced(ctx, target, node.value) or (grows and in_constructor and _holds_modules(ctx, target)):
         written = f"nnx.data({written})"
     elif site and site.kinds & {list} and not _grows(ctx, target):
         # NNX puts static attributes into the key of a compiled program, which must be hashable.
@@ -166,7 +170,9 @@ def _set_attribute(
     elif _is_buffer(ctx, target) and not value.makes_variable:
         variable = f"{text(ctx, target.value)}.{target.attr}"
         return Fragment(f"{variable}[...]", variable=variable), written
-    elif ctx.is_tensor(node.value) and not (in_constructor or value.makes_variable or _is_ctx(ctx, target)):
+    elif ctx.is_tensor(node.value) and not (
+        in_constructor or value.makes_variable or _is_ctx(ctx, target) or _is_record(ctx, target)
+    ):
         raise Hole(KEEPS)
     # The source's parentheses around a value belong to the text between the nodes.
     before = ctx.source.between(end_of(target), start_of(node.value))
@@ -180,6 +186,24 @@ def _is_ctx(ctx: Context, target: ast.Attribute) -> bool:
     return bool(site and all(issubclass(kind, torch.autograd.function.FunctionCtx) for kind in site.kinds))
 
 
+def _is_trained_already(ctx: Context, node: ast.Assign, target: ast.Attribute) -> bool:
+    """Return whether a constructor's `self.weight.requires_grad = True` changes nothing."""
+    weight = target.value
+    if target.attr != "requires_grad" or ast.unparse(node.value) != "True" or ctx.in_call(node):
+        return False
+    owners = ctx.modules(weight.value) if isinstance(weight, ast.Attribute) else []
+    weights = [owner._parameters.get(weight.attr) for owner in owners]  # type: ignore[attr-defined]
+    return bool(weights) and all(x is not None and x.requires_grad for x in weights)
+
+
+def _is_record(ctx: Context, target: ast.Attribute) -> bool:
+    """Return whether a variable is a user's object, not a module; the proof finds one that stays."""
+    site = ctx.site(target.value) if isinstance(target.value, ast.Name) else None
+    return bool(
+        site and all(defined_by_user(kind) and not issubclass(kind, nn.Module) for kind in site.kinds)
+    )
+
+
 def _grows(ctx: Context, target: ast.Attribute) -> bool:
     """Return whether the file changes a list attribute of this name."""
     parents = ctx.source.parents
@@ -189,6 +213,12 @@ def _grows(ctx: Context, target: ast.Attribute) -> bool:
         for use in uses
         if use.attr == target.attr
     )
+
+
+def _holds_modules(ctx: Context, target: ast.Attribute) -> bool:
+    """Return whether an attribute that was a list is a module in the end: `nn.ModuleList(self.layers)`."""
+    owners = ctx.modules(target.value)
+    return bool(owners) and all(target.attr in owner._modules for owner in owners)
 
 
 def _is_buffer(ctx: Context, target: ast.Attribute) -> bool:

@@ -45,7 +45,7 @@ from .fragment import Fragment, Hole, parsed
 from .losses import loss
 from .memory import taken_by
 from .methods import COLLECTIONS, method
-from .names import left_out, reference
+from .names import LITERALS, left_out, reference
 from .omitted import is_of_batch_norm
 from .packed import packed
 from .pairs import pair
@@ -103,17 +103,40 @@ def call(ctx: Context, node: ast.Call) -> Fragment:
 
 def _partial(ctx: Context, node: ast.Call) -> Fragment | None:
     """Write `partial(torch.cat, dim=1)` as a lambda, because its keywords have different names in JAX."""
-    name = rule_name(ctx.scope.value(node.args[0])) if node.args else None
+    target, bound = _of_partial(ctx, node.args[0]) if node.args else (None, {})
+    name = rule_name(target)
     if name is None or len(node.args) > 1 or not node.keywords or not function_rules(ctx, node, name):
         return None
+    passed = {keyword.arg for keyword in node.keywords}
+    constants = {ast.Constant(value): key for key, value in bound.items() if key not in passed}
+    keywords = [*(ast.keyword(key, constant) for constant, key in constants.items()), *node.keywords]
     used = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
     x = next(name for name in ("x", "y", "array", "_") if name not in used)
-    call = ast.copy_location(ast.Call(node.args[0], [ast.Name(x, ast.Load())], node.keywords), node)
+    call = ast.copy_location(ast.Call(node.args[0], [ast.Name(x, ast.Load())], keywords), node)
+
+    def argument_text(part: ast.expr, form: str) -> str:
+        if part in constants:
+            return repr(part.value)
+        return x if part is call.args[0] else text(ctx, part, form)
+
     for rule in function_rules(ctx, node, name):
-        written = rule.apply(call, lambda part, form: x if part is call.args[0] else text(ctx, part, form))
+        written = rule.apply(call, argument_text)
         if written is not None and "{rngs}" not in rule.template:
             return Fragment(f"(lambda {x}: {written})")
     return None
+
+
+def _of_partial(ctx: Context, node: ast.expr) -> tuple[Any, dict[str, Any]]:
+    """Return the function that `partial` binds; of a variable that is a partial itself, its keywords, too."""
+    target, site = ctx.scope.value(node), ctx.site(node)
+    values = list(site.objects.values()) if target is UNKNOWN and site else []
+    if not values or not all(type(x) is functools.partial and not x.args for x in values):
+        return target, {}
+    functions, keywords = {x.func for x in values}, [x.keywords for x in values]
+    literals = all(isinstance(value, LITERALS) for value in keywords[0].values())
+    if len(functions) > 1 or any(x != keywords[0] for x in keywords) or not literals:
+        return UNKNOWN, {}
+    return functions.pop(), keywords[0]
 
 
 def _of_einops(ctx: Context, node: ast.Call, target: Any) -> Fragment:

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from ..reading.runtime import Beyond
-from ..reading.scope import UNKNOWN
+from ..reading.scope import UNKNOWN, is_torchs
 from ..reading.watching import Site
 from .context import Context
-from .expressions import expression, hole, root_of, spliced, text, translated
+from .expressions import expression, hole, is_none, resolved, root_of, spliced, text, translated
 from .fragment import COMPARE, Fragment, Hole
 from .memory import decided
 
@@ -85,6 +85,9 @@ def comparison(ctx: Context, node: ast.Compare) -> Fragment:
         # `jnp.float32` is a scalar type, equal to an array's dtype but a different object.
         sign = "==" if isinstance(node.ops[0], ast.Is) else "!="
         return Fragment(f"{text(ctx, node.left)} {sign} {text(ctx, node.comparators[0])}", COMPARE)
+    is_identity = isinstance(node.ops[0], ast.Is | ast.IsNot) and any(map(is_none, operands))
+    if is_identity and any(is_torchs(ctx.scope.value(operand)) for operand in operands):
+        return resolved(ctx, node, isinstance(node.ops[0], ast.IsNot))
     return spliced(ctx, node)
 
 

@@ -47,10 +47,16 @@ def registered_buffer(ctx: Context, call: ast.Call, func: ast.Attribute) -> str:
     name, value = argument(call, 0, "name"), argument(call, 1, "tensor")
     persistent = argument(call, 2, "persistent")
     assert name is not None
+    is_saved = not (isinstance(persistent, ast.Constant) and not persistent.value)
+    if persistent and isinstance(name, ast.Constant) and (owners := ctx.modules(func.value)):
+        saved = {name.value not in owner._non_persistent_buffers_set for owner in owners}
+        if len(saved) > 1:
+            raise Hole("it is saved in one module and not in another")
+        is_saved = saved.pop()
     if value is None or is_none(value):
         return _set(ctx, func, name, "nnx.data(None)")
     # torch does not save this buffer, so it is a plain array: a Variable would be part of the state.
-    if isinstance(persistent, ast.Constant) and not persistent.value:
+    if not is_saved:
         return _set(ctx, func, name, text(ctx, value))
     return _set(ctx, func, name, f"nnx.Variable({text(ctx, value)})")
 

@@ -8,17 +8,17 @@ import dataclasses
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
 from torch import nn
 
-from ..reading.runtime import Beyond, for_runtime, of_runtime
+from ..reading.runtime import Beyond, for_runtime, of_runtime, stand_in
 from ..reading.scope import Scope, definition
 from ..reading.source import Function, Source, defined, end_of, start_of
-from ..reading.watching import INSTALLED, Watched, is_users
+from ..reading.watching import INSTALLED, Watched
 from .blocks import begin_of, blocks_of, written_statement
 from .caches import only_empties_caches, only_sets_modes
 from .calls import PARTIAL
@@ -137,7 +137,7 @@ def _class(ctx: Context, value: type, node: ast.ClassDef) -> str:
     # Members are separated by one line, and methods by an empty one, which has no indent.
     line = "\n" + " " * node.body[0].col_offset
     body = line.join(written).replace(f"{line}\n", f"\n{line}") or (EMPTY if ctx.kind else "pass")
-    return _head(ctx, node) + body
+    return _head(ctx, value, node) + body
 
 
 def _members(ctx: Context, value: type, node: ast.ClassDef) -> Iterator[tuple[ast.stmt, str | None]]:
@@ -171,15 +171,27 @@ def _state(ctx: Context, value: type, node: ast.ClassDef) -> Iterator[tuple[ast.
         yield ast.Pass(), MODE.removeprefix("self.")
 
 
-def _head(ctx: Context, node: ast.ClassDef) -> str:
+def _base(ctx: Context, part: ast.AST, same_named: Mapping[Any, type]) -> str:
+    if part not in same_named:
+        return text(ctx, part)
+    return reference(ctx, part, same_named[part], same_named[part].__name__).text
+
+
+def _head(ctx: Context, value: type, node: ast.ClassDef) -> str:
     """Write `class Net(nnx.Module):` up to its first statement."""
     parts, start, begin = head_parts(node), start_of(node), begin_of(node.body[0])
-    values = ((part, ctx.scope.value(part)) for part in parts)
+    values = {part: ctx.scope.value(part) for part in parts}
     remaining = [
-        part for part, value in values if not (left_out(ctx, value) or (ctx.kind and _is_mixin(ctx, value)))
+        part
+        for part, base in values.items()
+        if not (left_out(ctx, base) or (ctx.kind and _is_mixin(ctx, base)))
     ]
-    if len(remaining) < len(parts):
-        written = f"class {node.name}({', '.join(text(ctx, part) for part in remaining)}"
+    # `class Net(Net)`: the name is the base's until the class is there.
+    same_named = {
+        part: base for part, base in zip(node.bases, value.__bases__, strict=False) if values[part] is value
+    }
+    if same_named or len(remaining) < len(parts):
+        written = f"class {node.name}({', '.join(_base(ctx, part, same_named) for part in remaining)}"
     else:
         written = pieces(ctx, parts, start)
     end = end_of(parts[-1]) if parts else start
@@ -189,7 +201,7 @@ def _head(ctx: Context, node: ast.ClassDef) -> str:
 
 
 def _is_mixin(ctx: Context, base: Any) -> bool:
-    """Return whether a module's base derives from another library's class and none of its methods ran."""
+    """Return whether a module's base derives from a library's class and none of its methods ran."""
     if not inspect.isclass(base) or issubclass(base, nn.Module):
         return False
     functions = [function_in(kind, name) for kind in base.__mro__ for name in vars(kind)]
@@ -198,9 +210,9 @@ def _is_mixin(ctx: Context, base: Any) -> bool:
 
 
 def _is_installed(kind: type) -> bool:
-    """Return whether a class is of a package that is not ported."""
+    """Return whether a class is of a package."""
     file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
-    return bool(INSTALLED & set(Path(file).parts)) and not is_users(file)
+    return bool(INSTALLED & set(Path(file).parts))
 
 
 def _only_makes(node: Function) -> bool:
@@ -213,10 +225,25 @@ def _only_makes(node: Function) -> bool:
     )
 
 
+def _is_mixed_in(value: type) -> bool:
+    """Return whether a class is a base of modules."""
+    kinds: list[type] = value.__subclasses__()
+    return any(issubclass(kind, nn.Module) or _is_mixed_in(kind) for kind in kinds)
+
+
+def _only_asks_base(ctx: Context, node: Function) -> bool:
+    """Return whether all that a `__getattr__` returned was nn.Module's parameters, buffers and submodules."""
+    results = [x.value for x in ast.walk(node) if isinstance(x, ast.Return) and ctx.ran(x)]
+    return all(x is not None and ast.unparse(x).startswith("super().__getattr__(") for x in results)
+
+
 def _decorator(ctx: Context, node: ast.ClassDef, expression: ast.expr) -> str | None:
     """Write a class's decorator; a library's output classes become trees of arrays."""
     is_dataclass = ctx.scope.value(expression) is dataclasses.dataclass
-    if is_dataclass and any(of_runtime(ctx.scope.value(base)) for base in node.bases):
+    bases = [ctx.scope.value(base) for base in node.bases]
+    if is_dataclass and any(
+        of_runtime(x) or stand_in(x) for base in bases for x in getattr(base, "__mro__", ())
+    ):
         return "struct.dataclass"
     return None if registers(ctx, expression) else decorator(ctx, expression)
 
@@ -228,10 +255,20 @@ def _method(ctx: Context, value: type, node: Function) -> str | None:
     """
     method = function_in(value, node.name)
     if method is None or ctx.source.function(method.__code__) is not node:
+        method = _decorated(ctx, method, node)
+    if method is None:
         return None  # an overload, or replaced by a decorator
     name = f"{value.__name__}.{node.name}"
     if ctx.kind and node.name == "__new__" and _only_makes(node):
         return None
+    if ctx.kind and node.name == "__getattr__" and _only_asks_base(ctx, node):
+        ctx.needs.note(f"{name} is not ported: it returned what nn.Module's does")
+        return None
+    if ctx.kind is None and method.__code__ not in ctx.watched.functions and _is_mixed_in(value):
+        ctx.needs.note(f"{name} is not ported: the example does not run it")
+        return None
+    if ctx.kind and node.name == "dtype" and isinstance(vars(value)["dtype"], property):
+        return None  # what reads it has the parameters' type
     if ctx.kind is None:
         with contextlib.suppress(Beyond):
             rngs = RNGS if method_needs_rngs(ctx, method) else ""
@@ -257,6 +294,13 @@ def function_in(value: type, name: str) -> Any:
     member = getattr(member, "__func__", getattr(member, "fget", member))
     member = inspect.unwrap(member) if callable(member) else member
     return member if isinstance(member, FunctionType) else None
+
+
+def _decorated(ctx: Context, wrapper: FunctionType | None, node: Function) -> FunctionType | None:
+    """Return the method that a decorator's function calls, if it keeps it among its variables."""
+    cells = [cell.cell_contents for cell in (wrapper.__closure__ or ())] if wrapper else []
+    functions = [x for x in cells if isinstance(x, FunctionType)]
+    return next((x for x in functions if ctx.source.function(x.__code__) is node), None)
 
 
 def not_run(source: Source, node: ast.AST, watched: Watched, report: Callable[[ast.stmt], None]) -> None:

@@ -32,7 +32,7 @@ def function(ctx: Context, node: Function, rngs: str = "") -> str:
     decorators = [
         decorator(ctx, expression)
         for expression in node.decorator_list
-        if not (unchanged and registers(ctx, expression))
+        if not (unchanged and registers(ctx, expression)) and not _keeps_arguments(ctx, node)
     ]
     indent = " " * node.col_offset
     head = "".join(f"@{written}\n{indent}" for written in decorators if written) + _head(ctx, node, rngs)
@@ -41,6 +41,11 @@ def function(ctx: Context, node: Function, rngs: str = "") -> str:
     if names := _unbound(node, body):
         body = _body(dataclasses.replace(inner, unbound=names), node)
     return head + body
+
+
+def _keeps_arguments(ctx: Context, node: Function) -> bool:
+    """Return whether a constructor's decorator keeps the arguments, for which the file has a line."""
+    return ctx.kind in ctx.watched.kept_arguments and node.name == "__init__" and bool(node.decorator_list)
 
 
 def _head(ctx: Context, node: Function, rngs: str) -> str:
@@ -93,6 +98,10 @@ def _body(ctx: Context, node: Function) -> str:
     docstring = node.body[: int(bool(names) and is_docstring(node.body[0]))]
     lines = [f"{name} = jnp.moveaxis({name}, -1, 1)  # from [N, H, W, C]" for name in names]
     before = [block(ctx, docstring)] if docstring else []
+    if ctx.kind and _keeps_arguments(ctx, node):
+        ctx.needs.stand_ins["ConstructorArguments"] = None
+        values = ", ".join(f"{name.arg}={name.arg}" for name in [*node.args.args[1:], *node.args.kwonlyargs])
+        lines.append(f"self.{ctx.watched.kept_arguments[ctx.kind]} = ConstructorArguments({values})")
     statements = block(ctx, node.body[len(docstring) :], last=True)
     returned = returned_by(ctx, node)
     after = [f"return {returned}"] if returned else []

@@ -11,7 +11,7 @@ from ..reading.scope import UNKNOWN
 from ..reading.source import Source
 from .context import Context
 from .expressions import expression, spliced, text
-from .fragment import Fragment
+from .fragment import Fragment, Hole
 from .names import left_out, reference
 
 QUOTED = re.compile(r"torch\.|Tensor$")
@@ -56,6 +56,10 @@ def _is_literal(source: Source, node: ast.AST) -> bool:
 @expression(ast.JoinedStr)
 def joined_string(ctx: Context, node: ast.JoinedStr) -> Fragment:
     # Its parts have no positions in older Pythons. A shape is formatted the same way in JAX.
+    for name in (part for part in ast.walk(node) if isinstance(part, ast.Name)):
+        value = ctx.scope.value(name)
+        if value is not UNKNOWN and reference(ctx, node, value, name.id).text != name.id:
+            raise Hole(f"{name.id} has another name in JAX")
     return Fragment(ctx.source.segment(node))
 
 

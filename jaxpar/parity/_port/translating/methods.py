@@ -41,7 +41,8 @@ def method(ctx: Context, node: ast.Call, func: ast.Attribute) -> Fragment | None
     # In a line that did not run, a method with a rule is assumed to be a tensor's.
     if owner is None and not ctx.ran(node) and name in (*rules.INITIAL, *DISTRIBUTIONS) and ctx.of_call(node):
         raise Hole(DRAWN)
-    unrecorded = owner is None and ctx.scope.value(func.value) is UNKNOWN and is_method(name)
+    of_text = name == "split" and all(isinstance(getattr(x, "value", None), str) for x in node.args)
+    unrecorded = owner is None and ctx.scope.value(func.value) is UNKNOWN and is_method(name) and not of_text
     if not (owner and owner.is_tensor) and not unrecorded:
         return None
     if owner and not all(issubclass(kind, torch.Tensor) for kind in owner.kinds):
@@ -75,7 +76,11 @@ def is_method(name: str) -> bool:
 
 def _to(ctx: Context, node: ast.Call, owner: ast.expr) -> Fragment:
     """Write `to` and `type`: they convert to a type; a device is left out."""
-    keywords = {k.arg: k.value for k in node.keywords if k.arg not in ("device", "copy", "non_blocking")}
+    keywords = {
+        k.arg: k.value
+        for k in node.keywords
+        if k.arg not in ("device", "copy", "non_blocking", "memory_format")
+    }
     array = translated(ctx, owner)
     for argument in (*node.args, *keywords.values()):
         site, value = ctx.site(argument), ctx.scope.value(argument)
@@ -83,7 +88,7 @@ def _to(ctx: Context, node: ast.Call, owner: ast.expr) -> Fragment:
             return Fragment(f"{array.grouped}.astype({text(ctx, argument)})")
         if site and site.is_tensor:
             return Fragment(f"{array.grouped}.astype({text(ctx, argument, 'a')}.dtype)")
-        if isinstance(value, torch.device) or (site and site.kinds <= {torch.device}):
+        if isinstance(value, torch.device | torch.memory_format) or (site and site.kinds <= {torch.device}):
             continue
         if argument is keywords.get("dtype") and isinstance(owner, ast.Name | ast.Attribute):
             dtype = text(ctx, argument)

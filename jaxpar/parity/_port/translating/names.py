@@ -24,6 +24,7 @@ from ..reading.scope import (
     has_definition,
     import_of,
     import_of_config,
+    imported_relatively,
     is_assigned,
     is_layer,
     is_set_by_functions,
@@ -105,6 +106,8 @@ def attribute(ctx: Context, node: ast.Attribute) -> Fragment:
         return Fragment(f"jnp.issubdtype({text(ctx, node.value)}, jnp.floating)")
     if owner and owner.is_tensor and not _arrays_have(node.attr):
         raise Hole(f"JAX's arrays have no {node.attr}")
+    if site and site.kinds == {torch.dtype} and node.attr == "dtype" and ctx.is_module(node.value):
+        return Fragment(f"jax.tree.leaves(nnx.state({text(ctx, node.value)}, nnx.Param))[0].dtype")
     if variable := _variable(ctx, node):
         return variable
     array = translated(ctx, node.value)
@@ -184,6 +187,9 @@ def reference(ctx: Context, node: ast.AST, value: Any, name: str | None) -> Frag
             return Fragment(function)
         if isinstance(value, torch.nn.attention.SDPBackend):  # of a context that is not written
             return Fragment(repr(value.name))
+        if isinstance(value, str):  # torch's version
+            ctx.needs.note(f"resolved: {ctx.source.place(node)}: {ctx.code(node)} is {str(value)!r}")
+            return Fragment(repr(str(value)), value=str(value))
         raise Hole("there is no rule for it")
     if name is not None and is_set_by_functions(ctx.source, name) and isinstance(value, LITERALS):
         ctx.needs.note(f"resolved: {ctx.source.place(node)}: {name} is {value!r}")
@@ -257,6 +263,8 @@ def _of_file(ctx: Context, name: str, value: Any) -> str:
         return repr(value)  # the import failed, and the file assigns something else
     if line := import_of(ctx.source, name):
         ctx.needs.imports[name] = line
+    elif name in imported_relatively(ctx.source) and isinstance(value, LITERALS):
+        return repr(value)  # of a file of the same package that is not ported
     elif hasattr(builtins, name) and value is getattr(builtins, name):
         return name
     elif isinstance(home := getattr(value, "__module__", None), str) and _is_at(home, value):

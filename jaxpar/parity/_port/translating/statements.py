@@ -6,11 +6,14 @@ A branch that is taken at random raises in the ported file, unless its probabili
 from __future__ import annotations
 
 import ast
+import importlib.util
+import sys
 
 import torch
 
 from .. import rules
-from ..reading.scope import UNKNOWN, dotted
+from ..reading.scope import UNKNOWN, defined_by_user, dotted, is_torchs
+from ..reading.watching import is_users
 from .assignments import kept_in_variable
 from .blocks import begin_of, dedented, statement, with_blocks
 from .caches import is_kept
@@ -23,6 +26,7 @@ from .gradients import is_in_place, stops_gradients, value_of
 from .indexing import PARTS, changed_in_place, rebound
 from .memory import KEEPS, computed_first, decided, returned_by, stored
 from .methods import is_method
+from .names import LITERALS, reference
 from .omitted import is_below, is_drawn_for_chance
 
 ASSERTIONS = (torch._assert, torch._assert_async)
@@ -126,7 +130,31 @@ def imported(ctx: Context, node: ast.Import | ast.ImportFrom) -> str | None:
     modules = (
         [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
     )
-    return None if all(module.split(".")[0] == "torch" for module in modules) else ctx.source.segment(node)
+    if all(module.split(".")[0] == "torch" for module in modules):
+        return None
+    return ctx.source.segment(node) if isinstance(node, ast.Import) else _imported_from(ctx, node)
+
+
+def _imported_from(ctx: Context, node: ast.ImportFrom) -> str | None:
+    """Write an import in a function: what is ported is in the file, under its name or another."""
+    if not node.level and not is_users(_file_of(node.module)):
+        return ctx.source.segment(node)
+    package = ctx.scope.globals.get("__package__", "")
+    home = importlib.import_module("." * node.level + (node.module or ""), package)
+    lines = []
+    for alias in node.names:
+        name, value = alias.asname or alias.name, getattr(home, alias.name, UNKNOWN)
+        if defined_by_user(value) or is_torchs(value) or isinstance(value, LITERALS):
+            written = repr(value) if isinstance(value, LITERALS) else reference(ctx, node, value, name).text
+            lines += [f"{name} = {written}"] * (written != name)
+        else:
+            lines.append(f"from {home.__name__} import {alias.name}" + f" as {name}" * (name != alias.name))
+    return f"\n{' ' * node.col_offset}".join(lines) or None
+
+
+def _file_of(module: str | None) -> str:
+    spec = importlib.util.find_spec(module) if module and module in sys.modules else None
+    return (spec and spec.origin) or ""
 
 
 @statement(ast.With)
@@ -170,10 +198,23 @@ def call_statement(ctx: Context, node: ast.Expr) -> str | None:
     if isinstance(call.func, ast.Attribute):
         if isinstance(call.func.value, ast.Call) and call.func.attr == "__init__":
             return super_init(ctx, call)
-        if written := _method_statement(ctx, call, call.func):
+        if written := _method_statement(ctx, call, call.func) or _more_arguments(ctx, call, call.func):
             return written
     variable = rebound(ctx, node)
     return f"{variable} = {text(ctx, call)}" if variable else text(ctx, call)
+
+
+def _more_arguments(ctx: Context, call: ast.Call, func: ast.Attribute) -> str | None:
+    """Write a library's `self.register(width=width)`, which adds to the arguments that are kept."""
+    attribute = ctx.watched.kept_arguments.get(ctx.kind) if ctx.kind else None
+    site = ctx.site(func)
+    if attribute is None or site is None or call.args or ctx.in_call(call):
+        return None
+    names, owners = {keyword.arg for keyword in call.keywords}, ctx.modules(func.value)
+    is_kept_there = bool(owners) and all(names <= {*getattr(owner, attribute)} for owner in owners)
+    if not names or not is_kept_there or any(map(defined_by_user, site.objects.values())):
+        return None
+    return f"vars(self.{attribute}).update({', '.join(text(ctx, keyword) for keyword in call.keywords)})"
 
 
 def _method_statement(ctx: Context, call: ast.Call, func: ast.Attribute) -> str | None:
