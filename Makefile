@@ -154,7 +154,7 @@ peers: .venv-peers/.ready
 	  'segmentation-models-pytorch==0.6.0' 'vit-pytorch==1.26.11' 'denoising-diffusion-pytorch==2.3.4' \
 	  'labml-nn==0.5.1' 'labml==0.4.168' 'labml-helpers==0.4.89' 'ema-pytorch==0.8.3' 'accelerate==1.15.0' \
 	  'pytorch-fid==0.3.0' 'gitpython==3.2.1' 'gitdb==4.0.12' 'smmap==5.0.3' \
-	  'monai==1.6.1'
+	  'monai==1.6.1' 'diffusers==0.35.2'
 	@touch $@
 
 mutants: $(READY)

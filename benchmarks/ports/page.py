@@ -32,6 +32,7 @@ TITLES = {
     "labml": "labml_nn",
     "pytorch_cifar": "pytorch-cifar",
     "monai": "monai.networks.nets",
+    "diffusers": "diffusers",
 }
 LIMIT = 1e-10
 """The largest relative difference. Beyond it compare says "same" of constants that torch has in float32, and
@@ -55,7 +56,8 @@ and a decoder of segmentation-models-pytorch, less 5 that torch refuses; of vit-
 that takes images, video or signals alone; of denoising-diffusion-pytorch the network of each file that has
 one; of each file of labml_nn that imports, one module; of pytorch-cifar, of which PYTORCH_CIFAR names a
 checkout, the smallest model of each file, less one that torch refuses; of each file of monai.networks.nets
-one network, less ten files that need other packages, weights or lists of images. A seed shuffles a frame's
+one network, less ten files that need other packages, weights or lists of images; of diffusers, 29 small
+configurations of its networks and their blocks. A seed shuffles a frame's
 names. The failures of the first half are read, and the rules mended; of the second half, the numbers are
 only reported. A sample of the reported half is its first names. *beyond* is the same but for constants that
 torch has in float32, or for digits that cancel; *out of time* needed more than its run allowed (240, 300 or

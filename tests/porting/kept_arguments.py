@@ -93,14 +93,17 @@ class Registered(Base):
     @register
     def __init__(self, width=4, depths=(1, 2), scale=2.0):
         super().__init__()
-        self.layers = []
-        for depth in depths:
-            self.layers += [nn.Linear(width, width) for _ in range(depth)]
-        self.layers = nn.ModuleList(self.layers)
+        self.make_layers(width=width, depths=depths)
         self.alpha = nn.Parameter(torch.ones(width))
         self.alpha.requires_grad = True
         self.register_buffer("shift", torch.arange(float(width)), persistent=len(depths) > 2)
         self.register_buffer("step", torch.ones(width), persistent=len(depths) > 1)
+
+    def make_layers(self, width, depths):
+        self.layers = []
+        for depth in depths:
+            self.layers += [nn.Linear(width, width) for _ in range(depth)]
+        self.layers = nn.ModuleList(self.layers)
 
     @hooked
     def encode(self, x):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from . import (
     denoising_diffusion_,
+    diffusers_,
     labml_,
     monai_,
     ours,
@@ -34,8 +35,9 @@ GROUPS = {
     "labml": labml_.CASES,
     "pytorch_cifar": pytorch_cifar_.CASES,
     "monai": monai_.CASES,
+    "diffusers": diffusers_.CASES,
 }
 BY_NAME = {f"{group}/{case.name}": case for group, cases in GROUPS.items() for case in cases}
 REFUSED = frozenset((*smp_.REFUSED, *pytorch_cifar_.REFUSED))
-FRAMES = ("timm", "smp", "vit_pytorch", "denoising_diffusion", "labml", "pytorch_cifar", "monai")
+FRAMES = ("timm", "smp", "vit_pytorch", "denoising_diffusion", "labml", "pytorch_cifar", "monai", "diffusers")
 """The groups that are all of a library, of which one half is only asked."""

@@ -158,7 +158,9 @@ def _set_attribute(
     in_constructor = getattr(ctx.source.around(node), "name", "") == "__init__"
     # NNX fixes at the first assignment whether an attribute can hold arrays; None alone would be static.
     grows = bool(site and site.kinds & {list}) and _grows(ctx, target)
-    if _is_replaced(ctx, target, node.value) or (grows and in_constructor and _holds_modules(ctx, target)):
+    if _is_replaced(ctx, target, node.value) or (
+        grows and ctx.only_making(target) and _holds_modules(ctx, target)
+    ):
         written = f"nnx.data({written})"
     elif site and site.kinds & {list} and not _grows(ctx, target):
         # NNX puts static attributes into the key of a compiled program, which must be hashable.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import sys
+from types import FunctionType
 
 import torch
 
@@ -212,8 +213,9 @@ def _more_arguments(ctx: Context, call: ast.Call, func: ast.Attribute) -> str | 
         return None
     names, owners = {keyword.arg for keyword in call.keywords}, ctx.modules(func.value)
     is_kept_there = bool(owners) and all(names <= {*getattr(owner, attribute)} for owner in owners)
-    if not names or not is_kept_there or any(map(defined_by_user, site.objects.values())):
-        return None
+    files = [x.__code__.co_filename for x in site.objects.values() if isinstance(x, FunctionType)]
+    if not names or not is_kept_there or len(files) < len(site.objects) or any(map(is_users, files)):
+        return None  # the user's own method, which is in the file
     return f"vars(self.{attribute}).update({', '.join(text(ctx, keyword) for keyword in call.keywords)})"
 
 
