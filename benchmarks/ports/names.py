@@ -16,7 +16,7 @@ OURS = frozenset(
     {
         *("nnx", "jax", "jnp", "nn", "F", "struct", "rngs", "__call__", "__hash__"),
         *("hole", "line", "NotImplementedError", "INITIAL_VALUES", "initial_values", "initialise", "net"),
-        *("deterministic", "partial"),
+        *("deterministic", "partial", "ConstructorArguments"),
     }
 )
 """What every port may say: what it imports, its random numbers, the hash of a config, and the function that
