@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import dataclasses
 import functools
 import inspect
 import re
@@ -176,7 +177,7 @@ def reference(ctx: Context, node: ast.AST, value: Any, name: str | None) -> Frag
         if jaxpar_layer(value) is None:
             raise Hole(f"jaxpar has no {value.__name__}")
         return Fragment(f"nn.{value.__name__}")
-    if defined_by_user(value) and has_definition(value):
+    if (defined_by_user(value) or _is_outputs(value)) and has_definition(value):
         return Fragment(_users(ctx, node, value))
     if isinstance(value, ModuleType) and value.__name__ in rules.MODULES:
         return Fragment(rules.MODULES[value.__name__])
@@ -195,6 +196,11 @@ def reference(ctx: Context, node: ast.AST, value: Any, name: str | None) -> Frag
         ctx.needs.note(f"resolved: {ctx.source.place(node)}: {name} is {value!r}")
         return Fragment(repr(value), value=value)
     return Fragment(_of_module(ctx, node) if name is None else _of_file(ctx, name, value))
+
+
+def _is_outputs(value: Any) -> bool:
+    """Return whether a class holds a library's outputs, in a file that need not import torch."""
+    return dataclasses.is_dataclass(value) and any(map(stand_in, getattr(value, "__mro__", ())[1:]))
 
 
 def _is_at(module: str, value: Any) -> bool:
