@@ -10,7 +10,7 @@ from porting import kept_arguments, reasons, reasons_builders, records
 from jaxpar import parity
 from jaxpar.parity._port.translating import caches
 
-NAMES = ("Initialized", "Images", "Biased", "Built", "Walked", "Records", "Asks", "Registered")
+NAMES = ("Initialized", "Images", "Biased", "Built", "Walked", "Records", "Asks", "Compared", "Registered")
 FILES = (reasons, reasons_builders, records, kept_arguments)
 KINDS = {name: next(getattr(file, name) for file in FILES if hasattr(file, name)) for name in NAMES}
 
@@ -48,6 +48,7 @@ LEFT_OUT = {
     "Walked": ("hole(",),
     "Records": ("hole(", "partial("),
     "Registered": ("hole(", "named_parameters", "@register", "requires_grad"),
+    "Compared": ("hole(", "self.weight", "self.out.weight"),
     "Asks": ("hole(", "memory_format", "is_exporting", "is_pinned"),
 }
 """Initial values, registrations, choices that the constructor made, and what depends on the machine."""

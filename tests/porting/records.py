@@ -81,3 +81,25 @@ class Asks(nn.Module):
         kind = torch.promote_types(x.dtype, self.table.dtype)
         x = x.where(mask, self.table[self.inverse])
         return x.sum((2, 3), dtype=kind), x.mean(1, dtype=kind, keepdim=True), x.select(-2, -1)
+
+
+class Norm(nn.LayerNorm):
+    """LayerNorm in the type of its input, with weights or without."""
+
+    def forward(self, x):
+        weight = self.weight.to(x.dtype) if self.weight is not None else None
+        bias = self.bias.to(x.dtype) if self.bias is not None else None
+        return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
+
+
+class Compared(nn.Module):
+    inputs = ((3, 4),)
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Norm(4), Norm(4, elementwise_affine=False)
+        self.out = nn.Linear(4, 4, bias=False)
+
+    def forward(self, x):
+        x = self.out(self.second(self.first(x)))
+        return x if self.out.weight is not None and self.out.bias is None else -x

@@ -130,7 +130,7 @@ def _variable(ctx: Context, node: ast.Attribute) -> Fragment | None:
     parent = ctx.source.parents.get(node)
     is_compared = isinstance(parent, ast.Compare) and any(map(is_none, parent.comparators))
     # The variable itself is assigned, or compared with None; only its array is computed with.
-    if not modules or isinstance(node.ctx, ast.Store) or is_compared:
+    if not modules or isinstance(node.ctx, ast.Store):
         return None
     # Modules of several classes pass here: the text must be right for all of them.
     # mypy takes the class of an object of any type for one without a hash.
@@ -141,6 +141,8 @@ def _variable(ctx: Context, node: ast.Attribute) -> Fragment | None:
         raise Hole("Flax has this tensor in another form")
     leaf, _, transposed = counterpart.partition("[...]")
     variable = f"{text(ctx, node.value, 'a')}.{leaf}"
+    if is_compared:
+        return Fragment(variable)
     site = ctx.site(node)
     if site and NoneType in site.kinds:  # a layer without bias
         both = len(site.kinds) > 1
