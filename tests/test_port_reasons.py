@@ -48,7 +48,7 @@ LEFT_OUT = {
     "Walked": ("hole(",),
     "Records": ("hole(", "partial("),
     "Registered": ("hole(", "named_parameters", "@register", "requires_grad"),
-    "Compared": ("hole(", "self.weight", "self.out.weight"),
+    "Compared": ("hole(", "self.weight", "self.out.weight", "[...] is", "else None) is"),
     "Asks": ("hole(", "memory_format", "is_exporting", "is_pinned"),
 }
 """Initial values, registrations, choices that the constructor made, and what depends on the machine."""
