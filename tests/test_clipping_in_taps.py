@@ -141,6 +141,16 @@ def test_unknown_rates_follow_the_other_runs_schedule(tmp_path):
     assert "rate" in result.causes[0], str(result)
 
 
+def test_another_optimizer_is_searched_for(tmp_path):
+    """Run B is Adam that clips after its gradients are tapped, and run A is SGD."""
+    tap_torch(tmp_path / "a", "sgd", "norm")
+    tap_jax(tmp_path / "b", "adam", "norm", 4.0)
+    result = parity.bisect(tmp_path / "a", tmp_path / "b")
+    assert any("before it clips" in note for note in result.notes), str(result)
+    assert result.part == "parameters", str(result)
+    assert "clip" not in " ".join(result.causes), str(result)
+
+
 def test_the_nudged_run_is_clipped_too(tmp_path):
     tap_jax(tmp_path / "a", "momentum", "norm", 4.0)
     tap_jax(tmp_path / "nudged", "momentum", "norm", 4.0)

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from .._loops.fitting import Fit
+from .._loops.recipe import Recipe
 from .digests import COLUMNS
 from .envelope import unit_of
 from .matching import Aligned, MatchedNames
 from .run import BITS, LARGEST, LEAST, MEAN, NORM, Table, TappedRun
-from .sampled_updates import sampled_updates
+from .sampled_updates import SampledUpdates, sampled_updates
 from .scene import Scene
 
 FORMS = ("the global norm", "the values", "the norm of each array")
@@ -151,27 +152,31 @@ def _later(
     if tapped is None or not any(magnitudes(table)[clipping.form] > clipping.limit for table in tables):
         return None, clipping
     rounded = float(f"{clipping.limit:.4g}")  # torch's clipped norms are a little below the limit
-    clippings = [
-        Clipping(clipping.form, limit, eps)
-        for limit in dict.fromkeys((rounded, clipping.limit))
-        for eps in (0.0, 1e-6)
-        if abs(limit - clipping.limit) <= 2e-5 * limit
-    ]
+    limit = rounded if abs(rounded - clipping.limit) <= 2e-5 * rounded else clipping.limit
+    clippings = [Clipping(clipping.form, limit, eps) for eps in (0.0, 1e-6)]
     clipped = [sampled_updates(x.of_run(run), names, side, steps) or tapped for x in clippings]
-    explanations = (updates.explained(unit) for updates in (tapped, *clipped))
-    explained = next(filter(None, explanations), None)
-    if explained is None:
+    others = sampled_updates(other, names, 1 - side, steps)
+    others_explained = others.explained(unit) if others is not None else None
+    recipe = _recipe((tapped, *clipped), others_explained and others_explained[0], unit)
+    if recipe is None:
         return None, clipping
-    recipe, schedule = explained[0], _schedule(runs, steps)
-    if schedule is None and (updates := sampled_updates(other, names, 1 - side, steps)):
-        result = updates.explained(unit)
-        schedule = _rates(result and result[1])
+    schedule = _schedule(runs, steps)
+    if schedule is None:
+        schedule = _rates(others_explained and others_explained[1])
     spread = [_unevenness(_rates(updates.fit(recipe, unit)), schedule) for updates in (tapped, *clipped)]
     plain, later = spread[0], min(spread[1:])
     near, far = sorted((plain, later))
     if near == np.inf or not (far == np.inf or (near < EVEN and far > CLEARLY * near)):
         return None, clipping
     return later < plain, clippings[spread[1:].index(later)]
+
+
+def _recipe(options: Sequence[SampledUpdates], others: Recipe | None, unit: float) -> Recipe | None:
+    """Return an optimizer that explains one of the updates: the other run's first, which takes no search."""
+    if others is not None and any(updates.fit(others, unit) for updates in options):
+        return others
+    explained = next(filter(None, (updates.explained(unit) for updates in options)), None)
+    return explained and explained[0]
 
 
 def _schedule(runs: Sequence[TappedRun], steps: Sequence[int]) -> np.ndarray | None:
