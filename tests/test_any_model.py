@@ -149,6 +149,54 @@ def test_a_layer_of_equinox_inside_of_vmap_is_the_place_of_a_difference(case):
     assert different == ([place] if "differs" in words else [])
 
 
+class TurnedBlock(torch.nn.Module):
+    """A norm over channels, for which torch's are last."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = torch.nn.Conv2d(3, 4, 3), torch.nn.LayerNorm(4)
+        self.out = torch.nn.Conv2d(4, 4, 1)
+
+    def forward(self, x):
+        return self.out(self.norm(self.conv(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
+
+
+class ChannelNorm(eqx.Module):
+    weight: jax.Array
+    bias: jax.Array
+    eps: float = eqx.field(static=True)
+
+    def __call__(self, x):
+        x = (x - x.mean(0)) / jnp.sqrt(x.var(0) + self.eps)
+        return x * self.weight[:, None, None] + self.bias[:, None, None]
+
+
+class ChannelsFirst(eqx.Module):
+    conv: eqx.Module
+    norm: eqx.Module
+    out: eqx.Module
+
+    def __init__(self, eps):
+        keys = jax.random.split(jax.random.key(0), 2)
+        self.conv, self.out = eqx.nn.Conv2d(3, 4, 3, key=keys[0]), eqx.nn.Conv2d(4, 4, 1, key=keys[1])
+        self.norm = ChannelNorm(jnp.ones(4), jnp.zeros(4), eps)
+
+    def __call__(self, x):
+        return self.out(self.norm(self.conv(x)))
+
+
+@pytest.mark.parametrize("length", [6, 9], ids=["all axes are equal", "axes differ"])
+def test_torchs_permute_around_a_layer_is_no_cause(length):
+    images = np.random.default_rng(0).standard_normal((2, 3, length, length))
+    model = (lambda net, x: jax.vmap(net)(x), ChannelsFirst(1e-2))
+    found = parity.compare(TurnedBlock(), model, images).divergence
+    assert found.candidate == "out"
+    assert "norm is on the way and was not replayed" in found.where
+    assert ("is called with channels last" in found.where) == (length == 6)
+    assert not any("permute" in cause.text for cause in found.causes), found
+    assert parity.compare(TurnedBlock(), (model[0], ChannelsFirst(1e-5)), images).same
+
+
 def haiku_net(eps=1e-5, act=jax.nn.relu):
     def net(x):
         x = hk.LayerNorm(-1, True, True, eps=eps, name="norm")(act(hk.Linear(8, name="first")(x)))

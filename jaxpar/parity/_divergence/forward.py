@@ -8,7 +8,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,11 @@ from .flax_replay import Key, innermost, replay
 from .recorded_replay import replayed_by_record
 from .search import EQUAL, relative_error, with_tensors
 from .torch_trace import LayerCall, Trace, tensors, watched
+
+OVERRIDDEN = "has a forward of its own, and Flax's layer is the plain one"
+CHANNELS_FIRST = "is called with channels last, and Flax's layer with channels first"
+NEARER = 0.01
+"""An array is in another layout if its error there is so much smaller."""
 
 
 def forward_passes(pair: ModelPair, batches: Batches, step: int) -> AlignedForward:
@@ -65,13 +71,32 @@ def align(forward: AlignedForward) -> AlignedForward:
     # the following layers get arrays that show their own layout.
     while turned := forward.turned(forward.trace.calls):
         forward = replayed(dataclasses.replace(forward, channels_last=forward.channels_last | turned))
-    if overridden := {forward.key(call) for call in forward.free.calls if _is_overridden(forward, call)}:
-        forward = replayed(forward, without=overridden)
+    without = {forward.key(call): OVERRIDDEN for call in forward.free.calls if _is_overridden(forward, call)}
+    if without:
+        forward = replayed(forward, without)
+    # Where a layer is left out, the following ones get arrays that show their own layout.
+    while others := [call for call in forward.trace.calls if _has_channels_first(forward, call)]:
+        without |= {forward.key(call): CHANNELS_FIRST for call in others}
+        forward = replayed(forward, without)
     mark(forward, forward.trace)
     return dataclasses.replace(forward, layers=tuple(map(forward.result, forward.trace.calls)))
 
 
-def replayed(forward: AlignedForward, without: Collection[Key] = ()) -> AlignedForward:
+def _has_channels_first(forward: AlignedForward, call: LayerCall) -> bool:
+    """Whether a library's layer has channels first where torch's, after a permute, has them last."""
+    both = forward.arriving(call).get(0)
+    if not (isinstance(forward.candidate, FlaxSide) and forward.candidate.net.is_pytree and both):
+        return False
+    flax_array, torch_array = both
+    if torch_array.ndim < 3 or np.moveaxis(torch_array, -1, 1).shape != flax_array.shape:
+        return False
+    # Only the values distinguish axes of equal length.
+    as_first = relative_error(flax_array, np.moveaxis(torch_array, -1, 1))
+    return as_first < NEARER * relative_error(flax_array, torch_array)
+
+
+def replayed(forward: AlignedForward, without: Mapping[Key, str] = MappingProxyType({})) -> AlignedForward:
+    """Replay Flax; `without` has the layers that are not replayed, and why."""
     if forward.candidate.is_recorded:
         with_record = replayed_by_record(forward, without)
         restore(forward)
@@ -84,11 +109,12 @@ def replayed(forward: AlignedForward, without: Collection[Key] = ()) -> AlignedF
     return _explained(dataclasses.replace(forward, replay=arrays), without)
 
 
-def _explained(forward: AlignedForward, without: Collection[Key]) -> AlignedForward:
+def _explained(forward: AlignedForward, without: Mapping[Key, str]) -> AlignedForward:
     calls = {forward.key(call): call for call in forward.trace.calls}
     arrays = forward.replay
-    why = "has a forward of its own, and Flax's layer is the plain one"
-    unreplayed = arrays.unreplayed | {key: f"{forward.kind(calls[key])} {why}" for key in without}
+    unreplayed = arrays.unreplayed | {
+        key: f"{forward.kind(calls[key])} {why}" for key, why in without.items()
+    }
     return dataclasses.replace(forward, replay=dataclasses.replace(arrays, unreplayed=unreplayed))
 
 
