@@ -30,6 +30,14 @@ def test_a_reason_is_none(name):
     assert port.largest < 1e-10
 
 
+@pytest.mark.slow
+def test_a_type_that_is_a_constant_is_kept():
+    """The proof in float64 leaves types out, so the text must be right."""
+    source = ported(records.Rounded).source
+    assert "return jnp.bfloat16" in source
+    assert "self.linear(x.astype(self.dtype).astype(x.dtype))" in source
+
+
 LEFT_OUT = {
     "Initialized": ("start", "rescale", "erfinv", "initialize", "dd", "hole", "use_fused"),
     "Images": ("Unused", "register", "get_norm", "is_cuda", "num_batches_tracked", "hole("),

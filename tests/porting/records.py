@@ -103,3 +103,20 @@ class Compared(nn.Module):
     def forward(self, x):
         x = self.out(self.second(self.first(x)))
         return x if self.out.weight is not None and self.out.bias is None else -x
+
+
+class Rounded(nn.Module):
+    """Its property `dtype` is a constant, and not the type of its parameters."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    @property
+    def dtype(self):
+        return torch.bfloat16
+
+    def forward(self, x):
+        return self.linear(x.to(self.dtype).to(x.dtype))

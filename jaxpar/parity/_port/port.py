@@ -40,6 +40,7 @@ from .reading.building import (
     kept_arguments,
     maker_of,
     record_constructions,
+    typed_by_parameters,
 )
 from .reading.counting import lines_of
 from .reading.scope import defined_by_user
@@ -325,6 +326,7 @@ def _ran(
         nets: list[nn.Module] = []
         watched = watch(make_nets, call, flow)
         watched.kept_arguments = kept_arguments(calls)
+        watched.typed_by_parameters = typed_by_parameters(functools.partial(_seeded, make), net)
         watched.remembers = functools.cache(lambda: remembers(make, inputs, kwargs))
         return make, net, nets, calls, watched
     except PortError:

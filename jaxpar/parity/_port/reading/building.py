@@ -80,6 +80,26 @@ def kept_arguments(calls: Constructions) -> dict[type, str]:
     return attributes
 
 
+def typed_by_parameters(make: Callable[[], nn.Module], net: nn.Module) -> frozenset[type]:
+    """Return the classes whose property `dtype` is their parameters' type, and no constant."""
+    kinds = {
+        type(child) for child in net.modules() if isinstance(getattr(type(child), "dtype", None), property)
+    }
+    if not kinds:
+        return frozenset()
+    constant = {
+        type(child) for child in make().double().modules() if type(child) in kinds and not _is_double(child)
+    }
+    return frozenset(kinds - constant)
+
+
+def _is_double(module: Any) -> bool:
+    try:
+        return module.dtype is torch.float64
+    except Exception:  # a property of a module that is in another state
+        return False
+
+
 def _equal(one: Any, other: Any) -> bool:
     try:
         return one is other or bool(one == other)

@@ -93,7 +93,8 @@ class Watched:
 
     `lines` and `called` are (path, line) of all statements that ran, and of those that ran in the module's
     call. `remembers` returns whether a call's outputs depend on earlier calls, and `memories` what the
-    translator made of a class's memory. `kept_arguments` has the attributes of constructors' arguments.
+    translator made of a class's memory. `kept_arguments` has the attributes of constructors' arguments,
+    and `typed_by_parameters` the classes whose `dtype` is that of their parameters.
     """
 
     def __init__(self) -> None:
@@ -108,6 +109,7 @@ class Watched:
         self.remembers: Callable[[], bool] = lambda: True
         self.memories: dict[tuple[str, int], Any] = {}
         self.kept_arguments: dict[type, str] = {}
+        self.typed_by_parameters: frozenset[type] = frozenset()
 
     def probe(self, key: Key, value: Any) -> Any:
         self.sites.setdefault(key, Site()).add(value)

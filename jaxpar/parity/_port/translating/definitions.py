@@ -267,7 +267,7 @@ def _method(ctx: Context, value: type, node: Function) -> str | None:
     if ctx.kind is None and method.__code__ not in ctx.watched.functions and _is_mixed_in(value):
         ctx.needs.note(f"{name} is not ported: the example does not run it")
         return None
-    if ctx.kind and node.name == "dtype" and isinstance(vars(value)["dtype"], property):
+    if node.name == "dtype" and any(issubclass(kind, value) for kind in ctx.watched.typed_by_parameters):
         return None  # what reads it has the parameters' type
     if ctx.kind is None:
         with contextlib.suppress(Beyond):

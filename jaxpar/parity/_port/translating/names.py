@@ -107,7 +107,8 @@ def attribute(ctx: Context, node: ast.Attribute) -> Fragment:
         return Fragment(f"jnp.issubdtype({text(ctx, node.value)}, jnp.floating)")
     if owner and owner.is_tensor and not _arrays_have(node.attr):
         raise Hole(f"JAX's arrays have no {node.attr}")
-    if site and site.kinds == {torch.dtype} and node.attr == "dtype" and ctx.is_module(node.value):
+    modules = ctx.modules(node.value) if node.attr == "dtype" else []
+    if modules and ctx.watched.typed_by_parameters.issuperset(map(type, modules)):
         return Fragment(f"jax.tree.leaves(nnx.state({text(ctx, node.value)}, nnx.Param))[0].dtype")
     if variable := _variable(ctx, node):
         return variable
