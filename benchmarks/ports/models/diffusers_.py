@@ -16,6 +16,11 @@ UNET: dict[str, Any] = {
     "layers_per_block": 1,
     "norm_num_groups": 4,
 }
+UNET2D: dict[str, Any] = UNET | {
+    "attention_head_dim": 4,
+    "down_block_types": ("DownBlock2D", "AttnDownBlock2D"),
+    "up_block_types": ("AttnUpBlock2D", "UpBlock2D"),
+}
 AUTOENCODER: dict[str, Any] = {
     "block_out_channels": (8, 16),
     "down_block_types": ("DownEncoderBlock2D",) * 2,
@@ -47,27 +52,8 @@ def case(name: str, module: str, kind: str, inputs: Any, *args: Any, kw: Any = N
 
 
 CASES = (
-    case(
-        "unet2d",
-        ROOT,
-        "UNet2DModel",
-        (IMAGE, TIMES),
-        **UNET,
-        attention_head_dim=4,
-        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
-        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
-    ),
-    case(
-        "unet2d_tuple",
-        ROOT,
-        "UNet2DModel",
-        (IMAGE, TIMES),
-        **UNET,
-        attention_head_dim=4,
-        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
-        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
-        kw={"return_dict": False},
-    ),
+    case("unet2d", ROOT, "UNet2DModel", (IMAGE, TIMES), **UNET2D),
+    case("unet2d_tuple", ROOT, "UNet2DModel", (IMAGE, TIMES), **UNET2D, kw={"return_dict": False}),
     case(
         "unet2d_condition",
         ROOT,
