@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,7 @@ import torch
 from flax import linen
 
 from jaxpar import parity
-from jaxpar.errors import MatchError
+from jaxpar.errors import MaskError, MatchError
 
 eqx = pytest.importorskip("equinox")
 hk = pytest.importorskip("haiku")
@@ -195,6 +197,29 @@ def test_torchs_permute_around_a_layer_is_no_cause(length):
     assert ("is called with channels last" in found.where) == (length == 6)
     assert not any("permute" in cause.text for cause in found.causes), found
     assert parity.compare(TurnedBlock(), (model[0], ChannelsFirst(1e-5)), images).same
+
+
+class Dropped(eqx.Module):
+    linear: eqx.Module
+    drop: eqx.Module
+
+    def __init__(self, inference):
+        self.linear = eqx.nn.Linear(6, 4, key=jax.random.key(0))
+        self.drop = eqx.nn.Dropout(0.5, inference=inference)
+
+    def __call__(self, x):
+        return self.drop(self.linear(x), key=jax.random.key(1))
+
+
+def test_a_dropout_of_equinox_draws_by_its_own_key():
+    """Torch's masks do not reach it: it differs where torch does not drop, and is refused where it does."""
+    net = torch.nn.Sequential(OrderedDict(linear=torch.nn.Linear(6, 4), drop=torch.nn.Dropout(0.5)))
+    x = np.random.default_rng(0).standard_normal((5, 6))
+    active, inactive = ((lambda net, x: jax.vmap(net)(x), Dropped(inference)) for inference in (False, True))
+    assert parity.compare(net, inactive, x, training=False).same
+    assert parity.compare(net, active, x, training=False).divergence.candidate == "drop"
+    with pytest.raises(MaskError, match="torch dropped 1 times and Flax 0 times"):
+        parity.compare(net, active, x)
 
 
 def haiku_net(eps=1e-5, act=jax.nn.relu):

@@ -278,6 +278,7 @@ PLANTS = [
         ('min(first.get(id(node), path), path, key=_in_state)', 'first.get(id(node), path)', "tests/test_port.py -m slow -k \"same and Shared\""),
     ),
     *plants("jaxpar/parity/_sides/flax_dropout.py",
+        ('or hasattr(layer, "inference")', '', "tests/test_any_model.py -k own_key"),
         ('or not last)', 'or False)', "tests/test_port.py -m \"not long\" -k \"same and CNN\""),
         ('return jnp.abs(factor * p - 1) < SAME_CHANCE', 'return factor != 0', "tests/test_port.py -k \"another and chance\""),
     ),
