@@ -15,13 +15,15 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def asked(module: str, arguments: Iterable[object], log: Path, limit: float) -> str:
-    """Runs `python -m module arguments`, with its output in a file; why it failed, or nothing."""
+    """Run `python -m module arguments` with its output in a file, and return why it failed, or ""."""
     command = [sys.executable, "-m", module, *map(str, arguments)]
     with log.open("w") as output:
         try:
             subprocess.run(command, cwd=ROOT, stdout=output, stderr=output, timeout=limit, check=True)
-        except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
-            return str(error)
+        except subprocess.TimeoutExpired as error:
+            return f"it timed out after {error.timeout:g} seconds"
+        except subprocess.CalledProcessError as error:
+            return f"its process ended with {error.returncode}"
     return ""
 
 

@@ -67,15 +67,16 @@ class Question:
 
 
 def cured(model: Any, settings: Mapping[str, Any]) -> Any:
-    """The torch model with other settings: `approximate` of GELUs, `eps` of norms, layers left out."""
+    """Return the torch model with `approximate` of GELUs, `eps` of layers in `below`, and without layers."""
     import torch
 
-    for layer in model.modules():
+    for path, layer in model.named_modules():
         if "approximate" in settings and isinstance(layer, torch.nn.GELU):
             layer.approximate = settings["approximate"]
         elif "approximate" in settings and type(layer).__name__ == "GELUActivation":
             layer.act = torch.nn.GELU(settings["approximate"])
-        if "eps" in settings and isinstance(getattr(layer, "eps", None), float):
+        is_below = settings.get("below", "") in path
+        if "eps" in settings and is_below and isinstance(getattr(layer, "eps", None), float):
             layer.eps = settings["eps"]
     for path in settings.get("without", ()):
         model.set_submodule(path, torch.nn.Identity())

@@ -48,5 +48,6 @@ def tensorflow_files() -> None:
         module = sys.modules.setdefault(name, ModuleType(name))
         module.__spec__ = module.__spec__ or ModuleSpec(name, None)
     sys.modules["tensorflow.errors"].NotFoundError = FileNotFoundError  # type: ignore[attr-defined]
-    sys.modules["tensorflow"].Tensor = type("Tensor", (), {})  # type: ignore[attr-defined]
+    for kind in ("Tensor", "Variable"):  # by which einops knows arrays of TensorFlow
+        setattr(sys.modules["tensorflow"], kind, type(kind, (), {}))
     sys.modules["tensorflow"].errors = sys.modules["tensorflow.errors"]  # type: ignore[attr-defined]

@@ -90,7 +90,16 @@ def dinov3() -> Any:
 
 PAIRS = (
     Pair("bonsai/bonsai/models/resnet/modeling.py", resnet_torch, resnet, images(), LAST),
-    Pair("bonsai/bonsai/models/densenet121/modeling.py", densenet_torch, densenet, images(), LAST),
+    Pair(
+        "bonsai/bonsai/models/densenet121/modeling.py",
+        densenet_torch,
+        densenet,
+        images(),
+        LAST,
+        cause="padding",
+        why="bonsai pads its first convolution and pool by SAME, which is uneven where they stride; "
+        "torchvision pads them evenly, by 3 and 1. No setting of torch's layers is uneven.",
+    ),
     Pair("bonsai/bonsai/models/efficientnet/modeling.py", efficientnet_torch, efficientnet, images(), LAST),
     Pair(
         "bonsai/bonsai/models/convnext/modeling.py",

@@ -233,20 +233,26 @@ CLASSIFICATION: Mapping[str, tuple[Any, Any, int]] = {
     "vgg": (vgg_torch, vgg_jax, 28),
     "vit": (vit_torch, vit_jax, 16),
 }
+NORMS: Mapping[str, Any] = {
+    "cure": {"approximate": "tanh", "eps": 1e-5},
+    "cause": "gelu|epsilon",
+    "why": "`jax.nn.gelu` is tanh's form of GELU by default, and Equinox's LayerNorm has an epsilon of "
+    "1e-5; torch's models have the exact form, and 1e-6.",
+}
 FIELDS: Mapping[str, Mapping[str, Any]] = {
-    "convnext": TANH,
+    "convnext": {
+        "cure": {"approximate": "tanh", "eps": 1e-5, "below": ".block."},
+        "cause": "gelu|epsilon",
+        "why": "`jax.nn.gelu` is tanh's form of GELU by default, and the norms of blocks have Equinox's "
+        "epsilon of 1e-5; torchvision has the exact form, and 1e-6.",
+    },
     "swin": TANH,
     "vgg": {
         "cure": {"without": ("classifier.1",)},
         "cause": "relu",
         "why": "`vgg.py` has no ReLU behind the first layer of its classifier, and torchvision has.",
     },
-    "vit": {
-        "cure": {"approximate": "tanh", "eps": 1e-5},
-        "cause": "gelu|epsilon",
-        "why": "`jax.nn.gelu` is tanh's form of GELU by default, and Equinox's LayerNorm has an epsilon of "
-        "1e-5; timm has the exact form, and 1e-6.",
-    },
+    "vit": NORMS,
 }
 SEGMENTATION = {
     "deeplabv3": ("DeepLabHead", "DeepLabV3"),
