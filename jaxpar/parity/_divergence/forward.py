@@ -32,7 +32,7 @@ from .torch_trace import LayerCall, Trace, tensors, watched
 OVERRIDDEN = "has a forward of its own, and Flax's layer is the plain one"
 CHANNELS_FIRST = "is called with channels last, and Flax's layer with channels first"
 NEARER = 0.01
-"""An array is in another layout if its error there is so much smaller."""
+"""How much smaller the error of an array is in a layout that is its own."""
 
 
 def forward_passes(pair: ModelPair, batches: Batches, step: int) -> AlignedForward:

@@ -94,7 +94,7 @@ class Watched:
     `lines` and `called` are (path, line) of all statements that ran, and of those that ran in the module's
     call. `remembers` returns whether a call's outputs depend on earlier calls, and `memories` what the
     translator made of a class's memory. `kept_arguments` has the attributes of constructors' arguments,
-    and `typed_by_parameters` the classes whose `dtype` is that of their parameters.
+    and `typed_by_parameters` the classes whose `dtype` follows their parameters.
     """
 
     def __init__(self) -> None:
