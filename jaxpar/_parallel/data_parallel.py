@@ -31,7 +31,6 @@ from .modules.function_view import (
     FunctionView,
     function_of,
     is_callable_pytree,
-    is_equinox_state,
 )
 from .modules.nnx_view import view_nnx
 from .modules.records import PERTURBATIONS
@@ -359,17 +358,7 @@ class _PytreeDataParallel(_Remembers):
         def run(module: Any, args: tuple, kwargs: dict[str, Any], placement: Placement) -> PyTree:
             return forward(module, args, kwargs, placement, self.backend, self.programs)
 
-        try:
-            return over_rows(run, self.module, inputs, kwargs, self.placement)
-        # JAX 0.12 meets an axis that has no name here in the compiler only.
-        except (NameError, ValueError, jax.errors.JaxRuntimeError) as error:
-            if any(map(is_equinox_state, (*inputs, *kwargs.values()))):
-                error.add_note(
-                    "jaxpar: a DataParallel gathers outputs row by row, and a new eqx.nn.State has no "
-                    "rows. Train with train_step(DistributedDataParallel(module), FunctionState), in whose "
-                    "`buffers` it is (docs/functions.md); inference works."
-                )
-            raise
+        return over_rows(run, self.module, inputs, kwargs, self.placement)
 
 
 for _kind in (_NNXDataParallel, _LinenDataParallel, _FunctionDataParallel, _PytreeDataParallel):

@@ -1,6 +1,8 @@
 """over_rows: `jax.vmap` around a DataParallel, whose module is called once for each row, as Equinox's are.
 
-vmap maps over the rows of all devices, so these are shared out first, and each device maps over its own.
+vmap maps over the rows of all devices, so these are shared out first, and each device maps over its own. The
+axis of `jax.vmap(net, axis_name="batch")` has the rows of all devices, too: a mean over it, such as a
+BatchNorm's of Equinox, is one over the whole batch.
 """
 
 from __future__ import annotations
@@ -12,12 +14,14 @@ from typing import Any
 import jax
 from jax.custom_batching import custom_vmap
 
-from .._tree import has_shape, paths
+from .._tree import has_shape, is_real, paths
 from .._typing import PyTree, Static
-from .._upstream import is_mapped
+from .._upstream import is_mapped, mapped_axis
+from .modules.function_view import RowOutputs
 from .placement import Placement
 from .replicated import unmarked
 from .shards import combine, separate
+from .whole_axis import RowsAxis
 
 Run = Callable[[Any, tuple, dict[str, Any], Placement], PyTree]
 
@@ -30,6 +34,7 @@ def over_rows(run: Run, module: Any, args: tuple, kwargs: dict[str, Any], placem
     maps_rows = any(map(is_mapped, arrays[modules:])) and not any(map(is_mapped, arrays[:modules]))
     if not maps_rows:
         return run(module, args, kwargs, placement)
+    axis_name = mapped_axis()
 
     # Only under vmap, because JAX cannot differentiate it anywhere else.
     @custom_vmap
@@ -39,14 +44,14 @@ def over_rows(run: Run, module: Any, args: tuple, kwargs: dict[str, Any], placem
 
     @one_row.def_vmap
     def all_rows(size: int, flags: list, arrays: list) -> tuple[PyTree, PyTree]:
-        del size
         (mapped,) = flags
         rows = [x for x, flag in zip(arrays, mapped, strict=True) if flag]
         others = [x for x, flag in zip(arrays, mapped, strict=True) if not flag]
         names = [name for name, flag in zip(_names(module, args, kwargs), mapped, strict=True) if not flag]
-        each_row = _EachRow(others, tuple(names), tuple(mapped), statics, Static(form))
+        axis = None if axis_name is None else RowsAxis(axis_name, size, placement.N > 1)
+        each_row = _EachRow(others, tuple(names), tuple(mapped), statics, Static(form), axis)
         outputs = run(each_row, tuple(rows), {}, dataclasses.replace(placement, dim=0))
-        return outputs, jax.tree.map(lambda _: True, outputs)
+        return each_row.together(outputs, placement)
 
     return one_row(arrays)
 
@@ -64,8 +69,14 @@ class _Name(str):
     __slots__ = ()
 
 
-@jax.tree_util.register_pytree_with_keys_class
+@jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
+class _Common:
+    """The place of an output that all rows share, among those of one row."""
+
+
+@jax.tree_util.register_pytree_with_keys_class
+@dataclasses.dataclass
 class _EachRow:
     """A module with its unmapped arguments, as a callable pytree of the mapped ones."""
 
@@ -74,20 +85,56 @@ class _EachRow:
     mapped: tuple[bool, ...]
     statics: tuple[Static | None, ...]
     form: Static
+    axis: RowsAxis | None
+
+    def __post_init__(self) -> None:
+        self.common: list[jax.Array] = []  # set by the view, after the call
 
     def tree_flatten_with_keys(self) -> Any:
-        aux = self.names, self.mapped, self.statics, self.form
+        aux = self.names, self.mapped, self.statics, self.form, self.axis
         return tuple(zip(map(_Name, self.names), self.arrays, strict=True)), aux
 
     @classmethod
     def tree_unflatten(cls, aux: Any, arrays: Any) -> _EachRow:
         return cls(list(arrays), *aux)
 
-    def __call__(self, *rows: Any) -> PyTree:
-        def one(*row: Any) -> PyTree:
-            remaining, others = iter(row), iter(self.arrays)
-            arrays = [next(remaining) if flag else next(others) for flag in self.mapped]
+    def __call__(self, *rows: Any) -> RowOutputs:
+        mapped: list[bool] = []
+        form: Any = None
+
+        def one(*arrays: Any) -> PyTree:
             module, args, kwargs = unmarked(combine(arrays, self.statics, self.form.value))
             return module(*args, **kwargs)
 
-        return jax.vmap(one)(*rows)
+        def watched(*row: Any) -> list[Any]:
+            nonlocal form
+            remaining, others = iter(row), iter(self.arrays)
+            arrays = [next(remaining) if flag else next(others) for flag in self.mapped]
+            result = one(*arrays) if self.axis is None else self.axis.run(one, arrays)
+            outputs, form = jax.tree.flatten(result)
+            mapped[:] = map(is_mapped, outputs)
+            return outputs
+
+        outputs = jax.vmap(watched, axis_name=self.axis and self.axis.name)(*rows)
+        tree = [x if flag else _Common() for x, flag in zip(outputs, mapped, strict=True)]
+        # vmap has copied these for every row.
+        common = [x[0] for x, flag in zip(outputs, mapped, strict=True) if not flag]
+        return RowOutputs(jax.tree.unflatten(form, tree), common)
+
+    def together(self, outputs: PyTree, placement: Placement) -> tuple[PyTree, PyTree]:
+        """Return a call's outputs and whether each has rows."""
+        if isinstance(outputs, RowOutputs):  # of a single device
+            outputs, self.common = outputs.rows, outputs.common
+        leaves, form = jax.tree.flatten(outputs, is_leaf=lambda x: isinstance(x, _Common))
+        has_rows = [not isinstance(x, _Common) for x in leaves]
+        common = iter(self.common)
+        arrays = [
+            x if flag else _with_outputs(next(common), placement)
+            for x, flag in zip(leaves, has_rows, strict=True)
+        ]
+        return jax.tree.unflatten(form, arrays), jax.tree.unflatten(form, has_rows)
+
+
+def _with_outputs(x: jax.Array, placement: Placement) -> jax.Array:
+    """Return a shared output where the others are: it comes from all devices."""
+    return jax.device_put(x, placement.output_device) if is_real(x) else x

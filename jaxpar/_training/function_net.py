@@ -16,7 +16,7 @@ from .._parallel.modules.function_view import function_of, is_callable_pytree, i
 from .._tree import combine, separate
 from .._typing import PyTree, Static
 from .._upstream import jaxpr_as_fun
-from .._upstream.mesh_context import context_mesh, enter_context, restore_context
+from .._upstream.mesh_context import context_mesh, without_mesh
 from ..errors import ParametersError, RowsError
 from .distributed_data_parallel import DistributedDataParallel
 from .function_state import FunctionState, check_state, is_data, is_trainable, is_transformation
@@ -144,7 +144,7 @@ class FunctionLoss:
         inner = None if isinstance(nets, tuple) else inner_of(nets)
         if inner is None or inner.function.value is not None or not inner.has_buffers:
             return self.function(_arguments(nets), *args, **kwargs)
-        result = without_mesh(self.function, _arguments(nets), inner.variables[BUFFERS], *args, **kwargs)
+        result = _called(self.function, _arguments(nets), inner.variables[BUFFERS], *args, **kwargs)
         if self.evaluates:
             return result
         value, buffers = pair_of(result, "the loss function of a module", "(loss, buffers)")
@@ -152,11 +152,8 @@ class FunctionLoss:
         return value
 
 
-def without_mesh(function: Callable[..., Any], *args: PyTree, **kwargs: PyTree) -> Any:
-    """Call a function on arrays without a mesh in their types, as outside of a shard_map.
-
-    Constants have none either, and `eqx.nn.State.set` compares the types.
-    """
+def _called(function: Callable[..., Any], *args: PyTree, **kwargs: PyTree) -> Any:
+    """Call a function on arrays that have no mesh in their types."""
     if context_mesh() is None:
         return function(*args, **kwargs)
     arrays, others, form = separate((args, kwargs))
@@ -167,12 +164,7 @@ def without_mesh(function: Callable[..., Any], *args: PyTree, **kwargs: PyTree) 
         leaves, *results[:] = separate(function(*args, **kwargs))
         return leaves
 
-    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in map(jax.typeof, arrays)]
-    previous = enter_context(None)
-    try:
-        program = jax.make_jaxpr(call)(*shapes)
-    finally:
-        restore_context(previous)
+    program, _ = without_mesh(call, arrays)
     return combine(jaxpr_as_fun(program)(*arrays), *results)
 
 
@@ -268,11 +260,6 @@ def wrapped(net: Any, variables: dict[str, PyTree]) -> Any:
         return net.holding(module)  # type: ignore[attr-defined]
     if not isinstance(net, DataParallel):
         return module
-    if module.function.value is None and BUFFERS in variables:
-        raise TypeError(
-            "train_step: a DataParallel gathers outputs row by row, and a module's new buffers have no rows. "
-            "Wrap the module in DistributedDataParallel, whose replica 0's buffers come back, as in torch."
-        )
     return DataParallel(module, net.placement, backend=net.backend)  # type: ignore[attr-defined]
 
 

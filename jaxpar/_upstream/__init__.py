@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import jax
 from jax._src import cloud_tpu_init, clusters, core, xla_bridge
 from jax._src.distributed import global_state
-from jax._src.interpreters.batching import BatchTracer
+from jax._src.interpreters.batching import BatchTrace, BatchTracer
 from jax.extend.backend import clear_backends as clear_backends
 from jax.extend.core import ClosedJaxpr as ClosedJaxpr
 from jax.extend.core import Jaxpr as Jaxpr
@@ -339,6 +339,16 @@ def is_mapped(x: Any) -> bool:
     differentiate one that no vmap maps over.
     """
     return isinstance(x, BatchTracer)
+
+
+def mapped_axis() -> Any:
+    """Return the name of `jax.vmap`'s axis if it is the innermost transformation and has one, else None.
+
+    JAX tells it to nobody: collectives have to be called with it.
+    """
+    trace = core.trace_ctx.trace
+    name = trace.axis_data.name if isinstance(trace, BatchTrace) else core.no_axis_name
+    return None if name is core.no_axis_name else name
 
 
 def is_traced() -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax._src import config as jax_config
 from jax._src import mesh as jax_mesh
+from jax.extend.core import ClosedJaxpr
 
 _contexts = jax_mesh if hasattr(jax_mesh, "device_context") else jax_config  # up to JAX 0.11 in `config`
 _ABSTRACT, _CONCRETE = _contexts.abstract_mesh_context_manager, _contexts.device_context
@@ -40,3 +42,23 @@ def restore_context(previous: tuple[Any, Any]) -> None:
     """Make the context of before `enter_context` this thread's again."""
     _ABSTRACT.set_local(previous[0])
     _CONCRETE.set_local(previous[1])
+
+
+def without_mesh(
+    function: Callable[..., Any], args: Sequence[Any], axes: Sequence[tuple[Any, int]] = ()
+) -> tuple[ClosedJaxpr, Any]:
+    """Return a function's program, traced without a mesh as outside of a shard_map, and its outputs' shapes.
+
+    Arrays that a shard_map maps over have its mesh in their types. Constants have none, and
+    `eqx.nn.State.set` compares the types. `axes` are names of axes that are bound, with their sizes.
+    """
+
+    def shape(x: Any) -> jax.ShapeDtypeStruct:
+        aval = jax.typeof(x)
+        return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+    previous = enter_context(None)
+    try:
+        return jax.make_jaxpr(function, axis_env=axes, return_shape=True)(*map(shape, args))
+    finally:
+        restore_context(previous)
