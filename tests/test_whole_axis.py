@@ -127,6 +127,10 @@ REFUSED = {
     "all_gather": (lambda x: jax.lax.all_gather(x, "batch").sum(0), "calls all_gather over the axis 'batch'"),
     "axis_index": (lambda x: x * jax.lax.axis_index("batch"), "calls axis_index over the axis 'batch'"),
     "ppermute": (lambda x: jax.lax.ppermute(x, "batch", [(0, 1)]), "calls ppermute over the axis 'batch'"),
+    "several axes": (
+        lambda x: jax.lax.psum(x, ("batch", "other")),
+        "calls psum over the axis 'batch'",
+    ),
     "a derivative": (centred, "a derivative of its own has a collective over the axis 'batch'"),
 }
 
@@ -136,8 +140,10 @@ def test_other_collectives_are_refused(name):
     function, message = REFUSED[name]
     net = Row(jnp.asarray(W), function)
     with pytest.raises(CollectiveError, match=message):
-        jax.vmap(jaxpar.DataParallel(net, range(4)), axis_name="batch")(X)
-    if name != "ppermute":  # of one device alone it is JAX's own
+        jax.vmap(
+            lambda x: jax.vmap(jaxpar.DataParallel(net, range(4)), axis_name="batch")(x), axis_name="other"
+        )(X[None])
+    if name not in ("ppermute", "several axes"):  # of one device alone it is JAX's own
         outputs = jax.vmap(jaxpar.DataParallel(net, [0]), axis_name="batch")(X)
         close([outputs], [jax.vmap(net, axis_name="batch")(X)])
 

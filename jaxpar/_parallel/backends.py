@@ -62,6 +62,11 @@ def _shard_map(
                 "jaxpar: inside a replica jax.shard_map takes the mesh of the program: leave mesh= out and "
                 "name other axes of the mesh that DataParallel(mesh=, axis=) was given, axis_names={...}."
             )
+        if "cannot change the size of the mesh" in str(error):
+            error.add_note(
+                f"jaxpar: inside jax.jit a program runs on the devices of jax.set_mesh's mesh, and this "
+                f"wrapper has {placement.N}. Give it that mesh, mesh= and axis=, or its devices, device_ids."
+            )
         raise
 
 

@@ -22,7 +22,7 @@ from .._upstream.mesh_context import context_mesh
 from ..errors import JaxparError
 from .backends import backend as _backend
 from .batch_statistics import warn_of_replica_statistics
-from .gather import assemble
+from .gather import assemble, with_mesh
 from .mesh_placement import placement_for
 from .modules import Module, view
 from .modules.bundle import Bundle, refuse_metrics, set_aside
@@ -41,7 +41,7 @@ from .parallel_apply import programs as shared_programs
 from .placement import Placement
 from .programs import Programs
 from .replicate import Replicas, replicate
-from .replicated import is_marked, unmarked
+from .replicated import is_marked, plain_arguments, unmarked
 from .scatter import cut_arguments
 
 
@@ -102,7 +102,7 @@ def forward(
     try:
         with Outside(placement.outer_mesh):
             outputs = _forward(module, args, kwargs, placement, backend, programs, function, target)
-            return returned(outputs, placement.dim)
+            return with_mesh(outputs, placement.dim)
     except Exception as error:
         name_call(error, function, args, kwargs)
         raise
@@ -137,10 +137,11 @@ def _forward(
 
 
 def _alone(module: Module, args: tuple, kwargs: dict[str, Any]) -> PyTree:
-    if not isinstance(module, linen.Module):
-        return module(*args, **kwargs)
-    with over_replicas(REPLICA):  # of which there is one
-        return module(*args, **kwargs)
+    with plain_arguments((args, kwargs)) as (args, kwargs):
+        if not isinstance(module, linen.Module):
+            return module(*args, **kwargs)
+        with over_replicas(REPLICA):  # of which there is one
+            return module(*args, **kwargs)
 
 
 def bundled(

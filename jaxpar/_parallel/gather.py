@@ -16,6 +16,7 @@ from .._typing import DeviceLike, PyTree, Shape, TreeDef
 from .._upstream import concrete
 from ..errors import DimError, GatherError, GatherTypeError
 from . import placement as _placement
+from .replicated import array_marks, is_marked, leaf_marks
 from .shards import Shards, crop, separate
 
 
@@ -55,27 +56,47 @@ def gather(
             )
         return returned(_gather_list(list(outputs), target_device, dim), dim)
     target = _placement.output(target_device, outputs.placement.devices[0])
-    return returned(assemble(outputs, None if is_staged() else target), outputs.placement.dim)
+    return with_mesh(assemble(outputs, None if is_staged() else target), outputs.placement.dim)
 
 
 def assemble(shards: Shards, target: jax.Device | jax.sharding.Sharding | None, warns: bool = True) -> PyTree:
-    """Join the pieces into one tree on `target`; None leaves them where they are."""
+    """Join the pieces into one tree on `target`; None leaves them where they are.
+
+    What is marked as replicated is replica 0's, and keeps its mark.
+    """
     stacks, _, treedef = separate(shards.tree)
     check_alive(stacks, LazyPaths(("outputs", shards.tree)), "gather")
-    placement, dim = shards.placement, shards.placement.dim
-    for shapes, name in zip(shards.shapes, paths(shards.tree, "outputs"), strict=True):
-        _check_shapes(shapes, dim, name)
-    if warns and any(shape == () for shapes in shards.shapes for shape in shapes):
+    placement, dim, marks = shards.placement, shards.placement.dim, tuple(array_marks(shards.tree))
+    for shapes, name, mark in zip(shards.shapes, paths(shards.tree, "outputs"), marks, strict=True):
+        if not mark:
+            _check_shapes(shapes, dim, name)
+    if warns and any(() in shapes for shapes, mark in zip(shards.shapes, marks, strict=True) if not mark):
         _warn_scalars()
     if target is not None:
         # A derivative sends stacks back to where they were: split along axis 0, which vmap may have added.
         stacks = jax.device_put(stacks, target, src=placement.replicated if has_tracers(stacks) else None)
-    return jax.tree.unflatten(treedef, _join(stacks, shards.shapes, dim))
+    return jax.tree.unflatten(treedef, _join(stacks, shards.shapes, marks, dim))
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def _join(stacks: list[jax.Array], shapes: tuple[tuple[Shape, ...], ...], dim: int) -> list[jax.Array]:
-    return [_join_one(x, s, dim) for x, s in zip(stacks, shapes, strict=True)]
+def with_mesh(outputs: PyTree, dim: int) -> PyTree:
+    """Return assembled outputs without marks, for use under the caller's mesh; `dim` is the axis of rows."""
+    if not any(leaf_marks(outputs)):
+        return returned(outputs, dim)
+
+    def one(x: Any) -> Any:
+        return returned(x.value) if is_marked(x) else returned(x, dim)
+
+    return jax.tree.map(one, outputs, is_leaf=is_marked)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _join(
+    stacks: list[jax.Array], shapes: tuple[tuple[Shape, ...], ...], marks: tuple[bool, ...], dim: int
+) -> list[jax.Array]:
+    return [
+        crop(x[0], s[0]) if mark else _join_one(x, s, dim)
+        for x, s, mark in zip(stacks, shapes, marks, strict=True)
+    ]
 
 
 def _join_one(stack: jax.Array, shapes: tuple[Shape, ...], dim: int) -> jax.Array:

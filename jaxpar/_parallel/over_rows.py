@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.custom_batching import custom_vmap
 
-from .._tree import has_shape, is_real, paths
+from .._tree import has_shape, paths
 from .._typing import PyTree, Static
 from .._upstream import is_mapped, mapped_axis
-from .modules.function_view import RowOutputs
 from .placement import Placement
-from .replicated import unmarked
+from .replicated import Replicated, unmarked
 from .shards import combine, separate
 from .whole_axis import RowsAxis
 
@@ -51,7 +50,7 @@ def over_rows(run: Run, module: Any, args: tuple, kwargs: dict[str, Any], placem
         axis = None if axis_name is None else RowsAxis(axis_name, size, placement.N > 1)
         each_row = _EachRow(others, tuple(names), tuple(mapped), statics, Static(form), axis)
         outputs = run(each_row, tuple(rows), {}, dataclasses.replace(placement, dim=0))
-        return each_row.together(outputs, placement)
+        return _together(outputs)
 
     return one_row(arrays)
 
@@ -75,8 +74,13 @@ class _Common:
     """The place of an output that all rows share, among those of one row."""
 
 
+class _RowOutputs(NamedTuple):
+    rows: PyTree
+    common: list[Any]  # marked as replicated
+
+
 @jax.tree_util.register_pytree_with_keys_class
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class _EachRow:
     """A module with its unmapped arguments, as a callable pytree of the mapped ones."""
 
@@ -87,9 +91,6 @@ class _EachRow:
     form: Static
     axis: RowsAxis | None
 
-    def __post_init__(self) -> None:
-        self.common: list[jax.Array] = []  # set by the view, after the call
-
     def tree_flatten_with_keys(self) -> Any:
         aux = self.names, self.mapped, self.statics, self.form, self.axis
         return tuple(zip(map(_Name, self.names), self.arrays, strict=True)), aux
@@ -98,7 +99,7 @@ class _EachRow:
     def tree_unflatten(cls, aux: Any, arrays: Any) -> _EachRow:
         return cls(list(arrays), *aux)
 
-    def __call__(self, *rows: Any) -> RowOutputs:
+    def __call__(self, *rows: Any) -> _RowOutputs:
         mapped: list[bool] = []
         form: Any = None
 
@@ -118,23 +119,14 @@ class _EachRow:
         outputs = jax.vmap(watched, axis_name=self.axis and self.axis.name)(*rows)
         tree = [x if flag else _Common() for x, flag in zip(outputs, mapped, strict=True)]
         # vmap has copied these for every row.
-        common = [x[0] for x, flag in zip(outputs, mapped, strict=True) if not flag]
-        return RowOutputs(jax.tree.unflatten(form, tree), common)
-
-    def together(self, outputs: PyTree, placement: Placement) -> tuple[PyTree, PyTree]:
-        """Return a call's outputs and whether each has rows."""
-        if isinstance(outputs, RowOutputs):  # of a single device
-            outputs, self.common = outputs.rows, outputs.common
-        leaves, form = jax.tree.flatten(outputs, is_leaf=lambda x: isinstance(x, _Common))
-        has_rows = [not isinstance(x, _Common) for x in leaves]
-        common = iter(self.common)
-        arrays = [
-            x if flag else _with_outputs(next(common), placement)
-            for x, flag in zip(leaves, has_rows, strict=True)
-        ]
-        return jax.tree.unflatten(form, arrays), jax.tree.unflatten(form, has_rows)
+        common = [Replicated(x[0]) for x, flag in zip(outputs, mapped, strict=True) if not flag]
+        return _RowOutputs(jax.tree.unflatten(form, tree), common)
 
 
-def _with_outputs(x: jax.Array, placement: Placement) -> jax.Array:
-    """Return a shared output where the others are: it comes from all devices."""
-    return jax.device_put(x, placement.output_device) if is_real(x) else x
+def _together(outputs: _RowOutputs) -> tuple[PyTree, PyTree]:
+    """Return a call's outputs and whether each has rows."""
+    leaves, form = jax.tree.flatten(outputs.rows, is_leaf=lambda x: isinstance(x, _Common))
+    has_rows = [not isinstance(x, _Common) for x in leaves]
+    common = iter(unmarked(outputs.common))
+    arrays = [x if flag else next(common) for x, flag in zip(leaves, has_rows, strict=True)]
+    return jax.tree.unflatten(form, arrays), jax.tree.unflatten(form, has_rows)

@@ -27,7 +27,7 @@ from .placement import Placement, place
 from .programs import Programs, shared
 from .reduce import from_replica_zero
 from .replicate import Replicas
-from .replicated import unmarked
+from .replicated import unmarked, with_output_marks
 from .shards import Shards
 
 
@@ -214,6 +214,7 @@ def _run(
         if dtype is not None:
             values = definition.cast(values, dtype)
         outputs, changes, records = definition.recorded(values, index, _arguments(args), named)
+        outputs = with_output_marks(outputs)
         return Local(WithRecords(outputs, records) if records else outputs, (), changes)
 
     def finish(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import jax
@@ -61,7 +61,8 @@ def replicated(x: PyTree) -> Any:
       A node of the argument's tree, which DataParallel, `data_parallel`, `scatter`, `parallel_apply`,
       DistributedDataParallel, `train_step` and `eval_step` take among their arguments; `.value` is what was
       marked. In a function that one of these runs, such as a loss function, it returns plain arrays, which a
-      DataParallel that is called there recognises.
+      DataParallel that is called there recognises. A module's output that is marked so is replica 0's, as
+      buffers are, and not gathered.
 
     The gradient of a marked array is the sum over the replicas. A marked key is the same on all of them; one
     without a mark is folded with the replica's number, as `nnx.Rngs` are.
@@ -131,10 +132,13 @@ class _Scope:
 
     def __init__(self) -> None:
         self.arrays: dict[int, Any] = {}  # the values keep their identities from being reused
+        self.called: set[int] = set()  # those that the function itself has marked
 
     def marked(self, tree: PyTree) -> PyTree:
         # As copies: `net(x, jaxpar.replicated(x))` has x with and without a mark.
-        return self.remember(jax.tree.map(lambda x: jnp.copy(x) if is_array(x) else x, tree))
+        copies = self.remember(jax.tree.map(lambda x: jnp.copy(x) if is_array(x) else x, tree))
+        self.called |= set(map(id, jax.tree.leaves(copies)))
+        return copies
 
     def remember(self, tree: PyTree) -> PyTree:
         self.arrays |= {id(x): x for x in jax.tree.leaves(tree) if is_array(x)}
@@ -162,10 +166,17 @@ def plain_arguments(tree: PyTree, index: Any = None) -> Iterator[PyTree]:
 def with_marks(tree: PyTree) -> PyTree:
     """Return the tree with a mark for every array that is marked where the caller is traced."""
     scope = _scope.get()
-    if scope is None or not scope.arrays:
-        return tree
+    return tree if scope is None else _marked(tree, scope.arrays)
 
+
+def with_output_marks(outputs: PyTree) -> PyTree:
+    """Return a function's outputs with a mark for every array that it has marked itself."""
+    scope = _scope.get()
+    return outputs if scope is None else _marked(outputs, scope.called)
+
+
+def _marked(tree: PyTree, identities: Container[int]) -> PyTree:
     def mark(x: Any) -> Any:
-        return Replicated(x) if not isinstance(x, Replicated) and id(x) in scope.arrays else x
+        return Replicated(x) if not isinstance(x, Replicated) and id(x) in identities else x
 
-    return jax.tree.map(mark, tree, is_leaf=is_marked)
+    return jax.tree.map(mark, tree, is_leaf=is_marked) if identities else tree

@@ -1,10 +1,11 @@
 """upstream: every private or experimental name of other libraries that jaxpar uses.
 
 Names for compiling for absent GPUs are in `gpu_compiler`, names around JAX's start in `start`, its end in a
-forked child in `fork`, the context of a mesh in `mesh_context`, names of torch's workers in `torch_workers`,
-members of Keras's layers in `keras_layers`, all others in this file. Read this package before you raise a
-version, and run tests/test_upstream.py: it checks that each name exists and behaves as required, and that no
-other file uses such a name. Differences between versions are handled here.
+forked child in `fork`, the context of a mesh in `mesh_context`, a trace that changes operations in
+`interception`, names of torch's workers in `torch_workers`, members of Keras's layers in `keras_layers`, all
+others in this file. Read this package before you raise a version, and run tests/test_upstream.py: it checks
+that each name exists and behaves as required, and that no other file uses such a name. Differences between
+versions are handled here.
 
 Each docstring gives the reason for the name and a possible replacement. A few names cannot be wrapped,
 because a different file subclasses or replaces them; `ELSEWHERE` lists those.
@@ -14,8 +15,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -39,7 +39,6 @@ from jax.interpreters import mlir as mlir
 from . import start
 
 P = TypeVar("P", ClosedJaxpr, Jaxpr)
-Before = Callable[[Primitive, Sequence[Any], dict], tuple[Sequence[Any], dict]]
 
 start.watch()  # before anything of the library can start JAX
 
@@ -221,51 +220,6 @@ def backward_rule(rule: WrappedFun, change: Callable[[Callable[..., Any]], Calla
         return structure.unflatten([next(new_leaves) if other is None else other for other in others])
 
     return wrap_init(changed, debug_info=rule.debug_info)
-
-
-def _passed_on(method: str) -> Any:
-    """Return a method that calls the outer trace's, and changes the outputs."""
-
-    def call(self: _Intercepting, *args: Any, **kwargs: Any) -> Any:
-        outputs = getattr(self.outer, method)(*args, **kwargs)
-        with core.set_current_trace(self.outer):
-            return self.after(outputs)
-
-    return call
-
-
-class _Intercepting(core.Trace):
-    """A trace that forwards everything to an outer trace, with changes before and after."""
-
-    def __init__(self, outer: core.Trace, before: Before, after: Callable[[Any], Any]):
-        super().__init__()
-        self.outer, self.before, self.after = outer, before, after
-        self.requires_low = outer.requires_low
-
-    def process_primitive(self, primitive: Primitive, args: Any, params: dict, /) -> Any:
-        # Under the outer trace, or the operations of `before` and `after` would be intercepted as well.
-        with core.set_current_trace(self.outer):
-            args, params = self.before(primitive, args, params)
-            return self.after(primitive.bind(*args, **params))
-
-    stage_value = _passed_on("stage_value")
-    process_call = _passed_on("process_call")
-    process_custom_jvp_call = _passed_on("process_custom_jvp_call")
-    process_custom_vjp_call = _passed_on("process_custom_vjp_call")
-    process_shard_map = _passed_on("process_shard_map")
-
-
-@contextmanager
-def intercepted(before: Before, after: Callable[[Any], Any]) -> Iterator[None]:
-    """Intercept each operation while a function is traced, in this thread only.
-
-    `before` returns new arguments and parameters of an operation, `after` a new result. JAX's own
-    transformations are such traces, but JAX offers no public way to make one. Rewriting the finished program
-    would be too late, because its constants are rounded by then. The bodies of jit, scan and cond are traced
-    separately and are not intercepted.
-    """
-    with core.set_current_trace(_Intercepting(core.trace_ctx.trace, before, after)):
-        yield
 
 
 # ------------------------------------------------------------------------------------ JAX's run time

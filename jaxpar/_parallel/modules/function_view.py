@@ -22,14 +22,6 @@ from .definition import Definition
 
 
 @dataclasses.dataclass(frozen=True)
-class RowOutputs:
-    """Outputs of a callable pytree that is called for each row, apart from those that all rows share."""
-
-    rows: list[jax.Array]
-    common: list[jax.Array]
-
-
-@dataclasses.dataclass(frozen=True)
 class FunctionDefinition(Definition):
     """A function without its values, with which `bind(function, values)` returns it."""
 
@@ -51,10 +43,7 @@ class FunctionDefinition(Definition):
         kwargs: dict,
     ) -> tuple[PyTree, dict[Any, PyTree]]:
         del replica
-        outputs = function(self.bind(self.function.value, values), *args, **kwargs)
-        if isinstance(outputs, RowOutputs):
-            return outputs.rows, {"common": outputs.common}
-        return outputs, {}
+        return function(self.bind(self.function.value, values), *args, **kwargs), {}
 
 
 def _without_values(function: Callable[..., Any], values: tuple) -> Callable[..., Any]:
@@ -174,7 +163,6 @@ class AppliedView(FunctionView):
     def __init__(self, function: Callable[..., Any] | None, tree: PyTree):
         super().__init__(tree if function is None else function)
         tree = tree if function is None else with_arrays(tree)
-        self.tree = tree
         self.arrays, statics, form = separate(tree)
         self.definition = FunctionDefinition(Static(_Code(Static(function), statics, Static(form))), _bound)
         root = "module" if function is None else "parameters"
@@ -186,10 +174,6 @@ class AppliedView(FunctionView):
         if is_staged():
             return staged(self.arrays, placement)
         return spread(self.arrays, self.names, placement, function)
-
-    def commit(self, changes: dict[Any, PyTree]) -> None:
-        if changes:
-            self.tree.common = changes["common"]
 
 
 def _bound(code: _Code, arrays: list) -> Callable[..., Any]:

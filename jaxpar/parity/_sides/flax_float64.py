@@ -26,13 +26,13 @@ from ..._upstream import (
     Var,
     backward_rule,
     inside,
-    intercepted,
     jaxpr_as_fun,
     opened,
     rewritten,
     rule_of_jvp,
     rule_of_vjp,
 )
+from ..._upstream.interception import intercepted
 from .constants import Constants, libraries
 from .flax_choices import Choices
 
