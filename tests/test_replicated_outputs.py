@@ -91,6 +91,12 @@ def test_on_one_device_they_are_the_modules(name):
     assert isinstance(got[1]["mean"], jax.Array)
 
 
+@pytest.mark.parametrize("ids", [[0], IDS])
+def test_a_module_may_use_what_it_marks(ids):
+    net = jaxpar.DataParallel(lambda x, w: x @ jaxpar.replicated(w), ids)
+    close(net(X, jaxpar.replicated(W)), X @ np.asarray(W))
+
+
 def test_a_planted_fault_is_found():
     got = function_wrapped(IDS)(X, jaxpar.replicated(start()))
     with pytest.raises(AssertionError):

@@ -156,7 +156,7 @@ PLANTS = [
         ('if name not in REDUCTIONS', 'if name == "all_gather"', "tests/test_whole_axis.py -k other_collectives"),
     ),
     *plants("jaxpar/_parallel/data_parallel.py",
-        ('with plain_arguments((args, kwargs)) as (args, kwargs):', 'if True:', "tests/test_replicated_outputs.py -k on_one_device"),
+        ('with plain_arguments((args, kwargs)) as (args, kwargs):', 'if True:', "tests/test_replicated_outputs.py -k may_use"),
     ),
     *plants("jaxpar/_parallel/over_rows.py",
         ('common = [Replicated(x[0])', 'common = [Replicated(2 * x[0])', "tests/test_whole_axis.py -k \"shared or share\""),
