@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -31,7 +31,7 @@ def sample_indices(shape: Shape, seed: int) -> tuple[np.ndarray, ...]:
     return tuple(np.random.default_rng([seed, n]).integers(n, size=SAMPLES) for n in shape)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=1024)
 def _flat_indices(shapes: tuple[Shape, ...], seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Return where arrays begin in their concatenation, and where their sampled elements are."""
     starts = np.cumsum([0, *(int(np.prod(shape)) for shape in shapes)])[:-1]
@@ -46,27 +46,42 @@ def _flat_indices(shapes: tuple[Shape, ...], seed: int) -> tuple[np.ndarray, np.
 def statistics(arrays: Sequence[np.ndarray], seed: int) -> np.ndarray:
     """Return a row for each array: `COLUMNS` and the sampled elements, in float64."""
     rows = np.zeros((len(arrays), len(COLUMNS) + SAMPLES))
-    small = [i for i, x in enumerate(arrays) if 0 < x.size < SMALL]
-    if small:
-        rows[small] = _together([arrays[i] for i in small], seed)
-    for i, x in enumerate(arrays):
-        if x.size >= SMALL:
-            rows[i] = _alone(x, seed)
+    with np.errstate(all="ignore"):
+        for group in _groups([x.size for x in arrays]):
+            rows[group] = _together([arrays[i] for i in group], seed)
+        for i, x in enumerate(arrays):
+            if x.size >= SMALL:
+                rows[i] = _alone(x, seed)
     return rows
+
+
+def _groups(sizes: Sequence[int]) -> Iterator[list[int]]:
+    """Yield the indices of small arrays in groups that stay in the processor's cache."""
+    group: list[int] = []
+    total = 0
+    for i, size in enumerate(sizes):
+        if not 0 < size < SMALL:
+            continue
+        if group and total + size > SMALL:
+            yield group
+            group, total = [], 0
+        group.append(i)
+        total += size
+    if group:
+        yield group
 
 
 def _together(arrays: Sequence[np.ndarray], seed: int) -> np.ndarray:
     starts, indices = _flat_indices(tuple(x.shape for x in arrays), seed)
     x = np.concatenate([np.ravel(array) for array in arrays], dtype=np.float64, casting="unsafe")
     counts = np.diff([*starts, len(x)])
-    with np.errstate(all="ignore"):
-        columns = [
-            np.sqrt(np.add.reduceat(x * x, starts)),
-            np.add.reduceat(x, starts) / counts,
-            np.minimum.reduceat(x, starts),
-            np.maximum.reduceat(x, starts),
-            np.add.reduceat(x.view(np.uint64), starts) % (1 << 53),
-        ]
+    columns = [
+        np.sqrt(np.add.reduceat(x * x, starts)),
+        np.add.reduceat(x, starts) / counts,
+        np.minimum.reduceat(x, starts),
+        np.maximum.reduceat(x, starts),
+        np.add.reduceat(x.view(np.uint64), starts) % (1 << 53),
+    ]
     return np.concatenate([np.stack(columns, 1), x[indices]], 1)
 
 
@@ -74,14 +89,13 @@ def _alone(x: np.ndarray, seed: int) -> np.ndarray:
     if x.dtype not in (np.float32, np.float64):
         x = x.astype(np.float32 if x.dtype.itemsize <= 2 else np.float64)
     flat = np.ravel(x, order="K")
-    with np.errstate(all="ignore"):
-        # Products of short rows keep float32 sums as exact as their elements.
-        end = len(flat) // 4096 * 4096
-        squares = np.einsum("ij,ij->i", *[flat[:end].reshape(-1, 4096)] * 2).sum(dtype=np.float64)
-        squares += float(np.dot(flat[end:], flat[end:]))
-        bits = flat.view(np.uint32 if x.dtype == np.float32 else np.uint64).sum(dtype=np.uint64)
-        # NumPy adds in pairs, which is exact enough, and several times faster than with dtype=float64.
-        columns = [np.sqrt(squares), flat.sum() / x.size, flat.min(), flat.max(), int(bits) % (1 << 53)]
+    # Products of short rows keep float32 sums as exact as their elements.
+    end = len(flat) // 4096 * 4096
+    squares = np.einsum("ij,ij->i", *[flat[:end].reshape(-1, 4096)] * 2).sum(dtype=np.float64)
+    squares += float(np.dot(flat[end:], flat[end:]))
+    bits = flat.view(np.uint32 if x.dtype == np.float32 else np.uint64).sum(dtype=np.uint64)
+    # NumPy adds in pairs, which is exact enough, and several times faster than with dtype=float64.
+    columns = [np.sqrt(squares), flat.sum() / x.size, flat.min(), flat.max(), int(bits) % (1 << 53)]
     return np.concatenate([columns, x[sample_indices(x.shape, seed)]], dtype=np.float64)
 
 

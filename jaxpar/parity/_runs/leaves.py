@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -30,14 +31,24 @@ def leaves(tree: Any, part: str, names: Mapping[int, str] | None = None) -> dict
     if nnx is not None and isinstance(tree, nnx.Module):
         tree = nnx.state(tree, nnx.BatchStat if part == "extra" else nnx.Param)
     jax = sys.modules.get("jax")
-    if jax is not None:
-        pairs = [
-            (jax.tree_util.keystr(path, simple=True, separator="."), x)
-            for path, x in jax.tree_util.tree_leaves_with_path(tree)
-        ]
-    else:
-        pairs = list(_flattened(tree, ""))
-    return {_bare(name): x for name, x in pairs}
+    if jax is None:
+        return {_bare(name): x for name, x in _flattened(tree, "")}
+    values, form = jax.tree.flatten(tree)
+    return dict(zip(_names_of(tree, form), values, strict=True))
+
+
+_names: dict[Any, list[str]] = {}
+"""The names of the leaves of a tree's structure: a loop has the same trees in every step."""
+
+
+def _names_of(tree: Any, form: Any) -> list[str]:
+    jax = sys.modules["jax"]
+    if form not in _names:
+        if len(_names) > 64:
+            _names.clear()
+        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+        _names[form] = [_bare(jax.tree_util.keystr(path, simple=True, separator=".")) for path in paths]
+    return _names[form]
 
 
 def _bare(name: str) -> str:
@@ -108,7 +119,7 @@ def array_of(x: Any, name: str) -> np.ndarray:
     if jax is not None and isinstance(x, jax.Array):
         if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
             x = jax.random.key_data(x)
-        if x.is_fully_replicated:
+        if not x.is_fully_addressable and x.is_fully_replicated:
             x = x.addressable_data(0)
         elif not x.is_fully_addressable:
             if name.startswith("batch.") and x.sharding.shard_shape(x.shape)[1:] == x.shape[1:]:
@@ -130,4 +141,9 @@ def array_of(x: Any, name: str) -> np.ndarray:
 
 def dtype_of(x: Any) -> str:
     """Return the type of a leaf's elements without the framework's name: "float32", "bfloat16"."""
-    return str(x.dtype if hasattr(x, "dtype") else np.asarray(x).dtype).removeprefix("torch.")
+    return _type_name(x.dtype if hasattr(x, "dtype") else np.asarray(x).dtype)
+
+
+@functools.cache
+def _type_name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")

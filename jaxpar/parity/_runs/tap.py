@@ -79,7 +79,8 @@ class Tap:
         self._settings: Any = None
         self._lock = threading.Lock()
         if start is not None:
-            self._write(None, {"parameters": start, "extra": _buffers(start) if extra is None else extra})
+            trees = {"parameters": start, "extra": _buffers(start) if extra is None else extra}
+            self._write(None, {part: leaves(tree, part) for part, tree in trees.items() if tree is not None})
 
     def __call__(
         self,
@@ -111,45 +112,47 @@ class Tap:
         Raises:
           TypeError: a leaf that is not an array of numbers, or that other processes hold.
         """
-        parts = {"gradients": gradients, "parameters": parameters, "optimizer": optimizer, "extra": extra}
-        trees = {"batch": batch, "loss": loss, "rate": rate, **parts}
-        if _has_tracers(step, trees):
+        trees = {"gradients": gradients, "parameters": parameters, "optimizer": optimizer, "extra": extra}
+        named = getattr(parameters, "named_parameters", None)
+        names = {id(p): name for name, p in named()} if callable(named) else {}
+        trees |= {"batch": batch, "loss": loss, "rate": rate}
+        arrays = {part: leaves(tree, part, names) for part, tree in trees.items() if tree is not None}
+        if _has_tracers(step, arrays):
             import jax
 
-            arrays = {part: leaves(tree, part) for part, tree in trees.items() if tree is not None}
             jax.debug.callback(lambda step, arrays: self(int(step), **arrays), step, arrays)
             return
         if isinstance(step, bool) or not isinstance(step, int | np.integer):
             raise TypeError(f"parity.Tap: step is {step!r}; it must be an integer that counts updates.")
         with self._lock:  # of traced calls, the devices' threads write
-            self._write(int(step), parts, batch, {"loss": loss, "rate": rate})
+            self._write(int(step), arrays, settings(optimizer, names))
 
     def _write(
-        self, step: int | None, parts: Mapping[str, Any], batch: Any = None, numbers: Mapping[str, Any] = {}
+        self, step: int | None, leaves_of: Mapping[str, Mapping[str, Any]], described: Any = None
     ) -> None:
+        """Write the leaves of each part, by name, and an optimizer's settings if these have changed."""
         if self._file is None:
             self._open()
-        named = getattr(parts.get("parameters"), "named_parameters", None)
-        names = {id(p): name for name, p in named()} if callable(named) else {}
         arrays: dict[str, np.ndarray] = {}
-        for part, tree in parts.items():
-            members = {
-                name: (x, array_of(x, f"{part}.{name}")) for name, x in leaves(tree, part, names).items()
-            }
-            if members:
-                table = self._table({name: (x.shape, dtype_of(leaf)) for name, (leaf, x) in members.items()})
-                values = [x for _, x in members.values()]
-                arrays[f"{part}/{table}"] = statistics(values, self.seed)
+        for part, members in leaves_of.items():
+            values = {name: array_of(x, f"{part}.{name}") for name, x in members.items()}
+            if part == "batch":
+                for name, x in values.items():
+                    arrays |= self._batch_arrays(name, x, step)
+            elif part in PARTS and values:
+                table = self._table(
+                    {
+                        name: (x.shape, dtype_of(leaf))
+                        for (name, x), leaf in zip(values.items(), members.values(), strict=True)
+                    }
+                )
+                arrays[f"{part}/{table}"] = statistics(list(values.values()), self.seed)
                 if step in self.full:
-                    arrays |= {f"full/{part}/{name}": _plain(x) for name, (_, x) in members.items()}
-        for name, leaf in leaves(batch, "batch").items():
-            arrays |= self._batch_arrays(name, array_of(leaf, f"batch.{name}"), step)
-        for part, tree in numbers.items():
-            for name, leaf in leaves(tree, part).items():
-                number = array_of(leaf, f"{part}.{name}").astype(np.float64)
-                arrays[f"{part}/{name}"] = number.mean() if number.size else number
+                    arrays |= {f"full/{part}/{name}": _plain(x) for name, x in values.items()}
+            else:
+                numbers = {name: x.astype(np.float64) for name, x in values.items()}
+                arrays |= {f"{part}/{name}": x.mean() if x.size else x for name, x in numbers.items()}
         header: dict[str, Any] = {"kind": "step", "step": step}
-        described = settings(parts.get("optimizer"), names)
         if described and described != self._settings:
             header["settings"] = self._settings = described
         self._append(header, {name: np.asarray(x) for name, x in arrays.items()})
@@ -205,12 +208,12 @@ class Tap:
         self.close()
 
 
-def _has_tracers(step: Any, trees: Mapping[str, Any]) -> bool:
+def _has_tracers(step: Any, arrays: Mapping[str, Mapping[str, Any]]) -> bool:
     jax = sys.modules.get("jax")
     if jax is None:
         return False
-    arrays = [x for part, tree in trees.items() for x in leaves(tree, part).values()]
-    return any(isinstance(x, jax.core.Tracer) for x in (step, *arrays))
+    values = [x for members in arrays.values() for x in members.values()]
+    return any(isinstance(x, jax.core.Tracer) for x in (step, *values))
 
 
 def _buffers(start: Any) -> Any:
