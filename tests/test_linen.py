@@ -276,3 +276,6 @@ def test_variables_of_the_bare_module_work(net):
     np.testing.assert_array_equal(got, want)
     jax.tree.map(np.testing.assert_array_equal, bare_updates["batch_stats"], updates["batch_stats"]["module"])
     np.testing.assert_allclose(net.apply(bare, X, train=False), Net().apply(bare, X, train=False), rtol=1e-12)
+    for tree in (bare, variables):
+        bound = net.bind(tree)(X, train=False)
+        np.testing.assert_allclose(bound, Net().apply(bare, X, train=False), rtol=1e-12)

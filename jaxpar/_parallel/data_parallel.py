@@ -322,6 +322,11 @@ class _LinenDataParallel(_Remembers, linen.Module):
         outputs, updates = done
         return outputs, {collection: tree.get("module", tree) for collection, tree in updates.items()}
 
+    @linen.nowrap
+    def bind(self, variables: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Return the wrapper with its variables or the wrapped module's own."""
+        return super().bind(_nested(variables) if _are_bare(variables) else variables, *args, **kwargs)
+
 
 def _nested(variables: Mapping[str, Any]) -> dict[str, Any]:
     """The wrapped module is a submodule: torch's state_dict has `module.` in front of every name, too."""
