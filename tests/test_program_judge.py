@@ -88,6 +88,15 @@ def test_what_cannot_be_proven_is_not_right(case):
         report.check()
 
 
+def test_a_step_that_returns_no_state_is_not_right():
+    mesh = Mesh(np.array(jax.devices()[:8]), ("data",))
+    changed = jax.jit(lambda w, x: w.astype(jnp.bfloat16) - x.mean(0))  # another type than the argument's
+    rows = jax.device_put(jnp.ones((8, 4)), NamedSharding(mesh, P("data")))
+    report = jaxpar.program(changed, jnp.zeros(4, jnp.float32), rows)
+    assert report.verdict == "not proven"
+    assert "no result has the structure" in str(report)
+
+
 def test_a_finding_names_the_leaf_and_the_line():
     report = judged("shard_map", "missing in one leaf")
     assert {p for f in report.findings for p in f.leaves} == {"args[0]['b']", "args[1]['b']"}
@@ -210,6 +219,35 @@ RULES = {
         Dependence.UNKNOWN,
     ),
     "a scatter": (f"ROOT %r = f32[1] reduce-scatter(%x), {ALL}, dimensions={{0}}", Dependence.COMPLETE),
+    "a sum of a collection": (
+        "%g = f32[16] all-gather(%x), replica_groups={{0,1,2,3}}, dimensions={0}\n"
+        "%s = f32[4,4] reshape(%g)\n%z = f32[] constant(0)\n"
+        "ROOT %r = f32[4] reduce(%s, %z), dimensions={0}, to_apply=%sum",
+        Dependence.COMPLETE,
+    ),
+    "a sum of a collection's other axis": (
+        "%g = f32[16] all-gather(%x), replica_groups={{0,1,2,3}}, dimensions={0}\n"
+        "%s = f32[4,4] reshape(%g)\n%z = f32[] constant(0)\n"
+        "ROOT %r = f32[4] reduce(%s, %z), dimensions={1}, to_apply=%sum",
+        Dependence.LOCAL,
+    ),
+    "a sum of whole numbers of a ring": (
+        "%n = f32[4] collective-permute(%x), source_target_pairs={{0,1},{1,0},{2,3},{3,2}}\n"
+        "%p = f32[4] add(%x, %n)\n%i = s32[4] convert(%p)\n"
+        "%m = s32[4] collective-permute(%i), source_target_pairs={{0,2},{2,0},{1,3},{3,1}}\n"
+        "ROOT %r = s32[4] add(%i, %m)",
+        Dependence.UNKNOWN,
+    ),
+    "a sum of neighbours": (
+        "%n = f32[4] collective-permute(%x), source_target_pairs={{0,1},{1,0},{2,3},{3,2}}\n"
+        "ROOT %r = f32[4] add(%x, %n)",
+        Dependence.PARTIAL,
+    ),
+    "a difference of neighbours": (
+        "%n = f32[4] collective-permute(%x), source_target_pairs={{0,1},{1,0},{2,3},{3,2}}\n"
+        "ROOT %r = f32[4] subtract(%x, %n)",
+        Dependence.LOCAL,
+    ),
     "a token": ("ROOT %r = token[] after-all(%x)", Dependence.FREE),
     "a neighbour's rows": (
         "ROOT %r = f32[4] collective-permute(%x), source_target_pairs={{0,1},{1,2},{2,3},{3,0}}",

@@ -100,6 +100,7 @@ class Crossing:
         return lax.all_gather(x, "data").mean(0)
 
     def collected_in_part(self, x: Any) -> Any:
+        self._watch(x)
         return lax.all_gather(x, "data")[1:].sum(0)
 
     def scattered(self, x: Any) -> Any:
@@ -109,14 +110,88 @@ class Crossing:
         return lax.all_gather(part, "data", tiled=True)[: x.size].reshape(x.shape)
 
     def ring(self, x: Any) -> Any:
-        around, added = [(i, (i + 1) % self.parts) for i in range(self.parts)], x
+        self._watch(x)
+        added = x
         for _ in range(self.parts - 1):
-            x = lax.ppermute(x, "data", around)
+            x = lax.ppermute(x, "data", self._links())
             added = added + x
         return added
 
+    def ring_in_a_loop(self, x: Any) -> Any:
+        return self._around(x, self.parts - 1)
+
+    def ring_without_a_step(self, x: Any) -> Any:
+        return self._around(x, self.parts - 2)
+
+    def ring_with_a_step_more(self, x: Any) -> Any:
+        return self._around(x, self.parts)
+
+    def open_ring(self, x: Any) -> Any:
+        return self._around(x, self.parts - 1, self.parts - 1)
+
+    def _links(self, count: int | None = None, by: int = 1) -> list[tuple[int, int]]:
+        return [(i, (i + by) % self.parts) for i in range(self.parts)][:count]
+
+    def _around(self, x: Any, steps: int, links: int | None = None) -> Any:
+        self._watch(x)
+
+        def turn(_: Any, state: Any) -> Any:
+            passed = lax.ppermute(state[0], "data", self._links(links))
+            return passed, state[1] + passed
+
+        return lax.fori_loop(0, steps, turn, (x, x))[1]
+
+    def _slices(self, x: Any) -> Any:
+        return jnp.pad(x.reshape(-1), (0, -x.size % self.parts)).reshape(self.parts, -1)
+
+    def _whole(self, part: Any, x: Any) -> Any:
+        return lax.all_gather(part, "data").reshape(-1)[: x.size].reshape(x.shape)
+
+    def exchanged(self, x: Any) -> Any:
+        self._watch(x)
+        return self._whole(lax.all_to_all(self._slices(x), "data", 0, 0).sum(0), x)
+
+    def exchanged_in_part(self, x: Any) -> Any:
+        return self._whole(lax.all_to_all(self._slices(x), "data", 0, 0)[1:].sum(0), x)
+
+    def exchanged_in_another_order(self, x: Any) -> Any:
+        part = lax.all_to_all(self._slices(x), "data", 0, 0).sum(0)
+        return self._whole(lax.ppermute(part, "data", self._links()), x)
+
+    def ring_of_slices(self, x: Any) -> Any:
+        self._watch(x)
+        return self._whole(self._slice_around(x, self.parts), x)
+
+    def ring_of_slices_without_a_step(self, x: Any) -> Any:
+        return self._whole(self._slice_around(x, self.parts - 1), x)
+
+    def _slice_around(self, x: Any, steps: int) -> Any:
+        slices = self._slices(x)
+
+        def term(n: Any) -> Any:
+            return lax.dynamic_index_in_dim(slices, (self.index - 1 - n) % self.parts, 0, keepdims=False)
+
+        def turn(n: Any, added: Any) -> Any:
+            return lax.ppermute(added, "data", self._links()) + term(n)
+
+        return lax.fori_loop(1, steps, turn, term(0))
+
+    def butterfly(self, x: Any) -> Any:
+        self._watch(x)
+        for bit in (n for n in (1, 2, 4) if n < self.parts):
+            x = x + lax.ppermute(x, "data", [(i, i ^ bit) for i in range(self.parts)])
+        return x
+
+    def collected_one_by_one(self, x: Any) -> Any:
+        every = lax.all_gather(x, "data", axis=x.ndim)
+        return sum(every[..., i] for i in range(self.parts)) / self.parts
+
+    def collected_with_weights(self, x: Any) -> Any:
+        every = lax.all_gather(x, "data")
+        return sum(every[i] * (1.0 + (i == 1)) for i in range(self.parts))
+
     def neighbour(self, x: Any) -> Any:
-        return x + lax.ppermute(x, "data", [(i, (i + 1) % self.parts) for i in range(self.parts)])
+        return x + lax.ppermute(x, "data", self._links())
 
     def mean_of_totals(self, x: Any) -> Any:
         return self.mean(self.total(x))
@@ -133,6 +208,10 @@ class Crossing:
 
 
 RIGHT_WAYS = ("mean", "total", "pairs_and_all", "scattered", "mean_of_totals")
+RIGHT_BY_HAND = (
+    *("collected", "collected_one_by_one", "exchanged", "ring", "ring_in_a_loop", "ring_of_slices"),
+    "butterfly",
+)
 WAYS = tuple(n for n in vars(Crossing) if not n.startswith("_"))
 
 
@@ -144,7 +223,8 @@ def draw(seed: int) -> Drawn:
     )
 
     def way() -> str:
-        return str(r.choice(RIGHT_WAYS)) if r.random() < 0.6 else str(r.choice(WAYS))
+        kind = r.random()
+        return str(r.choice(RIGHT_WAYS if kind < 0.35 else RIGHT_BY_HAND if kind < 0.65 else WAYS))
 
     plan = {
         "a": way(),

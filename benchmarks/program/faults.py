@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.program import layouts, programs
+from benchmarks.program import layouts, passing, programs
 from benchmarks.program.parts import Make
 
 PROGRAMS: dict[str, Make] = {
@@ -19,6 +19,7 @@ PROGRAMS: dict[str, Make] = {
     "two networks": layouts.two_networks,
     "local steps": layouts.local_steps,
     "noise": layouts.noise,
+    **{name: passing.passing(name) for name in passing.WAYS},
 }
 
 FAULTS: dict[tuple[str, str], str] = {
@@ -70,6 +71,25 @@ FAULTS: dict[tuple[str, str], str] = {
     ("local steps", "loop"): "again",
     ("noise", "keys"): "keys",
     ("noise", "missing"): "missing",
+    ("collected", "rows"): "rows",
+    ("collected", "one twice"): "rows",
+    ("collected", "again"): "again",
+    ("collected", "again before"): "again",
+    ("collected", "other axis"): "missing",
+    ("exchanged", "part"): "rows",
+    ("exchanged", "no sum"): "rows",
+    ("ring", "a step less"): "part",
+    ("ring", "a step more"): "missing",
+    ("ring", "no step"): "missing",
+    ("ring", "every second"): "part",
+    ("ring", "open"): "part",
+    ("ring", "replaced"): "part",
+    ("ring", "again before"): "again",
+    ("ring of slices", "a step less"): "rows",
+    ("butterfly", "part"): "part",
+    ("butterfly", "pair twice"): "part",
+    ("butterfly", "again"): "again",
+    ("two rings", "a step less"): "part",
 }
 """The kind of finding that each planted fault must get."""
 
@@ -78,11 +98,21 @@ HEALTHY = [
     ("two axes", "means of means"),
     ("shard_map", "means of means"),
     ("normalisation", "norm before"),
+    *((name, "one vector") for name in passing.WAYS),
+    *(("collected", way) for way in ("one by one", "last axis", "tiled", "both axes", "means of means")),
+    ("exchanged", "scattered"),
+    ("ring", "by hand"),
 ]
 OPEN = [
     ("shard_map", "weights"),
     ("shard_map", "extreme of the norm"),
     ("two axes", "both"),
     ("FSDP", "by XLA"),
+    ("collected", "axis"),
+    ("collected", "weights"),
+    ("collected", "one weighs more"),
+    ("exchanged", "order"),
+    *(("ring of slices", fault) for fault in ("order", "not collected", "collected less")),
+    ("two rings", "neighbour"),
 ]
 """What is neither proven nor refuted."""

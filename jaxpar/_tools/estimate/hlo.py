@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 class Array:
     kind: str
     shape: tuple[int, ...]
+    order: tuple[int, ...] | None = dataclasses.field(default=None, compare=False)
+    """The axes as they lie in memory, the innermost first; None if the text has no layout."""
 
     @property
     def size(self) -> int:
@@ -147,8 +149,12 @@ def instruction(line: str) -> Instruction | None:
 
 def arrays(text: str) -> tuple[Array, ...]:
     """Parse a shape."""
-    matches = re.findall(r"\b([a-z]\w*)\[([\d,]*)\]", text)
-    return tuple(Array(kind, tuple(int(n) for n in shape.split(",") if n)) for kind, shape in matches)
+    matches = re.findall(r"\b([a-z]\w*)\[([\d,]*)\](?:\{([\d,]*))?", text)
+    return tuple(Array(kind, _numbers(shape), _numbers(order) or None) for kind, shape, order in matches)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in text.split(",") if n)
 
 
 def _closing(line: str, start: int) -> int:

@@ -78,7 +78,7 @@ class Arithmetic:
             return shares.chosen(i.name, values[0], (values[2], values[1]))
         if operation == "dynamic-slice" and (looked_up := self._looked_up(i, values)):
             return looked_up
-        return self._flagged(i, values, shares.combined(i.name, values, kind_of(i, self.module)), loop)
+        return self._flagged(i, values, shares.combined(i.name, values, kind_of(i, self.module, kinds)), loop)
 
     def _by_piece(self, i: Instruction, values: list[Fact], computation: Computation) -> Fact | None:
         """Follow small arrays that XLA, or a user, puts into one vector for one reduction."""

@@ -137,7 +137,7 @@ def reduction(shares: Shares, at: str, value: Fact, groups: Groups, operation: s
     same = _labels(groups, value.same, ordered=False, placed=False)
     form = _labels(groups, value.form, ordered=False, placed=False)
     rows = _rows(shares, groups, value.rows)
-    state, why = _sum_state(shares, value, heard, rows)
+    state, why = state_of_sum(shares, value, heard, rows)
     if operation != "add" and state != Dependence.FREE and value.state != state and is_float:
         state, why = Dependence.UNKNOWN, f"{operation} over devices, which is no sum"
     marks = set(value.marks)
@@ -168,7 +168,7 @@ def _again(
     return {Waypoint("again" if value.state == Dependence.COMPLETE else "copies", at, str(repeated))}
 
 
-def _sum_state(
+def state_of_sum(
     shares: Shares, value: Fact, heard: dict[tuple[int, ...], tuple[int, ...]], rows: tuple[int, ...]
 ) -> tuple[Dependence, str]:
     """Return how a sum over groups depends on the batch, and why nothing is proven."""
@@ -233,14 +233,20 @@ def cut(value: Fact, positions: Labels) -> Fact:
     return dataclasses.replace(value, same=join(value.same, positions), form=join(value.form, positions))
 
 
-def permuted(shares: Shares, at: str, value: Fact, attributes: str) -> Fact:
-    """A collective-permute; a device that receives nothing holds zeros."""
+def sources_of(attributes: str, size: int) -> list[int | None]:
+    """Return the device from which each device receives in a collective-permute."""
     pairs = re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", attributes)
     if not pairs:
         raise NoRuleError("source_target_pairs")
-    sources: list[int | None] = [None] * shares.size
+    sources: list[int | None] = [None] * size
     for source, target in re.findall(r"\{(\d+),(\d+)\}", pairs.group(1)):
         sources[int(target)] = int(source)
+    return sources
+
+
+def permuted(shares: Shares, at: str, value: Fact, attributes: str) -> Fact:
+    """A collective-permute; a device that receives nothing holds zeros."""
+    sources = sources_of(attributes, shares.size)
     same, form = (
         labels_of([-1 if s is None else numbered[s] for s in sources])
         for numbered in (numbers(value.same), numbers(value.form))

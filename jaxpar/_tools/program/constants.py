@@ -39,6 +39,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "xor": np.bitwise_xor,
     "not": np.invert,
     "negate": np.negative,
+    "select": np.where,
     "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
     "remainder": np.fmod,
     "shift-left": np.left_shift,

@@ -11,11 +11,14 @@ from ..estimate.hlo import Computation, Instruction, Module, exchanged_bytes
 from . import collectives
 from .arithmetic import Arithmetic
 from .collectives import Exchanged
+from .followed import Followed
 from .rules import COLLECTIVES, NoRuleError, called, reducing_operation
 from .values import Dependence, Fact, Result, Shares, Waypoint, join, leaves, numbers
 
 TURNS = 40
 """A loop's state only gets less certain, so it settles in a few turns; after these it is unknown."""
+
+MOST_TURNS = 256
 
 
 class Interpreter:
@@ -25,6 +28,7 @@ class Interpreter:
         self.module, self.shares = module, shares
         self.exchanged: dict[str, Exchanged] = {}
         self.arithmetic = Arithmetic(module, shares, self.exchanged, row_counts)
+        self.followed = Followed(module, shares)
         self.instructions: dict[str, Instruction] = {}
         self.stuck: dict[str, str] = {}
         """The loop or branch of each collective that some devices of a group reach and others do not."""
@@ -77,7 +81,9 @@ class Interpreter:
             return self._collective(i, values, computation)
         loop = next((name for name, _ in reversed(self._decisions) if name.startswith("loop")), "")
         value = self.arithmetic.value(i, values, computation, loop)
-        return (value,) * len(i.results) if i.is_tuple else value
+        if i.is_tuple:
+            return tuple(dataclasses.replace(value) for _ in i.results)
+        return self.followed.instruction(i, values, value, computation)
 
     # --------------------------------------------------------------------------------------- collectives
 
@@ -91,7 +97,10 @@ class Interpreter:
         kinds = [a.kind for a in i.results]
         done = [self._exchanged(i, operation, v, groups, kinds[n % len(kinds)]) for n, v in enumerate(values)]
         if operation == "all-to-all" and len(done) > 1:
-            return tuple(shares.combined(i.name, done) for _ in done)
+            done = [shares.combined(i.name, done) for _ in done]
+        done = [
+            self.followed.collective(i, values, n, value, groups, computation) for n, value in enumerate(done)
+        ]
         return tuple(done) if len(done) > 1 else done[0]
 
     def _exchanged(
@@ -125,10 +134,12 @@ class Interpreter:
 
     def _loop(self, i: Instruction, start: Result) -> Result:
         body, condition = (called(i, name) for name in ("body", "condition"))
+        if (unrolled := self._unrolled(i, body, condition, start)) is not None:
+            return unrolled
         state, alike = start, self.shares.alike
         for _ in range(TURNS):
             self._decisions.append((f"loop {i.name}", alike))
-            decision = self._computation(condition, (state,))
+            decision = self._computation(condition, (_fresh(state),))
             done = self._computation(body, (_carried(state),))
             self._decisions.pop()
             if not isinstance(decision, Fact):
@@ -140,9 +151,36 @@ class Interpreter:
                 changed = functools.partial(self._decided, i.name, decision)
                 after = _pairs(changed, after, state)
             if after == state:
-                return _pairs(_with_marks_of_growth, state, done)
+                return _fresh(_pairs(_with_marks_of_growth, state, done))
             state = after
         return self._unknown(i, "its loop's state does not settle", [start])
+
+    def _unrolled(self, i: Instruction, body: str, condition: str, start: Result) -> Result | None:
+        """Evaluate the turns of a ring one by one; None if their number is not constant, or too large."""
+        if not self.followed.active or not self._passes(body) or (i.turns or 0) > MOST_TURNS:
+            return None
+        state = start
+        for _ in range(MOST_TURNS + 1):
+            decision = self._computation(condition, (state,))
+            if not isinstance(decision, Fact) or decision.constant is None:
+                return None
+            if len(decision.constant.numbers) > 1:
+                return None
+            if not decision.constant.numbers[0]:
+                return state
+            self._decisions.append((f"loop {i.name}", self.shares.alike))
+            state = self._computation(body, (state,))
+            self._decisions.pop()
+        return None
+
+    def _passes(self, name: str) -> bool:
+        """Return whether a computation passes something on; the loops in it do not count."""
+        instructions = self.module.computations[name].instructions.values()
+        return any(
+            i.operation.startswith("collective-permute")
+            or (i.operation in ("fusion", "call", "conditional") and any(map(self._passes, i.called)))
+            for i in instructions
+        )
 
     def _decided(self, at: str, decision: Fact, after: Fact, before: Fact) -> Fact:
         if after == before:
@@ -193,6 +231,11 @@ def _carried(state: Result) -> Result:
     return tuple(
         dataclasses.replace(v, carry=n, grows=None) if isinstance(v, Fact) else v for n, v in enumerate(state)
     )
+
+
+def _fresh(result: Result) -> Result:
+    """Return other objects: in each turn a name stands for another array."""
+    return tuple(map(_fresh, result)) if isinstance(result, tuple) else dataclasses.replace(result)
 
 
 def _plain(result: Result) -> Result:

@@ -115,10 +115,14 @@ class ProgramReport:
 
     @property
     def verdict(self) -> str:
-        """Return "wrong" if a finding makes a result wrong, "not proven" if a leaf is, otherwise "right"."""
+        """Return "wrong" if a finding makes a result wrong, "not proven" if a leaf is, otherwise "right".
+
+        Of a step that returns no array of a state, nothing is proven.
+        """
         if any(not f.costs for f in self.findings):
             return WRONG
-        return OPEN if any(leaf.verdict != RIGHT for leaf in self.leaves if leaf.state) else RIGHT
+        state = [leaf.verdict for leaf in self.leaves if leaf.state]
+        return RIGHT if state and set(state) == {RIGHT} else OPEN
 
     @property
     def exit_code(self) -> int:
@@ -145,6 +149,8 @@ class ProgramReport:
             f"  {right} of {len(state)} arrays of the state are proven: equal on all devices that",
             f"  hold them, and reached by the {self.shares:,} parts of the batch through complete sums only.",
         ]
+        if not state:
+            lines.append("  not proven: no result has the structure, shapes and types of an argument")
         lines += [f"  {'cost' if f.costs else 'fault'} {f}" for f in self.findings]
         unproven = [leaf for leaf in state if leaf.verdict == OPEN]
         lines += [f"  not proven: {leaf.path}: {leaf.why}" for leaf in unproven[:MOST]]

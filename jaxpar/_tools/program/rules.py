@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from ..estimate.hlo import Instruction, Module
 
@@ -13,7 +14,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 LINEAR = _words(
     """
-    bitcast bitcast-convert broadcast convert copy divide dynamic-slice gather imag negate real
+    bitcast broadcast convert copy divide dynamic-slice gather imag negate real
     reduce-precision reshape reverse slice transpose
     """
 )
@@ -24,7 +25,7 @@ PRODUCTS = {"multiply", "dot", "convolution"}
 FUNCTIONS = _words(
     """
     abs acos acosh and asin asinh atan2 atanh batch-norm-grad batch-norm-inference batch-norm-training
-    cbrt ceil cholesky clamp compare cosh cosine count-leading-zeros erf exponential
+    bitcast-convert cbrt ceil cholesky clamp compare cosh cosine count-leading-zeros erf exponential
     exponential-minus-one fft floor iota is-finite log log-plus-one logistic map maximum minimum not or
     popcnt power reduce reduce-window remainder rng-bit-generator round-nearest-afz round-nearest-even
     rsqrt scatter select-and-scatter shift-left shift-right-arithmetic shift-right-logical sign sine
@@ -83,8 +84,11 @@ def reducing_operation(i: Instruction, module: Module) -> str:
     return computed[0]
 
 
-def kind_of(i: Instruction, module: Module) -> str:
-    """Return how an instruction's result depends on its operands: as `Shares.combined` takes it."""
+def kind_of(i: Instruction, module: Module, kinds: Sequence[str]) -> str:
+    """Return how an instruction's result depends on its operands, of these types: as `combined` takes it."""
+    whole = bool(i.results) and i.results[0].kind[0] not in "fbc"
+    if whole and (i.operation == "divide" or (i.operation == "convert" and kinds and kinds[0][0] in "fbc")):
+        return "any"  # it drops a fraction, and a whole number of a sum is not the sum of whole numbers
     reduces = i.operation in ("reduce", "reduce-window") and not i.is_tuple
     if reduces and reducing_operation(i, module) == "add":
         return "sum"
