@@ -186,14 +186,9 @@ class Combination:
         count = len(groups[0])
         cut, outer, _ = self.along(shape, axis, shape[axis] // count)
         places = {d: (group, n) for group in groups for n, d in enumerate(group)}
-        both = []
-        for x in (cut.index, cut.sums):
-            v = x.reshape(len(x), outer, count, -1)
-            both.append(
-                np.stack(
-                    [np.stack([v[s][:, n] for s in group], 1) for group, n in map(places.get, range(len(x)))]
-                )
-            )
+        order = [places[d] for d in range(len(cut.index))]
+        views = [x.reshape(len(x), outer, count, -1) for x in (cut.index, cut.sums)]
+        both = [np.stack([np.stack([v[s][:, n] for s in group], 1) for group, n in order]) for v in views]
         return cut.of(both[0], both[1], cut.grain)
 
     def scaled(self, factors: Factors, scalars: Sequence[float]) -> Combination:
@@ -212,7 +207,7 @@ class Combination:
         inner, outer = math.prod(shape[axis + 1 :]), math.prod(shape[:axis])
         cut = self.refined(math.gcd(self.grain, inner))
         views = [x.reshape(len(x), outer, shape[axis], -1) for x in (cut.index, cut.sums)]
-        pieces = [cut.of(*(v[:, :, n] for v in views), cut.grain) for n in range(shape[axis])]
+        pieces = [cut.of(views[0][:, :, n], views[1][:, :, n], cut.grain) for n in range(shape[axis])]
         return total(factors, pieces)
 
     def overlaps(self, groups: Groups) -> bool:
