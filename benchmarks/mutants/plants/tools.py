@@ -31,7 +31,7 @@ PLANTS = [
     *plants("jaxpar/_tools/program/combination.py",
         ('first + np.arange(parts) * grain, first', 'first, first', "tests/test_program_passing.py -k moves"),
         ('if any(((t.index >= 0) & (t.index != index)).any() for t in cut):', 'if False:', "tests/test_program_passing.py -k factors"),
-        ('math.gcd(shape[axis], *places)', 'shape[axis]', "tests/test_program_passing.py -k moves"),
+        ('math.gcd(shape[axis], *cuts)', 'shape[axis]', "tests/test_program_passing.py -k moves"),
         ('np.array([d is None for d in sources])', 'np.array([False for d in sources])', "tests/test_program_passing.py -k moves"),
         ('self.sums, self.scale / scale', 'self.sums, scale', "tests/test_program_passing.py -k moves"),
     ),

@@ -118,13 +118,13 @@ class Combination:
         index = np.where(first >= 0, first + np.arange(parts) * grain, first)
         return self.of(index, np.repeat(self.sums[..., None], parts, -1), grain)
 
-    def along(self, shape: Shape, axis: int, *places: int) -> tuple[Combination, int, int]:
-        """Cut the runs so that none crosses the places along an axis.
+    def along(self, shape: Shape, axis: int, *cuts: int) -> tuple[Combination, int, int]:
+        """Cut the runs so that none crosses a multiple of the lengths along an axis.
 
-        Returns it, and how many elements the axes before and behind it have.
+        Returns the result, and the sizes of the axes before and after this axis.
         """
         inner, outer = math.prod(shape[axis + 1 :]), math.prod(shape[:axis])
-        step = math.gcd(shape[axis], *places)
+        step = math.gcd(shape[axis], *cuts)
         return self.refined(math.gcd(self.grain, inner * step)), outer, inner
 
     def sliced(self, shape: Shape, axis: int, starts: Sequence[int], length: int) -> Combination:
@@ -132,11 +132,11 @@ class Combination:
         cut, outer, inner = self.along(shape, axis, length, *starts)
         per = inner, cut.grain
         views = [x.reshape(len(x), outer, -1) for x in (cut.index, cut.sums)]
-        taken = [
+        slices = [
             np.stack([x[d][:, s * per[0] // per[1] : (s + length) * per[0] // per[1]] for d, s in rows])
             for x, rows in ((v, list(enumerate(starts))) for v in views)
         ]
-        return cut.of(taken[0], taken[1], cut.grain)
+        return cut.of(slices[0], slices[1], cut.grain)
 
     def updated(
         self, shape: Shape, axis: int, starts: Sequence[int], part: Combination, length: int
@@ -164,10 +164,10 @@ class Combination:
         return cut.of(views[0], views[1], cut.grain)
 
     def from_devices(self, sources: Sequence[int | None]) -> Combination:
-        """Take each device's array from another device; without one it is zero."""
-        taken = [d or 0 for d in sources]
+        """Take each device's array from a source; without a source it is zero."""
+        devices = [d or 0 for d in sources]
         silent = np.array([d is None for d in sources])[:, None]
-        index, sums = np.where(silent, ZERO, self.index[taken]), np.where(silent, 0, self.sums[taken])
+        index, sums = np.where(silent, ZERO, self.index[devices]), np.where(silent, 0, self.sums[devices])
         return self.of(index, sums, self.grain)
 
     def gathered(self, shape: Shape, axis: int, groups: Groups) -> Combination:
@@ -185,8 +185,8 @@ class Combination:
         """Send the n-th piece along an axis to the n-th device of the group."""
         count = len(groups[0])
         cut, outer, _ = self.along(shape, axis, shape[axis] // count)
-        places = {d: (group, n) for group in groups for n, d in enumerate(group)}
-        order = [places[d] for d in range(len(cut.index))]
+        positions = {d: (group, n) for group in groups for n, d in enumerate(group)}
+        order = [positions[d] for d in range(len(cut.index))]
         views = [x.reshape(len(x), outer, count, -1) for x in (cut.index, cut.sums)]
         both = [np.stack([np.stack([v[s][:, n] for s in group], 1) for group, n in order]) for v in views]
         return cut.of(both[0], both[1], cut.grain)

@@ -21,7 +21,7 @@ from .combination import (
     total,
     zeros,
 )
-from .proof import Proof
+from .proof import SumProof
 from .rules import COLLECTIVES, NoRuleError, reducing_operation
 from .values import Dependence, Fact, Shares, Waypoint
 
@@ -42,7 +42,7 @@ class Followed:
     def __init__(self, module: Module, shares: Shares) -> None:
         self.module, self.shares = module, shares
         self.factors, self.bases = Factors(shares.size), Bases()
-        self.proof = Proof(shares, self.factors, self.bases)
+        self.proof = SumProof(shares, self.factors, self.bases)
         self._combinations: dict[int, tuple[Fact, Combination]] = {}
         self._runs = 0
         operations = {i.operation for c in module.computations.values() for i in c.instructions.values()}
@@ -121,8 +121,8 @@ class Followed:
             return combination
         axis = i.numbers("dimensions")[0]
         length = array.shape[axis] // len(groups[0])
-        places = {d: n * length for group in groups for n, d in enumerate(group)}
-        return combination.sliced(array.shape, axis, [places[d] for d in range(self.shares.size)], length)
+        offsets = {d: n * length for group in groups for n, d in enumerate(group)}
+        return combination.sliced(array.shape, axis, [offsets[d] for d in range(self.shares.size)], length)
 
     # -------------------------------------------------------------------------------- which arrays there are
 
@@ -165,7 +165,7 @@ class Followed:
     def _view(self, i: Instruction, values: list[Fact], arrays: list[Array]) -> Combination:
         kinds = {arrays[0].kind, i.results[0].kind}
         if len(kinds) > 1 and not all(kind[0] in "fb" for kind in kinds):
-            raise NotFollowedError  # a whole number of a sum is no sum
+            raise NotFollowedError  # rounding a sum is not the sum of what is rounded
         return self._begun(values[0], arrays[0])
 
     def _bitcast(self, i: Instruction, values: list[Fact], arrays: list[Array]) -> Combination:
@@ -184,8 +184,8 @@ class Followed:
     def _broadcast(self, i: Instruction, values: list[Fact], arrays: list[Array]) -> Combination:
         axes, result, array = i.numbers("dimensions"), i.results[0], arrays[0]
         copies = result.size // max(array.size, 1)
-        behind = tuple(range(len(result.shape)))[len(result.shape) - len(axes) :]
-        if list(axes) != sorted(axes) or (copies > 1 and axes != behind) or copies > self.shares.size:
+        last_axes = tuple(range(len(result.shape)))[len(result.shape) - len(axes) :]
+        if list(axes) != sorted(axes) or (copies > 1 and axes != last_axes) or copies > self.shares.size:
             raise NotFollowedError
         combination = self._begun(values[0], array)
         pieces = [(combination, (1, array.size))] * copies
@@ -213,16 +213,16 @@ class Followed:
         return combination
 
     def _update(self, i: Instruction, values: list[Fact], arrays: list[Array]) -> Combination:
-        whole, part = self._terms(values[:2], arrays[:2])
+        before, part = self._terms(values[:2], arrays[:2])
         shape, lengths = arrays[0].shape, arrays[1].shape
-        if part.scale != whole.scale:
-            part = part.at_scale(self.factors, whole.scale)
+        if part.scale != before.scale:
+            part = part.at_scale(self.factors, before.scale)
         axes = [n for n, length in enumerate(lengths) if length < shape[n]] or [0]
         if len(axes) > 1:
             raise NotFollowedError
         starts = self._starts(values[2 + axes[0]], lengths[axes[0]], shape[axes[0]])
-        done = whole.updated(shape, axes[0], starts, part, lengths[axes[0]])
-        return dataclasses.replace(done, marks=whole.marks | part.marks)
+        done = before.updated(shape, axes[0], starts, part, lengths[axes[0]])
+        return dataclasses.replace(done, marks=before.marks | part.marks)
 
     def _concatenate(self, i: Instruction, values: list[Fact], arrays: list[Array]) -> Combination:
         terms = self._terms(values, arrays)

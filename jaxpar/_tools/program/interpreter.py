@@ -174,7 +174,7 @@ class Interpreter:
         return None
 
     def _passes(self, name: str) -> bool:
-        """Return whether a computation passes something on; the loops in it do not count."""
+        """Return whether a computation passes something on, outside of its loops."""
         instructions = self.module.computations[name].instructions.values()
         return any(
             i.operation.startswith("collective-permute")
@@ -234,7 +234,7 @@ def _carried(state: Result) -> Result:
 
 
 def _fresh(result: Result) -> Result:
-    """Return other objects: in each turn a name stands for another array."""
+    """Copy the values: an object is one array, and a loop's next turn has a new one."""
     return tuple(map(_fresh, result)) if isinstance(result, tuple) else dataclasses.replace(result)
 
 

@@ -1,4 +1,4 @@
-"""Prove what an array is that is put together of elements of others: `Proof.of`."""
+"""Prove what an array is that is put together of elements of others: `SumProof.of`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Kind = tuple[int, int]
 """A base and a sum, by their numbers."""
 
 
-class Proof:
+class SumProof:
     def __init__(self, shares: Shares, factors: Factors, bases: Bases) -> None:
         self.shares, self.factors, self.bases = shares, factors, bases
 
     def of(self, combination: Combination, value: Fact, at: str, reordered: bool) -> tuple[bool, Fact]:
         """Return whether the array is followed no further, and its value.
 
-        `value` is what the instruction's own rule proves. `reordered`: it may put elements in another order.
+        `value` is the result of the instruction's own rule. `reordered`: the instruction may move elements.
         """
         unproven = False, dataclasses.replace(value)
         owners, sums = self.bases.of(combination.index), combination.sums
@@ -61,7 +61,7 @@ class Proof:
         return order == "whole", proven
 
     def _sum(self, base: Fact, number: int) -> tuple[Dependence, int]:
-        """Return the state of one of the sums, and the shares of the batch in it."""
+        """Return a sum's state and the shares of the batch that it depends on."""
         row = self.factors.rows[number]
         heard = tuple(np.flatnonzero(row).tolist())
         bits = functools.reduce(int.__or__, (base.rows[d] for d in heard), 0)

@@ -117,7 +117,7 @@ class ProgramReport:
     def verdict(self) -> str:
         """Return "wrong" if a finding makes a result wrong, "not proven" if a leaf is, otherwise "right".
 
-        Of a step that returns no array of a state, nothing is proven.
+        A step that returns no array of a state is not proven.
         """
         if any(not f.costs for f in self.findings):
             return WRONG

@@ -86,9 +86,9 @@ def reducing_operation(i: Instruction, module: Module) -> str:
 
 def kind_of(i: Instruction, module: Module, kinds: Sequence[str]) -> str:
     """Return how an instruction's result depends on its operands, of these types: as `combined` takes it."""
-    whole = bool(i.results) and i.results[0].kind[0] not in "fbc"
-    if whole and (i.operation == "divide" or (i.operation == "convert" and kinds and kinds[0][0] in "fbc")):
-        return "any"  # it drops a fraction, and a whole number of a sum is not the sum of whole numbers
+    rounds = bool(i.results) and i.results[0].kind[0] not in "fbc"
+    if rounds and (i.operation == "divide" or (i.operation == "convert" and kinds and kinds[0][0] in "fbc")):
+        return "any"  # rounding a sum is not the sum of what is rounded
     reduces = i.operation in ("reduce", "reduce-window") and not i.is_tuple
     if reduces and reducing_operation(i, module) == "add":
         return "sum"
