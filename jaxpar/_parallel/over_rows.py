@@ -71,7 +71,7 @@ class _Name(str):
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class _Common:
-    """The place of an output that all rows share, among those of one row."""
+    """The place of an output that all rows share, among the outputs of one row."""
 
 
 class _RowOutputs(NamedTuple):

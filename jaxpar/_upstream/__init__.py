@@ -296,9 +296,9 @@ def is_mapped(x: Any) -> bool:
 
 
 def mapped_axis() -> Any:
-    """Return the name of `jax.vmap`'s axis if it is the innermost transformation and has one, else None.
+    """Return the axis name of `jax.vmap` if that is the innermost transformation and is named, else None.
 
-    JAX tells it to nobody: collectives have to be called with it.
+    JAX has no public name for this: collectives have to be called with the axis.
     """
     trace = core.trace_ctx.trace
     name = trace.axis_data.name if isinstance(trace, BatchTrace) else core.no_axis_name

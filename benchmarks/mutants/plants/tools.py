@@ -6,7 +6,7 @@ from ..plant import plants
 PLANTS = [
     *plants("jaxpar/_tools/program/interpreter.py",
         ('return self.shares.free', 'return None', 'tests/test_program_judge.py -k token'),
-        ('return _fresh(_pairs(', 'return ((_pairs(', "tests/test_program_passing.py -k another_array"),
+        ('return _fresh(_pairs(_with_marks_of_growth, state, done))', 'return _pairs(_with_marks_of_growth, state, done)', "tests/test_program_passing.py -k another_array"),
         ('MOST_TURNS = 256', 'MOST_TURNS = 6', "tests/test_program_judge.py -k healthy"),
         ('return first if isinstance(first, Fact) else second', 'return second', 'tests/test_seldom_run.py -k tuple'),
     ),

@@ -14,7 +14,7 @@ class Array:
     kind: str
     shape: tuple[int, ...]
     order: tuple[int, ...] | None = dataclasses.field(default=None, compare=False)
-    """The axes as they lie in memory, the innermost first; None if the text has no layout."""
+    """The order of the axes in memory, the innermost first; None if the text has no layout."""
 
     @property
     def size(self) -> int:
