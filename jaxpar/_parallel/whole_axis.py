@@ -45,7 +45,7 @@ class RowsAxis:
         """Return `function(*arrays)`, in a vmap over a device's rows, with collectives over the rows of all.
 
         Raises:
-          CollectiveError: a collective over the axis other than a sum, mean, largest or smallest value, or one
+          CollectiveError: a collective over the axis other than a sum, mean, maximum or minimum, or one
             in a function with a derivative of its own.
         """
         if not self.divided:
