@@ -17,7 +17,7 @@ from jaxpar import errors, parity
 from jaxpar.parity._port import proof
 from jaxpar.random import initialise
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*now deprecated:FutureWarning")]
 TOKENS = torch.arange(10).view(2, 5)
 X = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))
 

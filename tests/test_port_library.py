@@ -126,9 +126,10 @@ FAULTS = {
 def test_a_wrong_stand_in_is_seen_by_the_proof(fault, tmp_path, monkeypatch):
     right, wrong, name = FAULTS[fault]
     path = tmp_path / "stand_ins.py"
-    text = runtime.stand_in_source().text
+    general, of_transformers = runtime.stand_in_sources()
+    text = of_transformers.text
     assert right in text
     path.write_text(text.replace(right, wrong))
     planted = Source(str(path))
-    monkeypatch.setattr(writing, "stand_in_source", lambda: planted)
+    monkeypatch.setattr(writing, "stand_in_sources", lambda: (general, planted))
     assert ported.__wrapped__(name).status == 1

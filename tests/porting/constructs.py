@@ -364,12 +364,15 @@ class Counts(nn.Module):
         self.layer = nn.Linear(4, 4)
         self.fused = hasattr(F, "scaled_dot_product_attention") and not hasattr(torch, "no_such_thing")
         self.size = sum(weight.numel() for weight in self.parameters())
+        self.norm = nn.BatchNorm1d(4)
+        self.register_buffer("factor", torch.full((4,), 1.5))
 
     def forward(self, x):
         y = self.layer(x.to(next(self.parameters()).dtype)) / self.size
         if self.fused:
             y = y / y.norm(dim=-1, keepdim=True) + x.norm(2, 0) / torch.norm(x)
-        return y, torch.cdist(x, y + 2), sum(weight.square().sum() for weight in self.parameters())
+        z = self.norm(x).to(next(self.buffers()).dtype) * sum(b.sum() for b in self.buffers() if b.ndim)
+        return y + z, torch.cdist(x, y + 2), sum(weight.square().sum() for weight in self.parameters())
 
 
 class Idioms(nn.Module):

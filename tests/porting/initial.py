@@ -36,7 +36,7 @@ class GPT(nn.Module):
         nn.init.trunc_normal_(self.wpe, std=0.02)
         nn.init.zeros_(self.ada.weight)
         self.ada.weight.data[:2].fill_(0.25)
-        nn.init.orthogonal_(self.head.weight, 0.1)
+        nn.init.orthogonal(self.head.weight, 0.1)  # the alias of older code
 
     def _init_weights(self, module):
         if isinstance(module, nn.Linear):

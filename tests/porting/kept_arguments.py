@@ -118,4 +118,5 @@ class Registered(Base):
         if torch.is_grad_enabled() and self.settings["scale"] < 0:
             raise ValueError(Attends)
         y = output[0] * self.alpha + self.shift * self.step + len(self.settings.depths)
+        (y,) = Latent(y * self.settings.get("scale", 1.0)).to_tuple()
         return Sample(y, hidden=Record(output.hidden.round_()).scores)

@@ -68,7 +68,7 @@ x.nanmean(), x.nansum(1), x.nanmean(1), x.logcumsumexp(1), v.vdot(v), v.outer(v)
 torch.baddbmm(b, b, m.expand(2, 4, 4)), v.addmv(m, v), p.arccos(), (p + 1).arccosh(), p.arcsin(),
 x.arcsinh(), x.arctan(), (p / 2).arctanh(), x.index_fill(0, t // 2, 0.5), x.scatter(1, i, value=2.0),
 x.select(-1, 1), x.select(0, 1), x.tensor_split(indices=(1, 2)), x.var(unbiased=False),
-x.clone().requires_grad_(),
+x.clone().requires_grad_(), p.digamma(),
 """
 PAIRS = """
 x.max(1), x.max(1, keepdim=True), x.min(0), x.max(1).values, x.min(1).indices, x.max(dim=1)[0], x.min(1)[1],
@@ -146,6 +146,7 @@ torch.threshold(x, 0.5, 2.0), torch.celu(x, 0.7), torch.selu(x), torch.prelu(x, 
 torch.softmax(x, dim=1), torch.pairwise_distance(x, y), torch.cosine_similarity(x, y),
 torch.pixel_shuffle(im, 2), torch.atleast_3d(x), torch.nn.Transformer.generate_square_subsequent_mask(3),
 torch.jit.annotate(torch.Tensor, x), torch.utils.checkpoint.checkpoint(torch.tanh, x, use_reentrant=False),
+torch.special.digamma(p), torch.special.psi(p + 1), torch.digamma(p + 2),
 """
 NN_FUNCTIONS = """
 F.relu(x), F.relu(x, inplace=False), F.relu6(x), F.relu6(4 * x), F.silu(x), F.selu(x), F.elu(x),
@@ -211,6 +212,14 @@ F.soft_margin_loss(x, torch.where(k, 1.0, -1.0)), F.multi_margin_loss(x, t),
 F.multi_margin_loss(x, t, p=2, margin=0.5),
 F.multilabel_margin_loss(x, n.clamp(-1, 3).sort(1, descending=True).values),
 F.multilabel_soft_margin_loss(x, k.double()), F.cosine_embedding_loss(x, y, torch.ones(3), margin=0.2),
+F.multi_head_attention_forward(
+    b, b, b, 4, 2, im[0, 0, :3, :4].flatten()[:, None] * v, None, None, None, False, 0.0, m, v),
+F.multi_head_attention_forward(
+    b, c.mT, c.mT, 4, 2, m.repeat(3, 1), vol[0, 0, 0].flatten()[:12], v.view(1, 1, 4), v.view(1, 1, 4), True,
+    0, m, None, False, None, True, None, True, m, m.T, m @ m, average_attn_weights=False),
+F.multi_head_attention_forward(
+    b, b, b, 4, 1, m.repeat(3, 1), None, None, None, False, 0.5, m, None, training=False,
+    key_padding_mask=k[:, :2] & ~k[:, :1], need_weights=False, attn_mask=x[:2, :2], static_k=None)[0],
 F.triplet_margin_loss(x, y, p), F.triplet_margin_loss(x, y, p, margin=0.5, swap=True),
 """
 # Random numbers, parametrizations and runtimes of libraries are in other tests of ports; no GPU is here.

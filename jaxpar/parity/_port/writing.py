@@ -17,7 +17,7 @@ from typing import Any
 
 from .reading.building import Inexpressible
 from .reading.counting import torch_lines
-from .reading.runtime import of_runtime, stand_in_source
+from .reading.runtime import of_runtime, stand_in_sources
 from .reading.scope import definition, import_of
 from .reading.source import Function, Source, defined
 from .reading.watching import Watched
@@ -121,7 +121,7 @@ class Writer:
         if "hole(" in body:
             body = f"{HOLE}\n\n\n{body}"
         text = f'"""{title}{self._unproven(ordered)}"""\n\n{self._imports(body)}\n\n\n{body}\n'
-        pieces = [(piece.source, piece.node) for piece in ordered if piece.source is not stand_in_source()]
+        pieces = [(piece.source, piece.node) for piece in ordered if piece.source not in stand_in_sources()]
         # A hole may have been recorded for a text that was discarded.
         holes = tuple(hole for hole in self.needs.holes if repr(hole) in body)
         return Written(text, holes, tuple(self.needs.notes), torch_lines(pieces), self.needs.layers)
@@ -138,15 +138,19 @@ class Writer:
         return ((key, value) for key, value in everything.items() if key not in self.pieces)
 
     def _stand_in(self, name: str) -> Piece:
-        """Copy a stand-in, without the methods that no function of the runtime ran under their names."""
-        source = stand_in_source()
-        statements = {name: statement for statement in source.tree.body for name in defined(statement)}
+        """Copy a stand-in; transformers' ones have only the methods that its runtime ran."""
+        for source in stand_in_sources():
+            statements = {key: statement for statement in source.tree.body for key in defined(statement)}
+            if name in statements:
+                break
         used = {child.id for child in ast.walk(statements[name]) if isinstance(child, ast.Name)}
         self.needs.stand_ins.update(dict.fromkeys(used & {*statements} - {name}))
         imports = {child: import_of(source, child) for child in used}
         self.needs.imports.update({child: line for child, line in imports.items() if line})
-        ran = {function.__name__ for function in self.watched.functions.values() if of_runtime(function)}
-        return Piece(source, statements[name], source.with_methods(statements[name], ran), frozenset())
+        methods = {function.__name__ for function in self.watched.functions.values() if of_runtime(function)}
+        if source is stand_in_sources()[0]:
+            methods |= {method.name for method in ast.walk(statements[name]) if isinstance(method, Function)}
+        return Piece(source, statements[name], source.with_methods(statements[name], methods), frozenset())
 
     def _piece(self, value: Any) -> Piece:
         before = {*self.needs.definitions, *self.needs.constants}
@@ -179,7 +183,8 @@ class Writer:
             done[path] = None
 
         under_way: set[str] = set()
-        for path in sorted(files, key=lambda path: path != stand_in_source().path):
+        first = [source.path for source in stand_in_sources()]
+        for path in sorted(files, key=lambda path: path not in first):
             visit(path)
         ordered = [
             piece for path in done for piece in sorted(files[path], key=lambda piece: piece.node.lineno)
@@ -194,7 +199,7 @@ class Writer:
     def _unproven(self, pieces: list[Piece]) -> str:
         statements: list[tuple[Source, ast.stmt]] = []
         for piece in pieces:
-            if piece.source is not stand_in_source():
+            if piece.source not in stand_in_sources():
                 skipped: list[ast.stmt] = []
                 not_run(piece.source, piece.node, self.watched, skipped.append)
                 statements += [(piece.source, statement) for statement in skipped]

@@ -1,3 +1,4 @@
+from ._attention import multi_head_attention_forward as multi_head_attention_forward
 from ._elementwise import log_softmax as log_softmax
 from ._elementwise import relu as relu
 from ._elementwise import sigmoid as sigmoid
@@ -11,6 +12,7 @@ from ._exact import atan2 as atan2
 from ._exact import cdist as cdist
 from ._exact import celu as celu
 from ._exact import clamp as clamp
+from ._exact import digamma as digamma
 from ._exact import div as div
 from ._exact import hardsigmoid as hardsigmoid
 from ._exact import linspace as linspace

@@ -97,6 +97,29 @@ def celu(x: jax.Array, alpha: float = 1.0) -> jax.Array:
     return jnp.where(x > 0, x, derived + jax.lax.stop_gradient(value - derived))
 
 
+@jax.custom_jvp
+def digamma(x: jax.Array) -> jax.Array:
+    """The derivative of log(gamma(x)), with torch's derivative. torch counterpart: `torch.digamma`.
+
+    torch ends the series of that derivative early, which leaves an error of up to 5e-10.
+    """
+    return jax.lax.digamma(x)
+
+
+@digamma.defjvp
+def _digamma_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    # aten/src/ATen/native/Math.h, trigamma
+    (x,), (tangent,) = primals, tangents
+    is_reflected = x < 0.5
+    shifted = jnp.where(is_reflected, 1 - x, x)
+    series = sum(1 / (shifted + count) ** 2 for count in range(6))
+    shifted = shifted + 6
+    square = 1 / shifted**2
+    series += (1 + 1 / (2 * shifted) + square * (1 / 6 - square * (1 / 30 - square / 42))) / shifted
+    reflected = (jnp.pi / jnp.sin(jnp.pi * jnp.where(is_reflected, x, 0.5))) ** 2 - series
+    return digamma(x), jnp.where(is_reflected, reflected, series) * tangent
+
+
 def hardsigmoid(x: jax.Array) -> jax.Array:
     """x / 6 + 1/2 between 0 and 1. torch counterpart: `F.hardsigmoid`."""
     inner = last.hardtanh(x + 3, 0, 6)

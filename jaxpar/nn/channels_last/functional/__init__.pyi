@@ -32,6 +32,7 @@ from ._layouts import cosine_similarity as cosine_similarity
 from ._layouts import cross_entropy as cross_entropy
 from ._layouts import cummax as cummax
 from ._layouts import cummin as cummin
+from ._layouts import digamma as digamma
 from ._layouts import div as div
 from ._layouts import dropout as dropout
 from ._layouts import embedding as embedding
@@ -71,6 +72,7 @@ from ._layouts import max_unpool3d as max_unpool3d
 from ._layouts import median as median
 from ._layouts import min as min
 from ._layouts import mse_loss as mse_loss
+from ._layouts import multi_head_attention_forward as multi_head_attention_forward
 from ._layouts import multi_margin_loss as multi_margin_loss
 from ._layouts import multilabel_margin_loss as multilabel_margin_loss
 from ._layouts import multilabel_soft_margin_loss as multilabel_soft_margin_loss

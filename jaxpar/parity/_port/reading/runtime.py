@@ -16,8 +16,8 @@ from typing import Any
 
 from torch import nn
 
+from ..rules import stand_ins, transformers_stand_ins
 from ..rules import transformers_names as runtime_names
-from ..rules import transformers_stand_ins as stand_ins
 from .source import Source, source_of
 from .watching import Watched, is_installed
 
@@ -63,8 +63,9 @@ def _is_output(value: Any) -> bool:
 
 
 @functools.cache
-def stand_in_source() -> Source:
-    return source_of(inspect.getfile(stand_ins))
+def stand_in_sources() -> tuple[Source, Source]:
+    """Return the two files of replacements: for any library, and for transformers."""
+    return source_of(inspect.getfile(stand_ins)), source_of(inspect.getfile(transformers_stand_ins))
 
 
 def is_config(value: Any) -> bool:

@@ -251,22 +251,24 @@ def _same(name: str, signature: tuple[str, ...]) -> CallRule:
 
 for _name, _signature in _calls(", ".join([_SAME, *(_BY_AXES.format(n=n) for n in (1, 2, 3))])):
     FUNCTIONS.setdefault(f"torch.nn.functional.{_name}", []).append(_same(_name, _signature))
+_PLACES = (
+    "query, key, value, embed_dim_to_check, num_heads, in_proj_weight, in_proj_bias, bias_k, bias_v, "
+    "add_zero_attn, dropout_p, out_proj_weight, out_proj_bias"
+)
+_NAMED = (
+    "training=, key_padding_mask=, need_weights=, attn_mask=, use_separate_proj_weight=, q_proj_weight=, "
+    "k_proj_weight=, v_proj_weight=, static_k==None?, static_v==None?, average_attn_weights=, is_causal="
+)
+_values = ", ".join(f"{{{name}}}" for name in _PLACES.split(", "))
+_values += "".join(f"<, {name}{{{name[:-1]}}}>" for name in _NAMED.split(", ") if name.endswith("="))
+for _rate, _key in (("==0.0", ""), ("==0", ""), ("", ", dropout_key={rngs}")):
+    _all = f"{_PLACES.replace('dropout_p', f'dropout_p{_rate}')}, {_NAMED}".split(", ")
+    _rule = CallRule(tuple(_all), f"F.multi_head_attention_forward({_values}{_key})")
+    FUNCTIONS.setdefault("torch.nn.functional.multi_head_attention_forward", []).append(_rule)
 # The names of torch.special are methods' or others' in this table.
-for _name in (
-    "expit",
-    "erf",
-    "erfc",
-    "expm1",
-    "log1p",
-    "exp2",
-    "sinc",
-    "logit",
-    "xlogy",
-    "gammaln",
-    "softmax",
-    "log_softmax",
-):
-    _method = {"expit": "sigmoid", "gammaln": "lgamma"}.get(_name, _name)
+_OF_SPECIAL = ("erf", "erfc", "expm1", "log1p", "exp2", "sinc", "logit", "xlogy", "softmax", "log_softmax")
+_RENAMED_IN_SPECIAL = {"expit": "sigmoid", "gammaln": "lgamma", "digamma": "digamma", "psi": "digamma"}
+for _name, _method in {**{name: name for name in _OF_SPECIAL}, **_RENAMED_IN_SPECIAL}.items():
     FUNCTIONS[f"torch.special.{_name}"] = [_of_method(rule) for rule in METHODS[_method]]
 FUNCTIONS["torch.nn.utils.weight_norm"] = FUNCTIONS["torch.nn.utils.parametrizations.weight_norm"]
 FUNCTIONS.update(table(OF_TRANSFORMERS))

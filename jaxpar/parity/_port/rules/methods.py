@@ -108,6 +108,7 @@ METHODS = table("""
     floor|ceil|round|trunc|logical_not|isinf|isnan|isfinite|nan_to_num() -> jnp.{}({self})
     asin|acos|atan|asinh|acosh|atanh() -> jnp.{}({self})
     rsqrt|erf|erfc|lgamma() -> jax.lax.{}({self})
+    digamma() -> F.digamma({self})
     erfinv() -> jax.lax.erf_inv({self})
     logit() -> jax.scipy.special.logit({self})
     frac() -> {self:a} - jnp.trunc({self})

@@ -46,29 +46,6 @@ class PreTrainedModel(nnx.Module):
         return (1.0 - encoder_extended_attention_mask) * jnp.finfo(self.dtype).min
 
 
-class ModelOutput:
-    """Fields by name; those that are not None also by number."""
-
-    def __getitem__(self, key):
-        return getattr(self, key) if isinstance(key, str) else self.to_tuple()[key]
-
-    def to_tuple(self):
-        return tuple(value for value in vars(self).values() if value is not None)
-
-
-class ConstructorArguments:
-    """What a constructor was called with, by name."""
-
-    def __init__(self, **arguments):
-        vars(self).update(arguments)
-
-    def __getitem__(self, key):
-        return vars(self)[key]
-
-    def get(self, key, default=None):
-        return vars(self).get(key, default)
-
-
 # The names are configuration files' values. transformers' "gelu" is exact, and nnx.gelu by default the tanh
 # approximation, which is "gelu_new".
 ACT2FN = {

@@ -23,6 +23,8 @@ from .pairs import pair
 COLLECTIONS = {nn.ParameterList: "List", nn.ParameterDict: "Dict"}
 """Collections of parameters, and the names of NNX's."""
 DISTRIBUTIONS = ("exponential_", "random_", "geometric_", "log_normal_", "cauchy_")
+LEAVES = {"parameters": "nnx.Param", "buffers": "nnx.Not(nnx.Any(nnx.Param, nnx.RngState))"}
+"""Methods that yield a module's tensors, and NNX's filters of them."""
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
@@ -118,8 +120,8 @@ def _of_module(ctx: Context, node: ast.Call, func: ast.Attribute, owner: Site) -
         return Fragment(f"nn.{name}({text(ctx, func.value)})")
     if name in ("modules", "named_modules") and not node.args and not node.keywords:
         return Fragment(f"nn.{name}({text(ctx, func.value)})")
-    if name == "parameters" and not node.args and not node.keywords:
-        leaves = f"jax.tree.leaves(nnx.state({text(ctx, func.value)}, nnx.Param))"
+    if name in LEAVES and not node.args and not node.keywords:
+        leaves = f"jax.tree.leaves(nnx.state({text(ctx, func.value)}, {LEAVES[name]}))"
         parent = ctx.source.parents[node]
         is_next = isinstance(parent, ast.Call) and ctx.scope.value(parent.func) is next
         return Fragment(f"iter({leaves})" if is_next else leaves)
