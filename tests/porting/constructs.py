@@ -99,7 +99,7 @@ class Fresh(nn.Module):
     def forward(self, x):
         y = self.linear(x) * self.width * self.kinds * self.counts[0] + self.start
         if self.training:
-            y = dropped_rows(y, 0.5) + torch.randn(3, 4) * x + torch.rand_like(x)
+            y = dropped_rows(y, 0.5) + torch.randn(3, 4) * x + torch.rand_like(x) * torch.rand(x.shape[1])
         return y
 
 

@@ -83,6 +83,10 @@ class Latent(Sample):
     pass
 
 
+class Scores(Sample):
+    """A class of outputs that no decorator makes a dataclass."""
+
+
 class Record(Record):
     """A class with its base's name."""
 
@@ -119,4 +123,4 @@ class Registered(Base):
             raise ValueError(Attends)
         y = output[0] * self.alpha + self.shift * self.step + len(self.settings.depths)
         (y,) = Latent(y * self.settings.get("scale", 1.0)).to_tuple()
-        return Sample(y, hidden=Record(output.hidden.round_()).scores)
+        return Scores(y, hidden=Record(output.hidden.round_()).scores)

@@ -15,7 +15,7 @@ b.movedim(0, 2), b.movedim((0, 1), (2, 0)), x.t(), x.contiguous(), x.clone(), x.
 x.unsqueeze(1), x[:, None].squeeze(), x[:, None].squeeze(1), x[:, None].squeeze(0), v.expand(3, 4),
 v.expand(3, -1), v.expand_as(x), v.broadcast_to((3, 4)), x.repeat(2, 1), v.repeat(2, 3), x.tile(2),
 x.tile((2, 2)), x.repeat_interleave(2), x.repeat_interleave(2, dim=1, output_size=8),
-x.split(2, dim=1), x.split([1, 2]),
+x.split(2, dim=1), x.split([1, 2]), x.split_with_sizes([1, 2]), x.split_with_sizes((1, 3), dim=1),
 x.split([1, 3], 1), x.chunk(2, 1), x.chunk(2), x.tensor_split(2), x.tensor_split(3, dim=1),
 x.tensor_split((1, 2), dim=1), x.unbind(), x.unbind(1), x.roll(1, 0), x.roll((1, 2), (0, 1)), x.roll(1),
 x.flip(0), x.flip((0, 1)), x.flip(0, 1), m.tril(), m.triu(1), x.tril(-1), m.diagonal(), m.diagonal(1),

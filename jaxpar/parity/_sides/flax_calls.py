@@ -122,7 +122,7 @@ def _watched_stream(stream_class: Any) -> type[nnx.RngStream]:
         draw = _drawing(self, "bernoulli")
         if draw is None:
             return super(watched, self).bernoulli(p, shape, **kwargs)
-        return draw(p, jnp.shape(p) if shape is None else shape)
+        return draw(p, jnp.shape(p) if shape is None else _axes(shape))
 
     def of_shape(name: str) -> Callable[..., jax.Array]:
         def method(self: nnx.RngStream, shape: Any = (), dtype: Any = float, **kwargs: Any) -> jax.Array:
@@ -130,7 +130,7 @@ def _watched_stream(stream_class: Any) -> type[nnx.RngStream]:
             return (
                 getattr(super(watched, self), name)(shape, dtype, **kwargs)
                 if draw is None
-                else draw(shape, dtype)
+                else draw(_axes(shape), dtype)
             )
 
         return method
@@ -138,6 +138,11 @@ def _watched_stream(stream_class: Any) -> type[nnx.RngStream]:
     methods = {"bernoulli": bernoulli, "normal": of_shape("normal"), "uniform": of_shape("uniform")}
     watched = _subclass(stream_class, methods)
     return watched
+
+
+def _axes(shape: Any) -> tuple[int, ...]:
+    """Return a shape as a tuple: JAX takes one number for a vector's."""
+    return (shape,) if isinstance(shape, int) else tuple(shape)
 
 
 def _subclass(layer_class: Any, members: dict[str, Any]) -> Any:

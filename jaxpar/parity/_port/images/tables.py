@@ -38,11 +38,23 @@ ALONG = {
     **dict.fromkeys(("mean", "sum", "amax", "amin", "max", "min", "var", "std", "logsumexp", "prod"), 1),
     **dict.fromkeys(("argmax", "argmin", "all", "any", "softmax", "log_softmax", "cumsum", "cumprod"), 1),
     **dict.fromkeys(("cat", "concat", "flip", "glu", "index_select"), 1),
-    **dict.fromkeys(("norm", "roll", "chunk", "split", "tensor_split", "repeat_interleave", "normalize"), 2),
+    **dict.fromkeys(
+        (
+            "norm",
+            "roll",
+            "chunk",
+            "split",
+            "split_with_sizes",
+            "tensor_split",
+            "repeat_interleave",
+            "normalize",
+        ),
+        2,
+    ),
 }
 """Functions along axes, with the position of the argument that names the axes."""
 # The first axis is N in both orders, so without an argument nothing changes.
-ROWS = frozenset(("cat", "concat", "chunk", "split", "tensor_split"))
+ROWS = frozenset(("cat", "concat", "chunk", "split", "split_with_sizes", "tensor_split"))
 """Functions along the first axis by default."""
 REDUCING = frozenset(
     (

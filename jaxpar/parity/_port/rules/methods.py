@@ -28,6 +28,7 @@ METHODS = table("""
     repeat(*sizes) -> jnp.tile({self}, {sizes:t})
     tile(*dims) -> jnp.tile({self}, {dims:t})
     repeat_interleave(repeats, dim=, output_size?) -> jnp.repeat({self}, {repeats}<, {dim}>)
+    split_with_sizes(split_sizes, dim=) -> F.split({self}, {split_sizes}<, {dim}>)
     split(split_size, dim=) -> F.split({self}, {split_size}<, {dim}>)
     chunk(chunks, dim=) -> F.chunk({self}, {chunks}<, {dim}>)
     tensor_split(sections, dim=) -> jnp.array_split({self}, {sections}<, axis={dim}>)

@@ -196,6 +196,8 @@ def _head(ctx: Context, value: type, node: ast.ClassDef) -> str:
         written = pieces(ctx, parts, start)
     end = end_of(parts[-1]) if parts else start
     decorators = [_decorator(ctx, node, expression) for expression in node.decorator_list]
+    if dataclasses.is_dataclass(value) and not decorators and any(map(_is_output, value.__mro__[1:])):
+        decorators = ["struct.dataclass"]  # JAX registers each class of outputs, torch's dataclass its base
     lines = "".join(f"@{decorated}\n" for decorated in decorators if decorated)
     return lines + written + ctx.source.between(end, begin)
 
@@ -237,13 +239,15 @@ def _only_asks_base(ctx: Context, node: Function) -> bool:
     return all(x is not None and ast.unparse(x).startswith("super().__getattr__(") for x in results)
 
 
+def _is_output(kind: type) -> bool:
+    return bool(of_runtime(kind) or stand_in(kind))
+
+
 def _decorator(ctx: Context, node: ast.ClassDef, expression: ast.expr) -> str | None:
     """Write a class's decorator; a library's output classes become trees of arrays."""
     is_dataclass = ctx.scope.value(expression) is dataclasses.dataclass
     bases = [ctx.scope.value(base) for base in node.bases]
-    if is_dataclass and any(
-        of_runtime(x) or stand_in(x) for base in bases for x in getattr(base, "__mro__", ())
-    ):
+    if is_dataclass and any(_is_output(x) for base in bases for x in getattr(base, "__mro__", ())):
         return "struct.dataclass"
     return None if registers(ctx, expression) else decorator(ctx, expression)
 
@@ -270,8 +274,10 @@ def _method(ctx: Context, value: type, node: Function) -> str | None:
     if node.name == "dtype" and any(issubclass(kind, value) for kind in ctx.watched.typed_by_parameters):
         return None  # what reads it has the parameters' type
     if ctx.kind is None:
+        rngs = RNGS if method_needs_rngs(ctx, method) else ""
         with contextlib.suppress(Beyond):
-            rngs = RNGS if method_needs_rngs(ctx, method) else ""
+            if any(map(ctx.in_call, node.body)):
+                return function(ctx, node, rngs)  # the call needs it, with its holes
             ran = method.__code__ in ctx.watched.functions
             if written := ctx.needs.without_holes(lambda: function(ctx, node, rngs), in_lines_that_ran=ran):
                 return written
