@@ -139,6 +139,7 @@ METHODS = table("""
     outer|ger(vec2) -> jnp.outer({self}, {vec2})
     addmm(mat1, mat2, beta, alpha) -> {beta:a} * {self:a} + {alpha:a} * {mat1:a} @ {mat2:a}
     addmm(mat1, mat2) -> {self:a} + {mat1:a} @ {mat2:a}
+    baddbmm(batch1, batch2, beta, alpha) -> {beta:a} * {self:a} + {alpha:a} * {batch1:a} @ {batch2:a}
     baddbmm(batch1, batch2) -> {self:a} + {batch1:a} @ {batch2:a}
     addmv(mat, vec) -> {self:a} + {mat:a} @ {vec:a}
     maximum|minimum|logical_and|logical_or|logical_xor(other) -> jnp.{}({self}, {other})
