@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxpar
+from benchmarks.program.by_hand import BY_HAND, OPEN_BY_HAND
 from benchmarks.program.drawn import draw, refuted
 from benchmarks.program.faults import FAULTS, HEALTHY, OPEN, PROGRAMS
 from benchmarks.program.guides import GUIDES
@@ -50,7 +51,7 @@ def test_a_healthy_step_is_proven(case):
     report.check()
 
 
-EXAMPLES = OTHERS | GUIDES | OPTAX
+EXAMPLES = OTHERS | GUIDES | OPTAX | BY_HAND
 COSTS = {"MaxText, scanned layers": {"half"}, "Flax, sst2": {"loop"}, "JAX, steps in a scan": {"loop"}}
 """Findings that leave an example right. In a scan of updates the reduction cannot be put off."""
 
@@ -95,6 +96,14 @@ def test_a_step_that_returns_no_state_is_not_right():
     report = jaxpar.program(changed, jnp.zeros(4, jnp.float32), rows)
     assert report.verdict == "not proven"
     assert "no result has the structure" in str(report)
+
+
+@pytest.mark.parametrize("name", OPEN_BY_HAND)
+def test_an_example_that_is_not_proven_is_no_alarm(name):
+    step, arguments, options = OPEN_BY_HAND[name]()
+    report = jaxpar.program(step, *arguments, **options)
+    assert report.verdict == "not proven", str(report)
+    assert not report.findings
 
 
 def test_a_finding_names_the_leaf_and_the_line():

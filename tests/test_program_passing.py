@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jaxpar
+from benchmarks.program.by_hand import BY_HAND
 from benchmarks.program.faults import FAULTS, HEALTHY, OPEN
 from benchmarks.program.passing import WAYS
 from jaxpar._tools.program import combination
@@ -187,6 +188,28 @@ def test_slices_that_are_put_into_zeros_and_added_are_proven():
         return lax.psum(buffer, "data").reshape(g.shape)
 
     verdict(placed).check()
+
+
+def test_a_ring_of_means_is_not_proven_where_it_is_not_followed():
+    # XLA computes the mean once for the ring and once more for what the ring adds it to.
+    around = [(i, (i + 1) % 8) for i in range(8)]
+
+    def twice(g):
+        every = lax.all_gather(g, "data", axis=g.ndim)
+        mean = added = sum(every[..., i] for i in range(8)) / 8
+        for _ in range(7):
+            mean = lax.ppermute(mean, "data", around)
+            added = added + mean * jnp.cos(mean)
+        return added
+
+    report = verdict(twice)
+    assert report.verdict == "not proven", str(report)
+    assert "passed on" in report.leaves[0].why
+
+
+def test_weights_from_a_ring_are_equal():
+    step, shapes, options = BY_HAND["FSDP by a ring"]()
+    jaxpar.program(step, *shapes, **options).check()
 
 
 def test_sums_of_pairs_in_which_one_weighs_more_are_not_known_to_be_equal():

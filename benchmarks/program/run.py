@@ -25,6 +25,7 @@ import jaxpar
 jaxpar.virtual_devices(8)
 
 from benchmarks.program import faults, parts  # noqa: E402
+from benchmarks.program.by_hand import BY_HAND, OPEN_BY_HAND  # noqa: E402
 from benchmarks.program.drawn import draw, refuted  # noqa: E402
 from benchmarks.program.guides import GUIDES  # noqa: E402
 from benchmarks.program.optax_examples import OPTAX  # noqa: E402
@@ -120,7 +121,9 @@ def page(count: int, seed: int) -> str:
         asked, named = (sum(row[k] for row in counts.values()) for k in (0, 1))
         cells = f"{asked} | {named} | {len(healthy)} | {alarms} | {still_open}"
         lines.append(f"| steps by hand, {platform} | - | {cells} |")
-        others = {name: report_of(make) for name, make in (OTHERS | GUIDES | OPTAX).items()}
+        others = {
+            name: report_of(make) for name, make in (OTHERS | GUIDES | OPTAX | BY_HAND | OPEN_BY_HAND).items()
+        }
         alarms = sum(r.verdict == "wrong" for r in others.values())
         still_open = sum(r.verdict == "not proven" for r in others.values())
         cells = f"- | - | {len(others)} | {alarms} | {still_open}"

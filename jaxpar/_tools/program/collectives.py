@@ -209,6 +209,17 @@ def _repeated(same: Labels, heard: dict[tuple[int, ...], tuple[int, ...]]) -> in
     return max((n for n in most if n > 1), default=0)
 
 
+def _passed_on(shares: Shares, at: str, value: Fact) -> set[Waypoint]:
+    """Mark a complete sum that devices with different rows hold alike: it may be added to itself."""
+    if value.state != Dependence.COMPLETE or not value.total:
+        return set()
+    holders: dict[int, set[int]] = {}
+    for device, label in enumerate(numbers(value.same)):
+        if device not in value.zeros:
+            holders.setdefault(label, set()).add(shares.of_device[device])
+    return {Waypoint("passed", at)} if any(len(x) > 1 for x in holders.values()) else set()
+
+
 def gathered(shares: Shares, at: str, value: Fact, groups: Groups, placed: bool) -> Fact:
     """An all-gather; an all-to-all if the result depends on the position in the group."""
     same = _labels(groups, value.same, ordered=True, placed=placed)
@@ -218,6 +229,7 @@ def gathered(shares: Shares, at: str, value: Fact, groups: Groups, placed: bool)
     if state == Dependence.PARTIAL and rows != value.rows:
         state = Dependence.UNKNOWN
         marks.add(Waypoint("unknown", at, "sums over parts of the devices are collected"))
+    marks |= _passed_on(shares, at, value)
     if rows != value.rows and not placed:
         marks.add(Waypoint("gathered", at, "batch" if value.batch else ""))
     return Fact(same, form, rows, state, frozenset(marks))
@@ -253,4 +265,5 @@ def permuted(shares: Shares, at: str, value: Fact, attributes: str) -> Fact:
     )
     rows = shares.interned(0 if s is None else value.rows[s] for s in sources)
     zeros = frozenset(d for d, s in enumerate(sources) if s is None or s in value.zeros)
-    return Fact(same, form, rows, value.state, value.marks, zeros=zeros)
+    marks = value.marks | _passed_on(shares, at, value)
+    return Fact(same, form, rows, value.state, marks, zeros=zeros, total=value.total)

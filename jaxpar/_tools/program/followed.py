@@ -27,7 +27,10 @@ from .values import Dependence, Fact, Shares, Waypoint
 
 BUDGET = 2**27
 """How many runs of elements are followed in a program."""
-START = ("reshape", "copy", "convert", "bitcast", "slice", "dynamic-slice", "pad", "concatenate", "broadcast")
+START = (
+    *("reshape", "copy", "convert", "bitcast", "slice", "dynamic-slice", "pad", "concatenate", "broadcast"),
+    "dynamic-update-slice",
+)
 """From here on an array is followed; other instructions need an operand that is."""
 ORDERED = ("transpose", "bitcast")
 PASSING = {"all-gather", "all-to-all", "collective-permute"}
@@ -109,9 +112,8 @@ class Followed:
         if operation not in ("all-reduce", "reduce-scatter") or reducing_operation(i, self.module) != "add":
             raise NotFollowedError
         combination = self._known(value)
-        copies = operation == "reduce-scatter" and len(np.unique(combination.index[0])) < len(
-            combination.index[0]
-        )
+        runs = combination.index[0][combination.index[0] >= 0]
+        copies = operation == "reduce-scatter" and len(np.unique(runs)) < len(runs)
         if value.state == Dependence.COMPLETE and combination.overlaps(groups):
             raise NotFollowedError
         if not copies and not combination.marks:
@@ -140,15 +142,16 @@ class Followed:
         return alone(self.bases, value, array.size, self.factors)
 
     def _terms(self, values: Sequence[Fact], arrays: Sequence[Array]) -> list[Combination]:
-        """Return what operands are that are added or put together; one of them must be followed already."""
-        if not any(id(v) in self._combinations for v in values):
+        """Return what operands are that are added or put together; one must be followed already, or zero."""
+        if not any(id(v) in self._combinations or self._is_zero(v) for v in values):
             raise NotFollowedError
         return [
-            zeros(self.shares.size, array.size)
-            if value.zeros == self.shares.all and value.constant is not None
-            else self._begun(value, array)
+            zeros(self.shares.size, array.size) if self._is_zero(value) else self._begun(value, array)
             for value, array in zip(values, arrays, strict=True)
         ]
+
+    def _is_zero(self, value: Fact) -> bool:
+        return value.zeros == self.shares.all and value.constant is not None
 
     def _constants(self, value: Fact) -> list[float]:
         if value.constant is None:

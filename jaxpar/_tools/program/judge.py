@@ -14,7 +14,7 @@ from .values import Dependence, Fact, Shares, Waypoint, join, labels_of
 FOUND = WRONG, "see the findings"
 
 
-REPEATED = ("again", "copies")
+REPEATED = ("again", "copies", "passed")
 """Kinds of sums of equal terms."""
 
 
@@ -107,7 +107,9 @@ class Judge:
 
     def _verdict(self, n: int, path: str, value: Fact, alike: bool, may_differ: bool) -> tuple[str, str]:
         keys = [m for m in value.marks if m.kind == "keys"]
-        again, copies = ([m for m in self.sums.values[n].marks if m.kind == kind] for kind in REPEATED)
+        again, copies, passed = (
+            [m for m in self.sums.values[n].marks if m.kind == kind] for kind in REPEATED
+        )
         for m in again:
             text = f"depends on a reduction that adds on {m.text} devices what is a sum over them already"
             self._find_at("again", path, text, self.sums.line(m.at))
@@ -131,6 +133,9 @@ class Judge:
             m = copies[0]
             why = f"a reduction adds {m.text} equal numbers, which is right only with a factor elsewhere"
             return OPEN, f"{why} {self.sums.line(m.at)}".strip()
+        if passed:
+            why = "a sum over the devices is passed on, and may be added to itself"
+            return OPEN, f"{passed[0].at}: {why} {self.sums.line(passed[0].at)}".strip()
         return (
             RIGHT,
             "complete sums" if value.state == Dependence.COMPLETE else "it does not depend on the batch",

@@ -51,7 +51,8 @@ class SumProof:
             marks |= value.marks
         total = state == Dependence.COMPLETE and (several or any(b.total for b in used))
         proven = dataclasses.replace(value, same=same, form=form, rows=rows, state=state, marks=marks)
-        proven = dataclasses.replace(proven, zeros=frozenset(), pieces=(), fresh=None, total=total)
+        empty = frozenset(np.flatnonzero((combination.index < 0).all(1)).tolist())
+        proven = dataclasses.replace(proven, zeros=empty, pieces=(), fresh=None, total=total)
         order = self._order(combination, owners) if summed else ""
         if order == "other":
             why = "the parts of a sum are put together in another order than they had"
@@ -107,7 +108,7 @@ class SumProof:
     def _repeated(self, combination: Combination, number: int, n: int) -> tuple[str, str] | None:
         """Return a mark if equal numbers are added; its kind is empty if their mean is taken."""
         base, row = self.bases.facts[number], self.factors.rows[n]
-        heard = np.flatnonzero(row).tolist()
+        heard = [d for d in np.flatnonzero(row).tolist() if d not in base.zeros]
         if base.state == Dependence.FREE or len(heard) < 2:
             return None
         across = base.total and len({self.shares.of_device[d] for d in heard}) > 1
