@@ -260,3 +260,110 @@ def test_what_is_known_stays():
     guessed = parity.match(bound(FlaxApart()), Fused(), mapping=known, inputs=(X,))
     assert dict(guessed) == {**known, "proj": "out"}
     assert "qkv" not in guessed.reasons
+
+
+class Pooled(torch.nn.Module):
+    """Blocks with a fused qkv, and a pooling whose query is apart from its fused keys and values."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList([Fused(), Fused()])
+        self.pool = torch.nn.ModuleDict(
+            {name: torch.nn.Linear(D, n * D) for name, n in (("q", 1), ("kv", 2))}
+        )
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+        k, v = self.pool["kv"](x).chunk(2, -1)
+        return attend(self.pool["q"](x[:, :1]), k, v)[:, 0]
+
+
+class PooledFlax(nnx.Module):
+    def __init__(self, exchanged=False):
+        rngs = nnx.Rngs(0)
+        self.apart = nnx.List([AttentionFlax(rngs), AttentionFlax(rngs)])
+        self.query, self.key, self.value = (nnx.Linear(D, D, rngs=rngs) for _ in range(3))
+        self.exchanged = exchanged
+
+    def __call__(self, x):
+        for block in self.apart:
+            x = x + block(x)
+        k, v = self.key(x), self.value(x)
+        k, v = (v, k) if self.exchanged else (k, v)
+        weights = jax.nn.softmax(self.query(x[:, :1]) @ k.swapaxes(1, 2) / D**0.5)
+        return (weights @ v)[:, 0]
+
+
+class AttentionFlax(nnx.Module):
+    def __init__(self, rngs):
+        self.query, self.key, self.value, self.out = (nnx.Linear(D, D, rngs=rngs) for _ in range(4))
+
+    def __call__(self, x):
+        heads = (layer(x).reshape(*x.shape[:2], HEADS, -1) for layer in (self.query, self.key, self.value))
+        return self.out(jax.nn.dot_product_attention(*heads).reshape(x.shape))
+
+
+@pytest.mark.parametrize("exchanged", [False, True])
+def test_owners_that_differ_in_what_is_fused_are_matched_in_the_order_of_calls(exchanged):
+    net, flax_net = Pooled(), PooledFlax(exchanged)
+    mapping = parity.match(flax_net, net, example=X)
+    assert not mapping.unmatched
+    assert parity.compare(net, flax_net, X, mapping=mapping).same is not exchanged
+
+
+class Points(torch.nn.Module):
+    """A convolution of one element, and a linear layer, by names that Flax has not."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.last = torch.nn.Conv2d(3, 6, 1), torch.nn.Linear(6, 4)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.conv(x)).mean((2, 3)))
+
+
+class PointsFlax(nnx.Module):
+    """The linear layer for the convolution, and the reverse."""
+
+    def __init__(self, factor=1.0):
+        rngs = nnx.Rngs(0)
+        self.first, self.head = nnx.Linear(3, 6, rngs=rngs), nnx.Conv(6, 4, (1, 1), rngs=rngs)
+        self.factor = factor
+
+    def __call__(self, x):
+        x = jnp.tanh(self.factor * self.first(x)).mean((1, 2), keepdims=True)
+        return self.head(x)[:, 0, 0]
+
+
+IMAGES = np.random.RandomState(1).randn(2, 3, 5, 4).astype(np.float32)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.001])
+def test_a_convolution_of_one_element_is_a_linear_layer(factor):
+    net, flax_net = Points(), PointsFlax(factor)
+    mapping = parity.match(flax_net, net, example=IMAGES, layout="channels_last")
+    assert dict(mapping) == {"conv": "first", "last": "head"}
+    assert parity.compare(net, flax_net, IMAGES, mapping=mapping, layout="channels_last").same is (
+        factor == 1.0
+    )
+    state = net.state_dict()
+    parity.load_torch(flax_net, state, mapping=mapping)
+    back = parity.to_torch(flax_net, like=state, mapping=mapping)
+    for name, tensor in state.items():
+        np.testing.assert_array_equal(back[name], tensor)
+
+
+def test_a_larger_kernel_is_no_linear_layer():
+    net = torch.nn.ModuleDict({"conv": torch.nn.Conv2d(3, 6, (1, 3))})
+    assert dict(parity.match(flax_linears(first=(3, 6)), net)) == {}
+
+
+def test_one_owner_that_does_not_fit_leaves_all_to_the_user():
+    """Torch fuses keys and values twice; of Flax's two owners one has keys and values of other widths."""
+    fitting, other = (
+        flax_linears(query=(4, 4), key=(4, 4), value=(4, 4)),
+        flax_linears(key=(4, 6), value=(4, 6)),
+    )
+    torch_module = torch.nn.ModuleDict({"a": linears(q=(4, 4), kv=(4, 8)), "b": linears(kv=(4, 8))})
+    assert "a.kv" not in dict(parity.match(nnx.Dict({"a": fitting, "b": other}), torch_module))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
+from typing import Any
 
 from ..._typing import Shape
 from .mapping import Concatenated, Split, Stacked, Target
@@ -46,32 +47,64 @@ def _pairs(
     wholes: Mapping[str, Signature], parts: Mapping[str, Signature], orders: Calls
 ) -> Iterator[tuple[str, Paths]]:
     """Yield fused layers of one side with the other side's layers, in order, where both have as many."""
-    groups: dict[Signature, list[Paths]] = {}
-    for paths, signature in _siblings(parts):
-        groups.setdefault(signature, []).append(paths)
-    for signature, siblings in groups.items():
-        layers = [path for path, other in wholes.items() if other == signature]
-        if any(other == signature for other in parts.values()):
-            # Layers of this shape on both sides may be partners themselves; a name tells fused ones.
-            layers = [path for path in layers if FUSED.search(last(path))]
+    owners = list(_siblings(parts))
+    used: set[str] = set()
+    # Owners of the same roles first, which need no order of calls if each has a layer of its shape.
+    for signature in dict.fromkeys(next(iter(joined)) for joined in owners):
+        layers = [path for path in _of_shape(wholes, parts, signature) if path not in used]
+        siblings = [joined[signature] for joined in owners if next(iter(joined)) == signature]
         if len(layers) == len(siblings):
-            layers.sort(key=lambda path: orders[0].get(path, len(orders[0])))
-            siblings.sort(key=lambda paths: orders[1].get(paths[0], len(orders[1])))
-            yield from zip(layers, siblings, strict=True)
+            pairs = list(zip(_by_call(layers, orders[0]), _by_call(siblings, orders[1]), strict=True))
+            used |= {path for layer, paths in pairs for path in (layer, *paths)}
+            yield from pairs
+    # Then owners that differ in what is fused, such as qkv in blocks and kv in a pooling: in order of calls.
+    rest = [joined for joined in owners if used.isdisjoint(next(iter(joined.values())))]
+    shapes = dict.fromkeys(signature for joined in rest for signature in joined)
+    layers = [path for shape in shapes for path in _of_shape(wholes, parts, shape) if path not in used]
+    if len(layers) == len(rest):
+        rest.sort(key=lambda joined: orders[1].get(next(iter(joined.values()))[0], len(orders[1])))
+        fits = (
+            (path, joined.get(wholes[path]))
+            for path, joined in zip(_by_call(layers, orders[0]), rest, strict=True)
+        )
+        matched = [(path, paths) for path, paths in fits if paths and _is_named_for(path, paths)]
+        if len(matched) == len(rest):
+            yield from matched
 
 
-def _siblings(layers: Mapping[str, Signature]) -> Iterator[tuple[Paths, Signature]]:
-    """Yield layers of one owner with the roles of a fused layer, and the shapes that it would have."""
+def _is_named_for(layer: str, parts: Paths) -> bool:
+    """Whether a fused layer's name allows for the parts: `kv` has two, `qkv` and others three."""
+    return (re.search(r"(^|_)(kv|key_value)", last(layer), re.IGNORECASE) is None) is (len(parts) == 3)
+
+
+def _of_shape(
+    wholes: Mapping[str, Signature], parts: Mapping[str, Signature], signature: Signature
+) -> list[str]:
+    """Return one side's layers that may be fused ones of this shape."""
+    layers = [path for path, other in wholes.items() if other == signature]
+    # Layers of this shape on both sides may be partners themselves; a name tells fused ones.
+    return [path for path in layers if FUSED.search(last(path)) or signature not in parts.values()]
+
+
+def _by_call(layers: list[Any], order: Mapping[str, int]) -> list[Any]:
+    """Return layers, or groups of them by their first one, in the order of calls."""
+    return sorted(layers, key=lambda x: order.get(x if isinstance(x, str) else x[0], len(order)))
+
+
+def _siblings(layers: Mapping[str, Signature]) -> Iterator[dict[Signature, Paths]]:
+    """Yield for each owner its layers with the roles of a fused layer, by the shapes that it would have."""
     owners: dict[str, dict[str, str]] = {}
     for path in layers:
         owners.setdefault(owner(path), {}).setdefault(role(path), path)
     for roles in owners.values():
+        joined: dict[Signature, Paths] = {}
         for names in TOGETHER:
             if all(name in roles for name in names):
                 paths = tuple(roles[name] for name in names)
                 if signature := _joined([dict(layers[path]) for path in paths]):
-                    yield paths, signature
-                break
+                    joined.setdefault(signature, paths)
+        if joined:
+            yield joined
 
 
 def _joined(shapes: Sequence[Mapping[str, Shape]]) -> Signature:

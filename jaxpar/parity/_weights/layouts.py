@@ -1,18 +1,21 @@
-"""Layouts: the rulebook's parts, adapted to torch layers with weight norm or with transposed weights."""
+"""Layouts: the rulebook's parts for torch layers with weight norm, turned weights or another class."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..._rulebook import Part, Rule
-from .reversible import TransposeAxes, preceded
+from ..._typing import Shape
+from .reversible import Reshape, TransposeAxes, empty, preceded
+from .source import WeightSource
 from .tree import Outline, join, last, owner
 
+CONVOLUTIONS = ("Conv1d", "Conv2d", "Conv3d")
 DIRECTIONS = {
     "parametrizations.weight.original1": "parametrizations.weight.original0",
     "weight_v": "weight_g",
@@ -49,6 +52,26 @@ def _one_axis(magnitude: np.ndarray) -> tuple[np.ndarray]:
 def _many_axes(scale: np.ndarray, weight: Part, tree: Outline, path: str) -> np.ndarray:
     dimensions = len(tree.leaves[join(path, weight.flax[0])].shape)
     return scale.reshape(-1, *(1,) * (dimensions - 1))
+
+
+def is_pointwise(shape: Shape) -> bool:
+    """Whether it is the shape of a convolution's weight (O, I, 1, ...) with a kernel of one element."""
+    return len(shape) > 2 and set(shape[2:]) == {1}
+
+
+def as_pointwise(
+    part: Part, rule: Rule, kinds: Sequence[str] | None, shape: Shape, leaf: Shape
+) -> Part | None:
+    """Return a weight's part where one side has a convolution of one element and the other a linear layer.
+
+    `kinds` are torch's classes, None for a state_dict, `shape` is torch's, `leaf` Flax's. Return None for all
+    other layers.
+    """
+    if rule.torch == "Linear" and is_pointwise(shape) and (kinds is None or set(kinds) & set(CONVOLUTIONS)):
+        return preceded(part, Reshape(shape, shape[:2]))
+    if rule.torch in CONVOLUTIONS and len(shape) == 2 and (kinds is None or "Linear" in kinds):
+        return preceded(part, Reshape(shape, (*shape, *(1,) * (len(leaf) - 2))))
+    return None
 
 
 def implied_rule(rule: Rule, tree: Outline, path: str) -> Rule:
@@ -96,3 +119,19 @@ def _is(layer: Any, width: int, matrix: Any, random: Any) -> bool:
         return False
     same_shape = isinstance(got, torch.Tensor) and got.shape == expected.shape
     return same_shape and torch.allclose(got, expected, 1e-9, 1e-9)
+
+
+def misfit(part: Part, source: WeightSource, tree: Outline) -> str | None:
+    shapes = source.shapes
+    # Run the conversion on broadcast arrays of one byte: exact shapes, no memory.
+    dummies = [empty(shapes[name]) for name in part.torch]
+    sources = ", ".join(f"{name} {shapes[name]}" for name in part.torch)
+    expected = ", ".join(f"{leaf} is {tree.leaves[leaf].shape}" for leaf in part.flax)
+    try:
+        converted = [array.shape for array in part.to_flax(*dummies)]
+    except (ValueError, IndexError):
+        return f"{sources} cannot become what Flax has: {expected}"
+    if converted == [tree.leaves[leaf].shape for leaf in part.flax]:
+        return None
+    became = ", ".join(map(str, converted))
+    return f"{sources} becomes {became} in Flax's layout, and {expected}"

@@ -16,7 +16,7 @@ import numpy as np
 from ..._rulebook import Part, Rule, same
 from . import layouts, stacks
 from .mapping import Flattened, Plain, Target, Transposed
-from .reversible import Arrays, Reshape, empty, preceded
+from .reversible import Arrays, Reshape, preceded
 from .source import Names, WeightSource
 from .tree import LeafSpec, Outline, inside, join, last, owner
 
@@ -149,7 +149,7 @@ class Pairing:
         self.layers[path] = dataclasses.replace(link, rule=rule, parts=(*link.parts, *parts))
 
     def claim(self, path: str, bare: str, rule: Rule | None, part: Part) -> None:
-        fault = misfit(part, self.source, self.tree)
+        fault = layouts.misfit(part, self.source, self.tree)
         if fault:
             self.faults.append(fault)
             if bare and not any(self.names.entry(self.names.bare[name]) for name in part.torch):
@@ -263,7 +263,7 @@ def _pair_layer(pairing: Pairing, path: str, bare: str) -> None:
         *rule.parts_of_torch(torch_names),
         *layouts.normed(rule.parts, torch_names, pairing.tree, path),
     ):
-        part = _in_torchs_layout(pairing, bare, rule, rule_part, torch_names)
+        part = _in_torchs_layout(pairing, path, bare, rule, rule_part, torch_names)
         if part is None:
             continue
         full = _with_full_names(part, torch_names, path, pairing)
@@ -280,12 +280,17 @@ def _pair_layer(pairing: Pairing, path: str, bare: str) -> None:
 
 
 def _in_torchs_layout(
-    pairing: Pairing, bare: str, rule: Rule, part: Part, torch_names: Mapping[str, str]
+    pairing: Pairing, path: str, bare: str, rule: Rule, part: Part, torch_names: Mapping[str, str]
 ) -> Part | None:
     """Return the part in the torch class's layout; None if the layout cannot be determined."""
     # A class that the rule does not list may lay out its `weight` differently: transformers' Conv1D is
     # (in, out).
     kinds = pairing.names.kinds.get(bare)
+    leaf = pairing.tree.leaves.get(pairing.tree.first(join(path, part.flax[0])))
+    if leaf and part.torch == ("weight",):
+        shape = pairing.source.shapes[torch_names["weight"]]
+        if pointwise := layouts.as_pointwise(part, rule, kinds, shape, leaf.shape):
+            return pointwise
     # A state_dict has no classes, so its layers are trusted to be the rule's: the shapes must still fit.
     if kinds is None or set(kinds) & set(rule.kinds):
         return part
@@ -366,22 +371,6 @@ def leaf_part(tree: Outline, leaf: str, bare: str, target: Target | None) -> Par
                 return preceded(part, target.rearrangement) if isinstance(target, Flattened) else part
             return None
     return same(bare, leaf)
-
-
-def misfit(part: Part, source: WeightSource, tree: Outline) -> str | None:
-    shapes = source.shapes
-    # Run the conversion on broadcast arrays of one byte: exact shapes, no memory.
-    dummies = [empty(shapes[name]) for name in part.torch]
-    sources = ", ".join(f"{name} {shapes[name]}" for name in part.torch)
-    expected = ", ".join(f"{leaf} is {tree.leaves[leaf].shape}" for leaf in part.flax)
-    try:
-        converted = [array.shape for array in part.to_flax(*dummies)]
-    except (ValueError, IndexError):
-        return f"{sources} cannot become what Flax has: {expected}"
-    if converted == [tree.leaves[leaf].shape for leaf in part.flax]:
-        return None
-    became = ", ".join(map(str, converted))
-    return f"{sources} becomes {became} in Flax's layout, and {expected}"
 
 
 def _check_ties(pairing: Pairing) -> None:

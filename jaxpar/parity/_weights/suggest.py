@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ..._rulebook import Rule
 from ..._typing import Shape
+from .layouts import is_pointwise
 from .mapping import Target, Transposed
 from .pairing import Pairing
 from .stacks import alone
@@ -37,6 +38,19 @@ def groups(
     alone = {name for turn in turns(pairing) for both in turn.pairs for name in both}
     flax_shapes = flax_layers(pairing, [leaf for leaf in flax if leaf not in alone])
     torch_shapes = torch_layers(pairing, [name for name in torch if name not in alone])
+    layer_groups = _of_equal_shapes(torch_shapes, flax_shapes, calls)
+    # Then a convolution of one element in one model is taken for the linear layer of the other.
+    torch_rest, flax_rest = (
+        {path: _pointwise(signature) for path, signature in shapes.items() if path not in paired}
+        for shapes, paired in zip((torch_shapes, flax_shapes), _paths(layer_groups), strict=True)
+    )
+    layer_groups += _of_equal_shapes(torch_rest, flax_rest, calls)
+    return [*layer_groups, *_single_arrays(pairing, torch, flax, layer_groups)]
+
+
+def _of_equal_shapes(
+    torch_shapes: Mapping[str, Signature], flax_shapes: Mapping[str, Signature], calls: Calls | None
+) -> list[LayerGroup]:
     layer_groups = []
     for signature in dict.fromkeys(torch_shapes.values()):
         flax_paths = [path for path, s in flax_shapes.items() if s == signature]
@@ -50,10 +64,23 @@ def groups(
             )
         sizes = ", ".join(f"{name} {shape}" for name, shape in sorted(signature))
         paired_flax, paired_torch, why = zip(*_paired(flax_paths, torch_paths), strict=True)
-        layer_groups.append(
-            LayerGroup(paired_torch, paired_flax, tuple(f"guessed: {reason} with {sizes}" for reason in why))
-        )
-    return [*layer_groups, *_single_arrays(pairing, torch, flax, layer_groups)]
+        reasons = tuple(f"guessed: {reason} with {sizes}" for reason in why)
+        layer_groups.append(LayerGroup(paired_torch, paired_flax, reasons))
+    return layer_groups
+
+
+def _paths(layer_groups: Iterable[LayerGroup]) -> tuple[set[str], set[str]]:
+    """Return the paths of torch's layers and of Flax's."""
+    both = [(group.torch, group.flax) for group in layer_groups]
+    torch, flax = (
+        {path for paths in side for path in paths} for side in ([t for t, _ in both], [f for _, f in both])
+    )
+    return torch, flax
+
+
+def _pointwise(signature: Signature) -> Signature:
+    """Return a layer's shapes with a kernel of one element as a matrix."""
+    return frozenset((name, shape[:2] if is_pointwise(shape) else shape) for name, shape in signature)
 
 
 def _single_arrays(
