@@ -237,6 +237,7 @@ PLANTS = [
         ('return len(set(lengths)) < len(lengths)', 'return False', "tests/test_reach_choices.py -k \"equal and lengths\""),
     ),
     *plants("jaxpar/parity/_sides/lines_run.py",
+        ('INSTALLED.isdisjoint(Path(name).parts)', 'True', "tests/test_lines_run.py -k another"),
         ('if names & RAISING or', 'if', "tests/test_reach_choices.py -k nothing"),
         ('        if self._before is None:\n', '        if True:\n', "tests/test_reach_choices.py -k debugger"),
     ),

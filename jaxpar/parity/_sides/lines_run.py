@@ -6,6 +6,7 @@ import dis
 import sys
 import sysconfig
 from collections.abc import Iterator
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -13,6 +14,7 @@ from .constants import libraries
 
 RAISING = {"RAISE_VARARGS", "RERAISE", "PUSH_EXC_INFO", "LOAD_ASSERTION_ERROR"}
 JUMPS = ("JUMP", "POP_JUMP", "RETURN", "FOR_ITER", "SEND", *RAISING)
+INSTALLED = {"site-packages", "dist-packages"}  # also another environment's, on PYTHONPATH
 VALUES = ("LOAD_FAST", "LOAD_GLOBAL", "LOAD_ATTR", "LOAD_DEREF", "LOAD_NAME", "STORE", "CALL", "BINARY_OP")
 
 
@@ -39,7 +41,8 @@ class LinesRun:
     def _called(self, frame: FrameType, event: str, argument: Any) -> Any:
         name = frame.f_code.co_filename
         if name not in self._is_watched:
-            self._is_watched[name] = name in self.files or not name.startswith(self._others)
+            is_installed = name.startswith(self._others) or not INSTALLED.isdisjoint(Path(name).parts)
+            self._is_watched[name] = name in self.files or not is_installed
         if not self._is_watched[name]:
             return None
         offsets = self.run.setdefault(frame.f_code, set())
