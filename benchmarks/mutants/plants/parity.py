@@ -255,7 +255,7 @@ PLANTS = [
     *plants("jaxpar/parity/_weights/fused_guesses.py",
         ('FUSED.search(last(path)) or signature not in', 'True or signature not in', "tests/test_fused_guesses.py -k needs_a_name"),
         ('if paths and _is_named_for(path, paths)', 'if paths', "tests/test_fused_guesses.py -k nothing_is_guessed"),
-        ('if len(matched) == len(rest):', 'if True:', "tests/test_fused_guesses.py -k does_not_fit"),
+        ('if len(matched) == len(remaining):', 'if True:', "tests/test_fused_guesses.py -k does_not_fit"),
         ('if len(layers) == len(siblings):', 'if layers:', "tests/test_fused_guesses.py -k nothing_is_guessed"),
         ('if all(name in roles for name in names):', 'if any(name in roles for name in names):', "tests/test_fused_guesses.py"),
         ('other[name][1:] != first[name][1:]', 'False', "tests/test_fused_guesses.py -k nothing_is_guessed"),

@@ -58,17 +58,17 @@ def _pairs(
             used |= {path for layer, paths in pairs for path in (layer, *paths)}
             yield from pairs
     # Then owners that differ in what is fused, such as qkv in blocks and kv in a pooling: in order of calls.
-    rest = [joined for joined in owners if used.isdisjoint(next(iter(joined.values())))]
-    shapes = dict.fromkeys(signature for joined in rest for signature in joined)
+    remaining = [joined for joined in owners if used.isdisjoint(next(iter(joined.values())))]
+    shapes = dict.fromkeys(signature for joined in remaining for signature in joined)
     layers = [path for shape in shapes for path in _of_shape(wholes, parts, shape) if path not in used]
-    if len(layers) == len(rest):
-        rest.sort(key=lambda joined: orders[1].get(next(iter(joined.values()))[0], len(orders[1])))
+    if len(layers) == len(remaining):
+        remaining.sort(key=lambda joined: orders[1].get(next(iter(joined.values()))[0], len(orders[1])))
         fits = (
             (path, joined.get(wholes[path]))
-            for path, joined in zip(_by_call(layers, orders[0]), rest, strict=True)
+            for path, joined in zip(_by_call(layers, orders[0]), remaining, strict=True)
         )
         matched = [(path, paths) for path, paths in fits if paths and _is_named_for(path, paths)]
-        if len(matched) == len(rest):
+        if len(matched) == len(remaining):
             yield from matched
 
 

@@ -1,4 +1,4 @@
-"""Layouts: the rulebook's parts for torch layers with weight norm, turned weights or another class."""
+"""Layouts: the rulebook's parts for torch layers with weight norm, and for weights in other axes."""
 
 from __future__ import annotations
 
