@@ -13,7 +13,7 @@ import numpy as np
 
 from .values import Fact, Waypoint
 
-MOST = 2**21
+MOST = 2**18
 """How many runs of elements are followed on all devices together."""
 MOST_FACTORS = 2**24
 ZERO = -1

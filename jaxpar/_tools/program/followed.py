@@ -25,7 +25,7 @@ from .proof import SumProof
 from .rules import COLLECTIVES, NoRuleError, reducing_operation
 from .values import Dependence, Fact, Shares, Waypoint
 
-BUDGET = 2**27
+BUDGET = 2**23
 """How many runs of elements are followed in a program."""
 START = (
     *("reshape", "copy", "convert", "bitcast", "slice", "dynamic-slice", "pad", "concatenate", "broadcast"),
