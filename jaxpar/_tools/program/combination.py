@@ -172,13 +172,14 @@ class Combination:
 
     def gathered(self, shape: Shape, axis: int, groups: Groups) -> Combination:
         cut, outer, _ = self.along(shape, axis, shape[axis])
-        group_of = {d: group for group in groups for d in group}
         if cut.index.size * len(groups[0]) > MOST:
             raise NotFollowedError
-        views = [x.reshape(len(x), outer, -1) for x in (cut.index, cut.sums)]
-        both = [
-            np.stack([np.concatenate([v[s] for s in group_of[d]], 1) for d in range(len(v))]) for v in views
-        ]
+        numbers = {d: n for n, group in enumerate(groups) for d in group}
+        both = []
+        for x in (cut.index, cut.sums):
+            view = x.reshape(len(x), outer, -1)
+            collections = [np.concatenate(list(view[list(group)]), 1) for group in groups]
+            both.append(np.stack(collections)[[numbers[d] for d in range(len(x))]])
         return cut.of(both[0], both[1], cut.grain)
 
     def exchanged(self, shape: Shape, axis: int, groups: Groups) -> Combination:
