@@ -2,6 +2,7 @@
 
     python benchmarks/from_jax.py --out docs/tables/from_jax.md
     python benchmarks/from_jax.py --small --only lm1b
+    python benchmarks/from_jax.py --only haiku_vae --keep --out docs/tables/from_jax.md
 
 A step is timed in one process on four virtual devices, the programs in turn, some steps each; a time is the
 median of the rounds. An original for one device is timed twice: as it is, and with its batches divided over
@@ -21,38 +22,86 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "examples" / "from_jax"
 sys.path[:0] = [str(ROOT), str(SCRIPTS)]
 
-COMMIT, SEED, COUNT = "18f8f311c275d57f46d95e41b15aa97b454754c0", 30, 5
-FRAME = (
-    *("gemma", "imagenet", "linen_design_test/linear_regression", "lm1b", "mnist", "nlp_seq"),
-    *(f"nnx_toy_examples/{name}" for name in ("01_functional_api", "02_lifted_transforms", "03_train_state")),
-    *(f"nnx_toy_examples/{name}" for name in ("04_data_parallel_with_jit", "05_vae", "07_array_leaves")),
-    *(f"nnx_toy_examples/{name}" for name in ("10_fsdp_and_optimizer", "hijax_basic", "hijax_demo")),
-    *("ogbg_molpcba", "ppo", "seq2seq", "sst2", "vae", "wmt"),
+SEED = 30
+
+
+class Draw(NamedTuple):
+    """Some programs of a frame, which the seed draws from those that were not chosen before."""
+
+    libraries: str
+    what: str
+    frame: tuple[str, ...]
+    chosen: tuple[str, ...]
+    converted: dict[str, str]
+    left_out: dict[str, str]
+
+    def names(self) -> list[str]:
+        rest = sorted(set(self.frame) - set(self.chosen))
+        return random.Random(SEED).sample(rest, len(self.converted) + len(self.left_out))
+
+
+FLAX = Draw(
+    "Flax's",
+    "the training programs in `examples/` of google/flax at commit 18f8f311c275d57f46d95e41b15aa97b454754c0: "
+    "folders with a training loop, and files that take a gradient",
+    (
+        *("gemma", "imagenet", "linen_design_test/linear_regression", "lm1b", "mnist", "nlp_seq"),
+        *(
+            f"nnx_toy_examples/{name}"
+            for name in ("01_functional_api", "02_lifted_transforms", "03_train_state")
+        ),
+        *(f"nnx_toy_examples/{name}" for name in ("04_data_parallel_with_jit", "05_vae", "07_array_leaves")),
+        *(f"nnx_toy_examples/{name}" for name in ("10_fsdp_and_optimizer", "hijax_basic", "hijax_demo")),
+        *("ogbg_molpcba", "ppo", "seq2seq", "sst2", "vae", "wmt"),
+    ),
+    chosen=("gemma", "imagenet", "lm1b", "mnist", "ppo", "seq2seq", "sst2", "vae"),
+    converted={
+        "nnx_toy_examples/10_fsdp_and_optimizer": "toy_mesh",
+        "nnx_toy_examples/03_train_state": "toy_train_state",
+        "nnx_toy_examples/hijax_basic": "hijax_basic",
+        "linen_design_test/linear_regression": "linear_regression",
+        "nnx_toy_examples/02_lifted_transforms": "toy_cached",
+    },
+    left_out={},
 )
-"""In examples/ of google/flax at COMMIT: folders with a training loop, and files that take a gradient."""
+"""Chosen were those that had been converted, or left out, before anything was drawn."""
 
-CHOSEN = ("gemma", "imagenet", "lm1b", "mnist", "ppo", "seq2seq", "sst2", "vae")
-"""Converted, or left out, before anything was drawn."""
-
-
-DRAWN = {
-    "nnx_toy_examples/10_fsdp_and_optimizer": "toy_mesh",
-    "nnx_toy_examples/03_train_state": "toy_train_state",
-    "nnx_toy_examples/hijax_basic": "hijax_basic",
-    "linen_design_test/linear_regression": "linear_regression",
-    "nnx_toy_examples/02_lifted_transforms": "toy_cached",
-}
-
-
-def draw() -> list[str]:
-    """The programs that the seed draws from the rest of the frame."""
-    return random.Random(SEED).sample(sorted(set(FRAME) - set(CHOSEN)), COUNT)
+OTHERS = Draw(
+    "Optax's, Haiku's and Equinox's",
+    "the programs with a training loop in the examples of google-deepmind/optax at commit 2edbcbe2, "
+    "google-deepmind/dm-haiku at f4d858a and patrick-kidger/equinox at 9336d82",
+    (
+        *("optax/adversarial_training", "optax/cifar10_resnet", "optax/contrib/differentially_private_sgd"),
+        *("optax/contrib/reduce_on_plateau", "optax/contrib/sam", "optax/flax_example"),
+        *("optax/freezing_parameters", "optax/gradient_accumulation"),
+        *("optax/gradient_accumulation_and_microbatching", "optax/lookahead_mnist", "optax/meta_learning"),
+        *("optax/mlp_mnist", "optax/nanolm"),
+        *(f"haiku/{name}" for name in ("haiku_lstms", "imagenet", "impala_lite", "mnist", "mnist_gan")),
+        *(f"haiku/{name}" for name in ("mnist_pruning", "rnn", "transformer", "vae", "vqvae_example")),
+        *(f"equinox/{name}" for name in ("bert", "deep_convolutional_gan", "frozen_layer", "mnist")),
+        *(f"equinox/{name}" for name in ("parallelism", "score_based_diffusion", "stateful", "train_rnn")),
+        *("equinox/unet", "equinox/vision_transformer"),
+    ),
+    chosen=(),
+    converted={
+        "haiku/vae": "haiku_vae",
+        "equinox/deep_convolutional_gan": "equinox_gan",
+        "haiku/vqvae_example": "haiku_vqvae",
+        "optax/adversarial_training": "adversarial",
+        "equinox/stateful": "equinox_state",
+        "optax/mlp_mnist": "mlp_mnist",
+    },
+    left_out={
+        "optax/freezing_parameters": "nothing to share out: two numbers, and no data",
+        "equinox/unet": "not yet converted",
+    },
+)
 
 
 # ------------------------------------------------------------------------------------------------- time
@@ -151,10 +200,6 @@ def table(heads: tuple[str, ...], rows: list[list[str]]) -> str:
 def page(rows: dict[str, list[str]]) -> str:
     from compare import BOUNDS
 
-    drawn = []
-    for i, program in enumerate(draw(), 1):
-        done = rows.get(DRAWN[program])
-        drawn.append([str(i), program, DRAWN[program], *(done[1:5] + done[8:] if done else [""] * 5)])
     packages = ", ".join(f"{name} {version(name)}" for name in ("jax", "flax", "optax"))
     bounds = tuple(BOUNDS.values())
     same = [all(float(x) <= bound for x, bound in zip(c[3:5], bounds, strict=True)) for c in rows.values()]
@@ -162,7 +207,13 @@ def page(rows: dict[str, list[str]]) -> str:
     bars = [
         ["the same numbers, at 1e-10 in float64 and 1e-6 in float32", "all", f"{sum(same)} of {len(rows)}"],
         ["a step takes at most 1.05 of the original's", "all", f"{sum(quick)} of {len(rows)}"],
-        [f"drawn from Flax's examples (seed {SEED}), converted", "all", f"{len(DRAWN)} of {COUNT}"],
+        *(
+            [
+                f"drawn from {draw.libraries} examples (seed {SEED}), converted",
+                *("all", f"{len(draw.converted)} of {len(draw.names())}"),
+            ]
+            for draw in (FLAX, OTHERS)
+        ),
         ["a step beside the original's, median of the programs", "1.05", median_ratio(rows)],
     ]
     return PAGE.format(
@@ -171,14 +222,32 @@ def page(rows: dict[str, list[str]]) -> str:
         machine=platform.machine(),
         bars=table(("", "bar", "is"), bars),
         programs=table(HEADS, list(rows.values())),
-        frame=", ".join(f"`{name}`" for name in FRAME),
-        chosen=", ".join(f"`{name}`" for name in CHOSEN),
+        draws="\n".join(section(draw, rows) for draw in (FLAX, OTHERS)),
+    )
+
+
+def section(draw: Draw, rows: dict[str, list[str]]) -> str:
+    """The frame, and a row for each program that was drawn from it."""
+    drawn = []
+    for i, program in enumerate(draw.names(), 1):
+        script = draw.converted.get(program, "")
+        done = rows.get(script)
+        cells = done[1:5] + done[8:] if done else [*(measured(script) if script else [""] * 4), ""]
+        drawn.append([str(i), program, script or draw.left_out[program], *cells])
+    return SECTION.format(
+        libraries=draw.libraries,
+        what=draw.what,
+        frame=listed(draw.frame),
+        chosen=f"Chosen before were {listed(draw.chosen)}. From the others" if draw.chosen else "From these",
+        seed=SEED,
         drawn=table(
             ("draw", "program", "converted as", "lines", "gone", "float64", "float32", "ratio"), drawn
         ),
-        commit=COMMIT,
-        seed=SEED,
     )
+
+
+def listed(names: tuple[str, ...]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def median_ratio(rows: dict[str, list[str]]) -> str:
@@ -198,7 +267,8 @@ is printed by
 relative difference of a loss or a parameter in six steps, as `compare.py` there prints them. Times are of one
 step, medians of interleaved rounds in one process. The *ratio* is beside the original with its batches
 divided over the devices by a NamedSharding, or as it is if it divides them itself or has none. As it is, an
-original for one device uses both cores of this machine without any exchange.
+original for one device uses both cores of this machine without any exchange. A program
+without a ratio has not been timed. The second draw was timed in five rounds, on a machine under heavier load.
 
 ## In short
 
@@ -206,14 +276,23 @@ original for one device uses both cores of this machine without any exchange.
 ## The programs
 
 {programs}
-## The draw
+{draws}"""
 
-The frame are the training programs in `examples/` of google/flax at commit {commit}:
+SECTION = """## Drawn from {libraries} examples
+
+The frame are {what}:
 {frame}.
 
-Chosen before were {chosen}. From the others, sorted, `random.Random({seed}).sample` drew:
+{chosen}, sorted, `random.Random({seed}).sample` drew:
 
 {drawn}"""
+
+
+def measured_before(path: Path) -> dict[str, list[str]]:
+    """The rows of a page that was printed before."""
+    lines = re.findall(r"^\| (\w+) \|((?:[^|\n]*\|){8})$", path.read_text(), re.M)
+    rows = {script: [script, *(cell.strip() for cell in cells.split("|")[:-1])] for script, cells in lines}
+    return {script: cells for script, cells in rows.items() if script != "program"}
 
 
 def main() -> None:
@@ -223,6 +302,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8, help="steps of a side in a round")
     parser.add_argument("--small", action="store_true", help="one round of one step")
     parser.add_argument("--out", help="the page; printed if left out")
+    parser.add_argument(
+        "--keep", action="store_true", help="the rows that the page has and nothing measures now"
+    )
     options = parser.parse_args()
     import jax
 
@@ -231,12 +313,12 @@ def main() -> None:
     from compare import names
 
     rounds, count = (1, 1) if options.small else (options.rounds, options.steps)
-    rows = {}
+    rows = measured_before(Path(options.out)) if options.keep else {}
     for script in options.only or names():
         rows[script] = row_of(script, rounds, count)
         print(" ".join(rows[script]), file=sys.stderr, flush=True)
         if options.out:
-            Path(options.out).write_text(page(rows))
+            Path(options.out).write_text(page(dict(sorted(rows.items()))))
     if not options.out:
         print(page(rows))
 
