@@ -120,6 +120,26 @@ class Numbers(Layer):
         return y[: x.argmax()]
 
 
+class Rounds:
+    """An object that is no module, as a processor of attention."""
+
+    def __call__(self, layer, x):
+        return layer(x) * int(x.sum())
+
+
+class Processed(Layer):
+    """A method of a plain class, which the call runs."""
+
+    holes = ("int(x.sum()): it takes a number",)
+
+    def __init__(self):
+        super().__init__()
+        self.processor = Rounds()
+
+    def forward(self, x):
+        return self.processor(self.layer, x)
+
+
 class Remembers(Layer):
     """What stays behind after a call."""
 
