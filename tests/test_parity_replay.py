@@ -256,3 +256,49 @@ def test_what_a_torch_layer_does_more_than_flaxs_may_be_done_behind_it(wrong, pl
     found = parity.compare(ScaledNet(), FlaxScaledNet(**wrong), TOKENS).divergence
     assert (found.candidate, found.others) == (place, ())
     assert cause in [each.text for each in found.causes]
+
+
+class NormAct(torch.nn.GroupNorm):
+    """A norm with its activation, as many libraries of torch have it."""
+
+    def forward(self, x):
+        return torch.relu(super().forward(x))
+
+
+class Normed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = torch.nn.Linear(3, 8), NormAct(2, 8), torch.nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.last(self.norm(self.first(x)))
+
+
+class FlaxNormed(nnx.Module):
+    """The same with the activation outside of the norm."""
+
+    def __init__(self, epsilon=1e-5, act=nnx.relu):
+        self.first, self.last = nnx.Linear(3, 8, rngs=RNGS), nnx.Linear(8, 4, rngs=RNGS)
+        self.norm = nnx.GroupNorm(8, 2, epsilon=epsilon, use_fast_variance=False, rngs=RNGS)
+        self.act = act
+
+    def __call__(self, x):
+        return self.last(self.act(self.norm(self.first(x))))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "cause"),
+    [
+        ({"epsilon": 1e-6}, "epsilon=1e-05 (it acts as 1e-06)"),
+        ({"epsilon": 1e-3}, "epsilon=1e-05 (it acts as 0.001)"),
+        ({"act": nnx.gelu}, "relu (it acts as gelu(approximate=True))"),
+        ({"act": lambda x: x}, "relu is done (it is left out)"),
+    ],
+    ids=["small epsilon", "large epsilon", "GELU", "nothing"],
+)
+def test_an_activation_inside_of_torchs_norm_is_not_missed_there(wrong, cause):
+    x = np.random.RandomState(0).randn(5, 3)
+    assert parity.compare(Normed(), FlaxNormed(), x).same
+    divergence = parity.compare(Normed(), FlaxNormed(**wrong), x).divergence
+    assert (divergence.candidate, divergence.others) == ("last", ())
+    assert cause in [named.text for named in divergence.causes]
