@@ -302,3 +302,30 @@ def test_an_activation_inside_of_torchs_norm_is_not_missed_there(wrong, cause):
     divergence = parity.compare(Normed(), FlaxNormed(**wrong), x).divergence
     assert (divergence.candidate, divergence.others) == ("last", ())
     assert cause in [named.text for named in divergence.causes]
+
+
+class NormedImages(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = torch.nn.Conv2d(3, 8, 1), NormAct(2, 8), torch.nn.Conv2d(8, 4, 1)
+
+    def forward(self, x):
+        return self.last(self.norm(self.first(x))).mean((2, 3))
+
+
+class FlaxNormedImages(FlaxNormed):
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.first, self.last = (nnx.Conv(n, out, (1, 1), rngs=RNGS) for n, out in ((3, 8), (8, 4)))
+
+    def __call__(self, x):
+        return super().__call__(x).mean((1, 2))
+
+
+def test_an_activation_inside_of_a_norm_on_images():
+    x, layout = np.random.RandomState(0).randn(2, 3, 5, 4), ("channels_last", "same")
+    assert parity.compare(NormedImages(), FlaxNormedImages(), x, layout=layout).same
+    wrong = FlaxNormedImages(epsilon=1e-3)
+    divergence = parity.compare(NormedImages(), wrong, x, layout=layout).divergence
+    assert (divergence.candidate, divergence.others) == ("last", ())
+    assert "epsilon=1e-05 (it acts as 0.001)" in [named.text for named in divergence.causes]

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -33,6 +34,8 @@ OVERRIDDEN = "has a forward of its own, and Flax's layer is the plain one"
 CHANNELS_FIRST = "is called with channels last, and Flax's layer with channels first"
 NEARER = 0.01
 """How much smaller the error of an array is in a layout that is its own."""
+PLAIN = 0.1
+"""How much smaller it is beside torch's plain layer, where Flax's layer is one."""
 
 
 def forward_passes(pair: ModelPair, batches: Batches, step: int) -> AlignedForward:
@@ -147,12 +150,13 @@ def _is_overridden(forward: AlignedForward, call: LayerCall) -> bool:
         return False
     if any(relative_error(flax_array, torch_array) > EQUAL for flax_array, torch_array in both):
         return True
-    result = forward.replay.results.get(forward.key(call))
-    if result is None:
+    if forward.key(call) not in forward.replay.results:
         return False
+    flax_array, torch_array = forward.replay.results[forward.key(call)]
+    distance = relative_error(flax_array, torch_array)
     # Far nearer to the plain layer is enough: the layer may differ in a setting, such as an epsilon, too.
-    limit = max(EQUAL, NEARER * relative_error(result[0], call.outputs[0]))
-    return any(relative_error(result[0], x) <= limit for x in plain)
+    limit = max(EQUAL, PLAIN * distance) if math.isfinite(distance) else EQUAL
+    return any(relative_error(flax_array, forward.in_flax_layout(call, x)) <= limit for x in plain)
 
 
 # A torch layer with a `forward` of its own may compute its inputs, such as positions from a mask. The Flax
