@@ -31,6 +31,8 @@ def multi_head_attention_forward(
     q_proj_weight: jax.Array | None = None,
     k_proj_weight: jax.Array | None = None,
     v_proj_weight: jax.Array | None = None,
+    static_k: None = None,
+    static_v: None = None,
     average_attn_weights: bool = True,
     is_causal: bool = False,
     *,
@@ -42,12 +44,13 @@ def multi_head_attention_forward(
       query: [L, B, E]. key: [S, B, Ek]. value: [S, B, Ev].
       embed_dim_to_check: E.
       in_proj_weight: [3 E, E]; or, with `use_separate_proj_weight`, `q_proj_weight` [E, E] and the others.
+      static_k, static_v: not supported.
       dropout_key: draws the weights that are dropped, in `training` with a `dropout_p` that is not 0.
 
     Returns: The output [L, B, E], and the weights [B, L, S] or None. Raises: ValueError: the queries are not
     `embed_dim_to_check` wide. Others: as the function above.
 
-    torch counterpart: `torch.nn.functional.multi_head_attention_forward`, without static_k and static_v.
+    torch counterpart: `torch.nn.functional.multi_head_attention_forward`.
     """
     if query.shape[-1] != embed_dim_to_check:
         raise ValueError(

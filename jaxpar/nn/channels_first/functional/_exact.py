@@ -97,16 +97,20 @@ def celu(x: jax.Array, alpha: float = 1.0) -> jax.Array:
     return jnp.where(x > 0, x, derived + jax.lax.stop_gradient(value - derived))
 
 
-@jax.custom_jvp
 def digamma(x: jax.Array) -> jax.Array:
     """The derivative of log(gamma(x)), with torch's derivative. torch counterpart: `torch.digamma`.
 
     torch ends the series of that derivative early, which leaves an error of up to 5e-10.
     """
+    return _digamma(x)
+
+
+@jax.custom_jvp
+def _digamma(x: jax.Array) -> jax.Array:
     return jax.lax.digamma(x)
 
 
-@digamma.defjvp
+@_digamma.defjvp
 def _digamma_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
     # aten/src/ATen/native/Math.h, trigamma
     (x,), (tangent,) = primals, tangents
@@ -117,7 +121,7 @@ def _digamma_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple
     square = 1 / shifted**2
     series += (1 + 1 / (2 * shifted) + square * (1 / 6 - square * (1 / 30 - square / 42))) / shifted
     reflected = (jnp.pi / jnp.sin(jnp.pi * jnp.where(is_reflected, x, 0.5))) ** 2 - series
-    return digamma(x), jnp.where(is_reflected, reflected, series) * tangent
+    return _digamma(x), jnp.where(is_reflected, reflected, series) * tangent
 
 
 def hardsigmoid(x: jax.Array) -> jax.Array:
