@@ -43,7 +43,7 @@ PLANTS = [
         ('copies > self.shares.size', 'copies > 0', "tests/test_program_passing.py -k backwards"),
     ),
     *plants("jaxpar/_tools/program/proof.py",
-        ('dataclasses.replace(base, form=form)', 'base', "tests/test_program_judge.py -k weighs"),
+        ('dataclasses.replace(base, form=form)', 'base', "tests/test_program_passing.py"),
         ('if order == "other":', 'if False:', "tests/test_program_judge.py -k not_right"),
         (' or (summed and join(form, same) != form)', '', "tests/test_program_passing.py -k pairs"),
         ('(row.sum() * combination.scale - 1) < EPSILON', '(row.sum() - 1) < EPSILON', "tests/test_program_judge.py -k healthy"),

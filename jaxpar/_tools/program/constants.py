@@ -23,7 +23,8 @@ MOST = 2**16
 
 def _quotient(a: Any, b: Any) -> Any:
     if np.issubdtype(a.dtype, np.integer):
-        return np.where(b == 0, -1, np.sign(a) * np.sign(b) * (abs(a) // np.maximum(abs(b), 1)))
+        all_bits = np.asarray(-1).astype(a.dtype)  # what XLA returns for a division by zero
+        return np.where(b == 0, all_bits, np.sign(a) * np.sign(b) * (abs(a) // np.maximum(abs(b), 1)))
     return a / b
 
 
