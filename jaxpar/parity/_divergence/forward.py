@@ -35,7 +35,7 @@ CHANNELS_FIRST = "is called with channels last, and Flax's layer with channels f
 NEARER = 0.01
 """How much smaller the error of an array is in a layout that is its own."""
 PLAIN = 0.1
-"""How much smaller it is beside torch's plain layer, where Flax's layer is one."""
+"""The same for the result of torch's plain layer, where Flax's layer is one."""
 
 
 def forward_passes(pair: ModelPair, batches: Batches, step: int) -> AlignedForward:
