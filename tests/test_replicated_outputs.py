@@ -97,6 +97,11 @@ def test_a_module_may_use_what_it_marks(ids):
     close(net(X, jaxpar.replicated(W)), X @ np.asarray(W))
 
 
+def test_modules_of_a_list_may_use_what_they_mark():
+    (outputs,) = jaxpar.parallel_apply([lambda x: x @ jaxpar.replicated(W)], [X])
+    close(outputs, X @ np.asarray(W))
+
+
 def test_a_planted_fault_is_found():
     got = function_wrapped(IDS)(X, jaxpar.replicated(start()))
     with pytest.raises(AssertionError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 import os
 import signal
@@ -282,3 +284,21 @@ def test_the_one_file_taps_without_jax_and_survives_kill_9(tmp_path):
     run = read_run(tmp_path / "run")
     assert len(run.steps) >= 20
     assert [step.loss for step in run.steps.values()] == list(range(len(run.steps)))
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["w"], meta_fields=["sizes"])
+@dataclasses.dataclass
+class Incomparable:
+    """Parameters whose structure holds a NumPy array, for which JAX cannot say whether two are equal."""
+
+    w: object
+    sizes: object
+
+
+def test_parameters_whose_structure_cannot_be_compared(tmp_path):
+    with parity.Tap(tmp_path) as tap:
+        for step in range(2):
+            tap(step, parameters=Incomparable(jnp.ones(3) * step, np.ones(2)), loss=1.0)
+    records, _ = tap_file.read(tmp_path / "rank-00000.tap")
+    tables = [header["rows"] for header, _ in records if header["kind"] == "table"]
+    assert tables == [[["w", [3], "float64"]]]

@@ -27,7 +27,7 @@ from .placement import Placement, place
 from .programs import Programs, shared
 from .reduce import from_replica_zero
 from .replicate import Replicas
-from .replicated import unmarked, with_output_marks
+from .replicated import plain_arguments, unmarked, with_output_marks
 from .shards import Shards
 
 
@@ -153,7 +153,8 @@ def _one_by_one(modules: Sequence[Any], inputs: Any, kwargs_tup: Any, devices: A
                 lambda x, d=d: jax.device_put(x, d) if is_array(x) else x, (args, kwargs)
             )
         try:
-            outputs.append(module(*args, **kwargs))
+            with plain_arguments((args, kwargs)) as (args, kwargs):  # where `replicated` returns plain arrays
+                outputs.append(module(*args, **kwargs))
         except Exception as error:
             on = " and ".join(map(_devices.name, [d] if d else _homes(module, args, kwargs)))
             error.add_note(f"Caught {type(error).__name__} in replica {i}{on and f' on device {on}'}.")

@@ -62,6 +62,7 @@ PLANTS = [
         ('jax.tree.map(jnp.asarray, one(*_cropped(data, kind)))', 'jax.jit(lambda data: one(*_cropped(data, kind)))(data)', "tests/test_program.py -k users_line"),
     ),
     *plants("jaxpar/_parallel/parallel_apply.py",
+        ('with plain_arguments((args, kwargs)) as (args, kwargs):', 'if True:', "tests/test_replicated_outputs.py -k modules_of_a_list"),
         ('return [] if is_staged() else [_devices.device()]', 'return []', "tests/test_verbs.py -k exceptions_of_modules"),
     ),
     *plants("jaxpar/_upstream/__init__.py",

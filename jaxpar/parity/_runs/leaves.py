@@ -42,13 +42,22 @@ _names: dict[Any, list[str]] = {}
 
 
 def _names_of(tree: Any, form: Any) -> list[str]:
-    jax = sys.modules["jax"]
-    if form not in _names:
+    try:
+        names = _names.get(form)
+    except ValueError:  # a structure that holds a NumPy array cannot be compared
+        return _named(tree)
+    if names is None:
+        names = _named(tree)
         if len(_names) > 64:
             _names.clear()
-        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
-        _names[form] = [_bare(jax.tree_util.keystr(path, simple=True, separator=".")) for path in paths]
-    return _names[form]
+        _names[form] = names
+    return names
+
+
+def _named(tree: Any) -> list[str]:
+    util = sys.modules["jax"].tree_util
+    paths = [path for path, _ in util.tree_leaves_with_path(tree)]
+    return [_bare(util.keystr(path, simple=True, separator=".")) for path in paths]
 
 
 def _bare(name: str) -> str:

@@ -142,7 +142,7 @@ def _watched_stream(stream_class: Any) -> type[nnx.RngStream]:
 
 def _axes(shape: Any) -> tuple[int, ...]:
     """Return a shape as a tuple: JAX takes one number for a vector's."""
-    return (shape,) if isinstance(shape, int) else tuple(shape)
+    return tuple(shape) if hasattr(shape, "__len__") else (int(shape),)
 
 
 def _subclass(layer_class: Any, members: dict[str, Any]) -> Any:

@@ -122,6 +122,7 @@ def _is(layer: Any, width: int, matrix: Any, random: Any) -> bool:
 
 
 def misfit(part: Part, source: WeightSource, tree: Outline) -> str | None:
+    """Return why torch's arrays of a part do not have the shapes of Flax's; None if they have."""
     shapes = source.shapes
     # Run the conversion on broadcast arrays of one byte: exact shapes, no memory.
     dummies = [empty(shapes[name]) for name in part.torch]
