@@ -34,8 +34,8 @@ class WorldTap(Tap):
         super().__call__(step, **options)
 
     def start(self, parameters: Any, extra: Any) -> None:
-        """Write the arrays before the first step."""
-        self._write(None, {"parameters": parameters, "extra": extra})
+        """Write the arrays of all steps so far, before their first updates."""
+        self._write_start(parameters, extra)
 
 
 class SelfTappingStep(TrainStep):

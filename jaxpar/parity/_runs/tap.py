@@ -79,8 +79,7 @@ class Tap:
         self._settings: Any = None
         self._lock = threading.Lock()
         if start is not None:
-            trees = {"parameters": start, "extra": _buffers(start) if extra is None else extra}
-            self._write(None, {part: leaves(tree, part) for part, tree in trees.items() if tree is not None})
+            self._write_start(start, _buffers(start) if extra is None else extra)
 
     def __call__(
         self,
@@ -126,6 +125,11 @@ class Tap:
             raise TypeError(f"parity.Tap: step is {step!r}; it must be an integer that counts updates.")
         with self._lock:  # of traced calls, the devices' threads write
             self._write(int(step), arrays, settings(optimizer, names))
+
+    def _write_start(self, parameters: Any, extra: Any) -> None:
+        """Write the arrays before the first step."""
+        trees = {"parameters": parameters, "extra": extra}
+        self._write(None, {part: leaves(tree, part) for part, tree in trees.items()})
 
     def _write(
         self, step: int | None, leaves_of: Mapping[str, Mapping[str, Any]], described: Any = None
