@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -78,10 +77,10 @@ def arrows() -> list[tuple[Name, Name]]:
     ]
 
 
-def imports(path: Path, module: Name, known: dict[Name, Path]) -> set[Name]:
+def imports(path: Path, module: Name, known: dict[Name, Path], at_import: bool = False) -> set[Name]:
     package = module if path.name == "__init__.py" else module[:-1]
     found: set[Name] = set()
-    for node in ast.walk(tree_of(path)):
+    for node in run_at_import(tree_of(path)) if at_import else ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             found |= {
                 tuple(alias.name.split(".")[1:]) for alias in node.names if alias.name.startswith("jaxpar")
@@ -98,6 +97,16 @@ def imports(path: Path, module: Name, known: dict[Name, Path]) -> set[Name]:
         for alias in node.names:
             found.add((*base, alias.name) if (*base, alias.name) in known else base)
     return found
+
+
+def run_at_import(node: ast.AST) -> Iterator[ast.AST]:
+    """Walk what runs when a module is imported: no functions, and nothing that is only for type checkers."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        return
+    yield node
+    for_checkers = isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+    for child in node.orelse if for_checkers else ast.iter_child_nodes(node):
+        yield from run_at_import(child)
 
 
 @pytest.mark.full
@@ -139,26 +148,26 @@ def test_no_circles_between_files():
             raise AssertionError("a circle: " + " -> ".join(".".join(m) for m in circle))
 
 
-IMPORTING = """
-import importlib, os, sys
-import flax.linen, flax.nnx, optax, torch
-
-for module in sys.argv[1:]:
-    child = os.fork()
-    if not child:
-        importlib.import_module(module)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0, module
-"""
+def test_every_module_can_be_imported_first():
+    """A module runs the packages of what it imports, whose circles the law of files does not see."""
+    above = arrows_at_import()
+    for start in above:
+        for circle in circles(start, above):
+            raise AssertionError("a circle at import: " + " -> ".join(".".join(m) for m in circle))
 
 
-@pytest.mark.slow
-def test_every_module_of_parity_can_be_imported_first():
-    """A file imports the packages of what it imports, whose circles the law of files does not see."""
-    files = [path.relative_to(ROOT).with_suffix("") for path in (ROOT / "jaxpar/parity").rglob("*.py")]
-    names = sorted(".".join(path.parts).removesuffix(".__init__") for path in files)
-    done = subprocess.run([sys.executable, "-c", IMPORTING, *names], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+def arrows_at_import() -> dict[Name, set[Name]]:
+    """Of each module, what runs before its first line that needs it: other modules and their packages."""
+    above: dict[Name, set[Name]] = {}
+    for module, path in files().items():
+        for target in imports(path, module, files(), at_import=True):
+            above.setdefault(module, set()).update(packages_of(target) - packages_of(module))
+    return above
+
+
+def packages_of(module: Name) -> set[Name]:
+    """The module itself and all packages that hold it."""
+    return {module[:i] for i in range(len(module) + 1)}
 
 
 def test_parity_is_an_island():
@@ -216,6 +225,30 @@ def test_a_planted_arrow_is_found(law, planted, message, monkeypatch):
     monkeypatch.setattr(f"{__name__}.arrows", lambda: planted)
     with pytest.raises(AssertionError, match=message):
         law()
+
+
+def test_a_planted_circle_of_packages_is_found(monkeypatch, tmp_path):
+    texts = {
+        ("a", "__init__"): "from .x import f",
+        ("a", "x"): "from ..b.y import g\n\ndef f(): ...",
+        ("b", "__init__"): "from .z import h",
+        ("b", "y"): "def g(): ...",
+        ("b", "z"): "def h():\n    from ..a.x import f",
+    }
+    for parts, text in texts.items():
+        path = tmp_path.joinpath(*parts).with_suffix(".py")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    paths = {
+        parts[:-1] if parts[-1] == "__init__" else parts: tmp_path.joinpath(*parts).with_suffix(".py")
+        for parts in texts
+    }
+    monkeypatch.setattr(f"{__name__}.files", lambda: paths)
+    test_every_module_can_be_imported_first()
+    paths["b", "z"].write_text("from ..a.x import f\n\ndef h(): ...")
+    tree_of.cache_clear()
+    with pytest.raises(AssertionError, match=r"a circle at import: .*a\.x -> b"):
+        test_every_module_can_be_imported_first()
 
 
 def test_the_table_of_contents_only_imports():
