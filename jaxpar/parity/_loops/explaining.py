@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from .changes import changes, jax_groups_of, regroupings
 from .fitting import DOUBLE, Fit, Groups, fit
-from .rates import Rates, first_rates, rate_changes
+from .rates import Rates, equal_rates, first_rates, rate_changes
 from .recipe import Arrays, Recipe
 from .solving import solutions
 
@@ -39,7 +39,7 @@ class Explainer:
     def same(self, recipe: Recipe, groups: Groups) -> bool:
         """Whether JAX's updates are this recipe's, with torch's rates."""
         result = self._fit(recipe, groups)
-        return result.complete and rate_changes(self.rates, result) == ()
+        return result.complete and equal_rates(self.rates, result, result.rates)
 
     def _fit(self, recipe: Recipe, groups: Groups) -> Fit:
         return fit(recipe, self.batches, self.weights, groups, self.tolerance, self.unit)
@@ -70,13 +70,19 @@ class Explainer:
         """Return the recipe with the fewest changes that explains the weights at any rates, if one does."""
         frontier = [Attempt((), recipe, groups, self._fit(recipe, groups))]
         for _ in range(depth):
-            attempts = [attempt for parent in frontier for attempt in self._changed(parent)]
-            attempts += [attempt for parent in frontier[:1] for attempt in self._solved(parent)]
-            for attempt in attempts:
+            attempts = []
+            for attempt in self._next(frontier):
                 if attempt.fit.complete:
                     return attempt
+                attempts.append(attempt)
             frontier = sorted(attempts, key=lambda attempt: -attempt.fit.explained)[:WIDTH]
         return None
+
+    def _next(self, parents: list[Attempt]) -> Iterator[Attempt]:
+        """Yield attempts with one change more, and after them those that solve for a setting of the best."""
+        for parent in parents:
+            yield from self._changed(parent)
+        yield from self._solved(parents[0])
 
     def _changed(self, parent: Attempt) -> Iterator[Attempt]:
         options = [(text, recipe, parent.groups) for text, recipe in changes(parent.recipe, parent.groups)]
@@ -105,16 +111,14 @@ class Explainer:
                 yield len(texts) + (3 if accident else len(sentences)), _joined(*texts, *sentences)
         elif parent is not None:
             names = set(attempt.recipe.settings)
-            same = {name for name in parent.fit.rates if self._equal_rates(parent.fit, name)}
-            explained = {name for name in attempt.fit.rates if self._equal_rates(attempt.fit, name)}
+            same, explained = (
+                {name for name in result.rates if equal_rates(self.rates, result, [name])}
+                for result in (parent.fit, attempt.fit)
+            )
             different = names - same
             if same and different and different <= explained:
                 leaves = ", ".join(name for name in attempt.recipe.settings if name in different)
                 yield len(texts), _joined(*texts[:-1], f"{texts[-1]}, for {leaves}")
-
-    def _equal_rates(self, result: Fit, name: str) -> bool:
-        one = Fit({name: result.rates[name]}, {name: result.bounds[name]})
-        return rate_changes(self.rates, one) == ()
 
 
 def _joined(*texts: str) -> str:

@@ -43,6 +43,11 @@ def rate_changes(torch_rates: Rates, result: Fit) -> tuple[str, ...] | None:
     return (text + _whose(different, tables),) if text and not texts else None
 
 
+def equal_rates(torch_rates: Rates, result: Fit, names: Iterable[str]) -> bool:
+    """Whether the rates of these leaves are equal, up to rounding."""
+    return all(_equal(*_table(torch_rates, result, name)) for name in names)
+
+
 def first_rates(torch_rates: Rates, result: Fit) -> str:
     """Return the first update with different rates, and how the schedules differ in shape."""
     updates = []
