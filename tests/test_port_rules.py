@@ -58,7 +58,7 @@ def source(expressions):
     methods = [f"def call_{j}(self, {arguments}):\n        return {x}" for j, x in enumerate(expressions)]
     lines = "".join(f"        self.call_{j}({arguments})\n" for j in range(len(expressions)))
     forward = f"def forward(self, {arguments}):\n{lines}        return x\n"
-    imports = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n\n\n"
+    imports = "import numpy\nimport torch\nimport torch.nn.functional as F\nfrom torch import nn\n\n\n"
     return imports + "class Calls(nn.Module):\n    " + "\n\n    ".join([*methods, forward])
 
 

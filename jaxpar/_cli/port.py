@@ -6,6 +6,7 @@ import ast
 import contextlib
 import importlib.util
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -99,6 +100,8 @@ def port(
     if optimizer is not None:
         check_maker(optimizer, "the module")
     lines: list[parity.Lines] = []
+    if "torch" not in sys.modules:  # which reads them then: what is compiled has no lines that run
+        os.environ.update(PYTORCH_JIT="0", TORCHDYNAMO_DISABLE="1")
     log.info("importing %s, PyTorch and JAX", module.rpartition(":")[0])
     make = _maker(module)
     examples = [example(text, seed) for text in inputs]

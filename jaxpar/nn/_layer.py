@@ -130,7 +130,7 @@ def drawn(key: jax.Array, shape: Shape, dtype: DTypeLike, bound: float) -> jax.A
     """Return `jax.random.uniform(key, shape, dtype, -bound, bound)`, with one program for many shapes."""
     # XLA takes 0.1 s to compile a draw, seconds in all for a model of many shapes. The numbers are functions
     # of a counter, so a shorter draw is the beginning of a longer one.
-    size = math.prod(shape)
+    size = int(math.prod(shape))  # of NumPy's numbers, too
     # A traced draw is compiled with its program; other generators do not promise equal beginnings.
     if isinstance(key, jax.core.Tracer) or not _counts(key) or not size:
         return jax.random.uniform(key, shape, dtype, -bound, bound)

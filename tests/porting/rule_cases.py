@@ -36,7 +36,9 @@ x.cumsum(0, dtype=torch.float64),
 x.cumprod(1), x.softmax(1), x.log_softmax(-1), x.relu(), x.sigmoid(), x.tanh(), x.exp(), x.expm1(), p.log(),
 p.log1p(), p.log2(), p.log10(), x.sin(), x.cos(), x.tan(), x.sinh(), x.cosh(), x.abs(), x.absolute(),
 x.sign(), p.sqrt(), x.square(), x.floor(), x.ceil(), x.round(), x.trunc(), k.logical_not(), x.isinf(),
-x.isnan(), x.isfinite(), x.nan_to_num(), x.atan(), p.asin(), p.acos(), x.asinh(), (p + 1).acosh(),
+x.isnan(), x.isfinite(), x.nan_to_num(),
+(x.detach() / 0).nan_to_num(nan=0.5, posinf=2.0, neginf=-1.0),
+x.atan(), p.asin(), p.acos(), x.asinh(), (p + 1).acosh(),
 (p / 2).atanh(), p.rsqrt(), x.erf(), x.erfc(), (p / 2).erfinv(), p.lgamma(), x.exp2(), p.reciprocal(),
 x.neg(), x.negative(), x.pow(2), p.pow(0.5), p.pow(y), x.pow(3), x.clamp(-1, 1), x.clamp(min=0),
 x.clamp(max=0.5), x.clip(0, 1), x.clamp_min(0), x.clamp_max(0), x.clamp(-p, p), x.clamp(0.5, max=1.0),
@@ -68,7 +70,8 @@ x.nanmean(), x.nansum(1), x.nanmean(1), x.logcumsumexp(1), v.vdot(v), v.outer(v)
 torch.baddbmm(b, b, m.expand(2, 4, 4)), v.addmv(m, v), p.arccos(), (p + 1).arccosh(), p.arcsin(),
 x.arcsinh(), x.arctan(), (p / 2).arctanh(), x.index_fill(0, t // 2, 0.5), x.scatter(1, i, value=2.0),
 x.select(-1, 1), x.select(0, 1), x.tensor_split(indices=(1, 2)), x.var(unbiased=False),
-x.clone().requires_grad_(), p.digamma(),
+x.clone().requires_grad_(), p.digamma(), x.new(2, 0), x.new(2, 3, 0), x.clone().detach_(),
+x.clone().nan_to_num_(),
 """
 PAIRS = """
 x.max(1), x.max(1, keepdim=True), x.min(0), x.max(1).values, x.min(1).indices, x.max(dim=1)[0], x.min(1)[1],
@@ -148,6 +151,12 @@ torch.softmax(x, dim=1), torch.pairwise_distance(x, y), torch.cosine_similarity(
 torch.pixel_shuffle(im, 2), torch.atleast_3d(x), torch.nn.Transformer.generate_square_subsequent_mask(3),
 torch.jit.annotate(torch.Tensor, x), torch.utils.checkpoint.checkpoint(torch.tanh, x, use_reentrant=False),
 torch.special.digamma(p), torch.special.psi(p + 1), torch.digamma(p + 2),
+torch.arange(end=3, dtype=torch.float64),
+torch.autograd.Variable(x), torch.autograd.Variable(x, requires_grad=False), torch.cuda.is_available(),
+torch.backends.mps.is_available(), torch.from_numpy(numpy.ones(3)),
+torch.hann_window(5), torch.hann_window(4, periodic=False),
+torch.hamming_window(5), torch.hamming_window(4, periodic=False),
+torch.blackman_window(5), torch.blackman_window(4, periodic=False),
 """
 NN_FUNCTIONS = """
 F.relu(x), F.relu(x, inplace=False), F.relu6(x), F.relu6(4 * x), F.silu(x), F.selu(x), F.elu(x),
@@ -221,6 +230,7 @@ F.multi_head_attention_forward(
 F.multi_head_attention_forward(
     b, b, b, 4, 1, m.repeat(3, 1), None, None, None, False, 0.5, m, None, training=False,
     key_padding_mask=k[:, :2] & ~k[:, :1], need_weights=False, attn_mask=x[:2, :2], static_k=None)[0],
+F.ctc_loss(b.transpose(0, 1).log_softmax(-1), t[:2, None], torch.tensor([3, 3]), torch.tensor([1, 1]), 0),
 F.triplet_margin_loss(x, y, p), F.triplet_margin_loss(x, y, p, margin=0.5, swap=True),
 """
 # Random numbers, parametrizations and runtimes of libraries are in other tests of ports; no GPU is here.
@@ -232,6 +242,7 @@ ELSEWHERE = {
     "torch.nonzero(self, as_tuple==True)",
     "torch.promote_types(type1, type2)",
     "torch.is_grad_enabled()",
+    "torch.device(type, index?)",
     "torch.unique(self, sorted==True?, return_inverse=, return_counts=)",
     *(f"x.{name}(as_tuple==False?)" for name in ("nonzero", "argwhere")),
     *("x.nonzero(as_tuple==True)", "x.masked_select(mask)"),

@@ -60,6 +60,7 @@ from ._losses import binary_cross_entropy as binary_cross_entropy
 from ._losses import binary_cross_entropy_with_logits as binary_cross_entropy_with_logits
 from ._losses import cosine_embedding_loss as cosine_embedding_loss
 from ._losses import cross_entropy as cross_entropy
+from ._losses import ctc_loss as ctc_loss
 from ._losses import gaussian_nll_loss as gaussian_nll_loss
 from ._losses import hinge_embedding_loss as hinge_embedding_loss
 from ._losses import huber_loss as huber_loss

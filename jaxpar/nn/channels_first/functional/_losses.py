@@ -13,6 +13,7 @@ from ..._array_types import Finite
 from ...functional import binary_cross_entropy as binary_cross_entropy
 from ...functional import binary_cross_entropy_with_logits as binary_cross_entropy_with_logits
 from ...functional import cosine_embedding_loss as cosine_embedding_loss
+from ...functional import ctc_loss as ctc_loss
 from ...functional import gaussian_nll_loss as gaussian_nll_loss
 from ...functional import hinge_embedding_loss as hinge_embedding_loss
 from ...functional import huber_loss as huber_loss

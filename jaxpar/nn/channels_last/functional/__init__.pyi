@@ -30,6 +30,7 @@ from ._layouts import conv_transpose3d as conv_transpose3d
 from ._layouts import cosine_embedding_loss as cosine_embedding_loss
 from ._layouts import cosine_similarity as cosine_similarity
 from ._layouts import cross_entropy as cross_entropy
+from ._layouts import ctc_loss as ctc_loss
 from ._layouts import cummax as cummax
 from ._layouts import cummin as cummin
 from ._layouts import digamma as digamma

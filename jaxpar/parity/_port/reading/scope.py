@@ -61,8 +61,8 @@ def bound_in(function: ast.AST) -> frozenset[str]:
     for node in ast.walk(function):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)
-        elif isinstance(node, Function) and node is not function:
-            names.add(node.name)
+        elif isinstance(node, Function | ast.MatchAs | ast.MatchStar) and node is not function:
+            names |= {node.name or "_"}
     return frozenset(names)
 
 

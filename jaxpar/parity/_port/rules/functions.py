@@ -34,11 +34,22 @@ FUNCTIONS = table("""
     torch.full_like(input, fill_value, dtype=, device?) -> jnp.full_like({input}, {fill_value}<, {dtype}>)
     torch.arange(start, end=, step=, dtype=, device?) -> \
         jnp.arange({start}<, {end}><, {step}><, dtype={dtype}>)
+    torch.arange(end, dtype=, device?) -> jnp.arange({end}<, dtype={dtype}>)
     torch.linspace(start, end, steps, dtype=, device?) -> F.linspace({start}, {end}, {steps}<, dtype={dtype}>)
     torch.logspace(start, end, steps, dtype=, device?) -> \
         jnp.logspace({start}, {end}, {steps}<, dtype={dtype}>)
     torch.eye(n, m=, dtype=, device?) -> jnp.eye({n}<, {m}><, dtype={dtype}>)
     torch.tensor(data, dtype=, device?) -> jnp.array({data}<, {dtype}>)
+    torch.from_numpy(ndarray) -> jnp.asarray({ndarray})
+    torch.autograd.Variable(data, requires_grad==False?) -> {data}
+    torch.hann_window(window_length, periodic==False) -> jnp.hanning({window_length})
+    torch.hamming_window(window_length, periodic==False) -> jnp.hamming({window_length})
+    torch.blackman_window(window_length, periodic==False) -> jnp.blackman({window_length})
+    torch.hann_window(window_length, periodic==True?) -> jnp.hanning({window_length:a} + 1)[:-1]
+    torch.hamming_window(window_length, periodic==True?) -> jnp.hamming({window_length:a} + 1)[:-1]
+    torch.blackman_window(window_length, periodic==True?) -> jnp.blackman({window_length:a} + 1)[:-1]
+    torch.cuda.is_available|torch.backends.mps.is_available() -> False
+    torch.device(type, index?) -> None
     torch.as_tensor(data, dtype=, device?) -> jnp.asarray({data}<, {dtype}>)
     torch.meshgrid(*tensors, indexing) -> jnp.meshgrid({tensors:s}, indexing={indexing})
     torch.meshgrid(*tensors) -> jnp.meshgrid({tensors:s}, indexing="ij")
@@ -204,6 +215,7 @@ _SAME = (
     "multilabel_margin_loss(input, target, reduction=), "
     "multilabel_soft_margin_loss(input, target, weight=, reduction=), "
     "cosine_embedding_loss(input1, input2, target, margin=, reduction=), "
+    "ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=, reduction=, zero_infinity=), "
     "triplet_margin_loss(anchor, positive, negative, margin=, p=, eps=, swap=, reduction=), "
     "rms_norm(input, normalized_shape, weight=, eps=), channel_shuffle(input, groups), "
     "fold(input, output_size, kernel_size, dilation=, padding=, stride=), "

@@ -65,6 +65,8 @@ METHODS = table("""
     byte() -> {self:a}.astype(jnp.uint8)
     bool() -> {self:a}.astype(bool)
     bernoulli_(p) -> {rngs}.bernoulli({p}, {self:a}.shape).astype({self:a}.dtype)
+    new(rows, columns) -> jnp.zeros(({rows}, {columns}), {self:a}.dtype)
+    new(first, second, third) -> jnp.zeros(({first}, {second}, {third}), {self:a}.dtype)
     new_empty(*size, dtype=, device?) -> jnp.zeros({size:t}, {self:a}.dtype)
     new_zeros(*size, device?) -> jnp.zeros({size:t}, {self:a}.dtype)
     new_ones(*size, device?) -> jnp.ones({size:t}, {self:a}.dtype)
@@ -106,7 +108,9 @@ METHODS = table("""
     abs|absolute() -> F.abs({self})
     real|imag|conj|angle() -> jnp.{}({self})
     adjoint() -> {self:a}.mT.conj()
-    floor|ceil|round|trunc|logical_not|isinf|isnan|isfinite|nan_to_num() -> jnp.{}({self})
+    floor|ceil|round|trunc|logical_not|isinf|isnan|isfinite() -> jnp.{}({self})
+    nan_to_num(nan=, posinf=, neginf=) -> \
+        jnp.nan_to_num({self}<, nan={nan}><, posinf={posinf}><, neginf={neginf}>)
     asin|acos|atan|asinh|acosh|atanh() -> jnp.{}({self})
     rsqrt|erf|erfc|lgamma() -> jax.lax.{}({self})
     digamma() -> F.digamma({self})
@@ -211,7 +215,7 @@ PAIRS = table(f"""
 _CHANGING = (
     "add sub mul div pow lerp addcmul addcdiv clamp clamp_min clamp_max abs relu sigmoid tanh exp sqrt neg "
     "fill zero masked_fill index_add index_fill scatter scatter_add unsqueeze squeeze transpose triu tril "
-    "round floor ceil reciprocal rsqrt log sin cos"
+    "round floor ceil reciprocal rsqrt log sin cos detach nan_to_num"
 )
 IN_PLACE = {f"{name}_": name for name in _CHANGING.split()}
 """Methods that change their tensor, with the methods that return the changed one."""

@@ -26,7 +26,6 @@ statement = Registry()
 """`@statement(ast.If)` registers a function from a context and a statement to its text, or None."""
 REFUSED: dict[type[ast.stmt], str] = {
     ast.Global: "it changes a variable of the file",
-    ast.Match: "there is no rule for match",
     ast.ClassDef: "a class inside of a function",
 }
 
@@ -105,6 +104,7 @@ def _part(ctx: Context, node: ast.AST, part: ast.AST) -> str:
 
 def blocks_of(node: ast.AST) -> list[list[ast.stmt]]:
     fields = [getattr(node, name, None) for name in ("body", "orelse", "finalbody")]
+    fields += [case.body for case in getattr(node, "cases", ())]
     return [body for body in fields if isinstance(body, list) and body]
 
 

@@ -24,7 +24,7 @@ from .caches import only_empties_caches, only_sets_modes
 from .calls import PARTIAL
 from .constructors import MODE, reads_training_first
 from .context import Context
-from .drawing import STREAM, draws, draws_first, method_needs_rngs, needs_rngs
+from .drawing import STREAM, draws, draws_first, is_static, method_needs_rngs, needs_rngs
 from .expressions import pieces, text
 from .functions import decorator, function, head_parts, registers
 from .names import LITERALS, left_out, reference
@@ -287,6 +287,8 @@ def _method(ctx: Context, value: type, node: Function) -> str | None:
         if method.__code__ not in ctx.watched.functions:
             ctx.needs.note(f"{name} is not ported: the example does not run it")
         return None
+    if is_static(method) and draws(ctx, method):
+        return function(dataclasses.replace(ctx, kind=None), node, "nnx.RngStream")
     if only_empties_caches(ctx, node) or only_sets_modes(ctx, node):
         not_run(ctx.source, node, ctx.watched, lambda child: ctx.note(child, "did not run, and is left out"))
         return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from types import FunctionType, MethodType
 from typing import Any
@@ -47,9 +48,18 @@ def draws(ctx: Context, target: Any) -> bool:
     """Return whether a user's function needs a stream argument; a method uses its module's stream."""
     if isinstance(target, functools.partial):
         return draws(ctx, target.func)
-    if isinstance(target, MethodType) or not defined_by_user(target) or inspect.isclass(target):
+    if isinstance(target, MethodType) or inspect.isclass(target):
+        return False
+    if not (defined_by_user(target) or is_static(target)):
         return False
     return _examined(ctx, inspect.unwrap(target), call_draws)
+
+
+def is_static(target: Any) -> bool:
+    """Return whether a function is a static method of a user's class, which has no stream of its own."""
+    owner, _, name = getattr(target, "__qualname__", "").rpartition(".")
+    kind = getattr(sys.modules.get(getattr(target, "__module__", "")), owner, None)
+    return defined_by_user(kind) and isinstance(vars(kind).get(name), staticmethod)
 
 
 def _examined(ctx: Context, function: FunctionType, condition: Condition) -> bool:

@@ -40,6 +40,9 @@ def method(ctx: Context, node: ast.Call, func: ast.Attribute) -> Fragment | None
     if name == "copy" and owner and owner.kinds == {list}:
         # Attributes that are lists become tuples, which have no `copy`.
         return Fragment(f"list({text(ctx, func.value)})")
+    if name == "numel" and owner and owner.kinds == {torch.Size}:
+        ctx.needs.imports["math"] = "import math"
+        return Fragment(f"math.prod({text(ctx, func.value)})")
     # In a line that did not run, a method with a rule is assumed to be a tensor's.
     if owner is None and not ctx.ran(node) and name in (*rules.INITIAL, *DISTRIBUTIONS) and ctx.of_call(node):
         raise Hole(DRAWN)
@@ -90,6 +93,8 @@ def _to(ctx: Context, node: ast.Call, owner: ast.expr) -> Fragment:
             return Fragment(f"{array.grouped}.astype({text(ctx, argument)})")
         if site and site.is_tensor:
             return Fragment(f"{array.grouped}.astype({text(ctx, argument, 'a')}.dtype)")
+        if isinstance(dtype := getattr(value, "dtype", None), torch.dtype):  # torch.FloatTensor
+            return Fragment(f"{array.grouped}.astype({rules.NAMES[str(dtype)]})")
         if isinstance(value, torch.device | torch.memory_format) or (site and site.kinds <= {torch.device}):
             continue
         if argument is keywords.get("dtype") and isinstance(owner, ast.Name | ast.Attribute):

@@ -61,13 +61,37 @@ def loop(ctx: Context, node: ast.For) -> str:
     owner = node.iter.func if isinstance(node.iter, ast.Call) else None
     if isinstance(owner, ast.Attribute) and ctx.is_module(owner.value) and len(node.body) == 1:
         variable = {"parameters": node.target, "named_parameters": getattr(node.target, "elts", [None])[-1]}
-        frozen = (
-            [f"{name}.requires_grad = False", f"{name}.requires_grad_(False)"]
-            if (name := ast.unparse(variable[owner.attr]) if variable.get(owner.attr) else "")
-            else []
-        )
-        if ast.unparse(node.body[0]) in frozen:
-            return f"nn.freeze({text(ctx, owner.value)})"
+        name = ast.unparse(variable[owner.attr]) if variable.get(owner.attr) else ""
+        flag = _trained(node.body[0], name)
+        freezing = f"nn.freeze({text(ctx, owner.value)})"
+        if isinstance(flag, ast.Constant) and flag.value is False:
+            return freezing
+        site = ctx.site(flag) if isinstance(flag, ast.Name) else None
+        if (
+            flag
+            and site
+            and site.kinds == {bool}
+            and True not in site.objects.values()
+            and ctx.only_making(node)
+        ):
+            return f"if not {text(ctx, flag)}:\n{' ' * (node.col_offset + 4)}{freezing}"
+    return with_blocks(ctx, node)
+
+
+def _trained(node: ast.stmt, name: str) -> ast.expr | None:
+    """Return the flag of `name.requires_grad = flag` or `name.requires_grad_(flag)`."""
+    if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == f"{name}.requires_grad":
+        return node.value
+    call = node.value if isinstance(node, ast.Expr) else None
+    if not isinstance(call, ast.Call) or ast.unparse(call.func) != f"{name}.requires_grad_":
+        return None
+    return call.args[0] if len(call.args) == 1 else None
+
+
+@statement(ast.Match)
+def match(ctx: Context, node: ast.Match) -> str:
+    if ctx.is_tensor(node.subject):
+        raise Hole("it decides by data")
     return with_blocks(ctx, node)
 
 

@@ -1,0 +1,168 @@
+"""torch modules with habits of notebooks and older tutorials. Every class with `inputs` is a case."""
+
+from enum import Enum
+
+import numpy as np
+import torch
+from torch import nn
+from torch.autograd import Variable
+
+USE_CUDA = torch.cuda.is_available()
+
+
+class Config:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+class Kind(Enum):
+    GATED = "gated"
+    PLAIN = "plain"
+
+
+class StaticNoise(nn.Module):
+    """Static methods that draw, called by an instance and by the class."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self):
+        super().__init__()
+        self.mean, self.log = nn.Linear(4, 2), nn.Linear(4, 2)
+
+    @staticmethod
+    def drawn(mean, log):
+        return StaticNoise.noise(log) * torch.exp(0.5 * log) + mean
+
+    @staticmethod
+    def noise(like):
+        return torch.randn_like(like)
+
+    @staticmethod
+    def halved(x):
+        return x / 2
+
+    def forward(self, x):
+        mean, log = self.mean(x), self.log(x)
+        return self.halved(self.drawn(mean, log)) + self.noise(mean)
+
+
+class Older(nn.Module):
+    """Variables, flags of the machine, and tensors made of others, as before torch 0.4."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        state = Variable(torch.zeros(3, 4))
+        if USE_CUDA:
+            state = state.cuda()
+        rows = torch.arange(end=3, device=Config.device).type(torch.FloatTensor).unsqueeze(1)
+        state = state + x.new(3, 4).fill_(0.5) * rows.to(Config.device).type_as(x)
+        return self.linear(x + state).detach_(), self.linear(state)
+
+
+class FilledAtOnce(nn.Module):
+    """Parameters that are made of a tensor that an initialiser returns, and sizes of NumPy."""
+
+    inputs = ((3, 2, 4),)
+
+    def __init__(self, shape=(2, 4)):
+        super().__init__()
+        self.weight = nn.Parameter(nn.init.xavier_uniform_(torch.empty(4, 4)))
+        self.scales = nn.ParameterList([nn.Parameter(nn.init.constant_(torch.empty(4), i)) for i in range(2)])
+        self.head = nn.Linear(np.array(shape).prod(), 3)
+        self.register_buffer("window", torch.from_numpy(np.hanning(4)).float())
+
+    def forward(self, x):
+        for scale in self.scales:
+            x = x * self.window + x @ self.weight * scale
+        return self.head(x.reshape(len(x), x.shape[1:].numel()))
+
+
+def set_trained(module, trained):
+    for weight in module.parameters():
+        weight.requires_grad = trained
+
+
+class FrozenByHelper(nn.Module):
+    inputs = ((3, 4),)
+
+    def __init__(self):
+        super().__init__()
+        self.trunk, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+        set_trained(self.trunk, False)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.trunk(x)))
+
+
+class Matched(nn.Module):
+    """Layers and results that `match` chooses, by values, classes and guards."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self, kinds=(Kind.GATED, Kind.PLAIN)):
+        super().__init__()
+        self.layers = nn.ModuleList()
+        for kind in kinds:
+            match kind:
+                case Kind.GATED:
+                    self.layers.append(nn.Sequential(nn.Linear(4, 8), nn.GLU()))
+                case Kind.PLAIN:
+                    self.layers.append(nn.Linear(4, 4))
+
+    def forward(self, x):
+        match self.layers[0], len(self.layers):
+            case [nn.Sequential() as first, count] if count > 1:
+                x = first(x) / count
+            case _:
+                x = -x
+        return self.layers[-1](x)
+
+
+class Aligned(nn.Module):
+    """CTC as a layer and as a function."""
+
+    inputs = ((5, 2, 4),)
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 6)
+        self.loss = nn.CTCLoss(blank=5, zero_infinity=True)
+
+    def forward(self, x):
+        rates = self.linear(x).log_softmax(-1)
+        labels = torch.tensor([[1, 2], [3, 3]])
+        steps, sizes = torch.tensor([5, 4]), torch.full((2,), 2, dtype=torch.long)
+        others = nn.functional.ctc_loss(rates, labels, steps, sizes, reduction="none")
+        return self.loss(rates, labels, steps, sizes), others
+
+
+class Exports:
+    def export(self, path):
+        return path.parent
+
+
+class Decides(Exports, nn.Module):
+    """Holes: a `match` that decides by data, and a helper that freezes one module and not another."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self):
+        super().__init__()
+        self.trunk, self.head = nn.Linear(4, 4), nn.Linear(4, 4)
+        for module, trained in ((self.trunk, False), (self.head, True)):
+            set_each(module, trained)
+
+    def forward(self, x):
+        match x[0, 0] > 9:
+            case True:
+                x = -x
+        return self.head(self.trunk(x))
+
+
+def set_each(module, trained):
+    for weight in module.parameters():
+        weight.requires_grad_(trained)

@@ -1,0 +1,79 @@
+"""port: habits of notebooks, research code and older tutorials. The reference is torch."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from porting import habits
+
+from jaxpar import parity
+
+CASES = [kind for kind in vars(habits).values() if hasattr(kind, "inputs") and kind is not habits.Decides]
+
+
+def ported(kind):
+    generator = torch.Generator().manual_seed(0)
+    return parity.port(kind, *(torch.randn(shape, generator=generator) for shape in kind.inputs))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", CASES, ids=lambda kind: kind.__name__)
+def test_ports_are_the_same(kind):
+    port = ported(kind)
+    assert port.status == 0, (
+        f"{port.source}\n{port.holes}\n{port.failure}\n{port.comparison}\n{port.differences}"
+    )
+    assert port.largest < 1e-10
+
+
+def test_what_decides_by_data_or_freezes_some_is_a_hole():
+    port = ported(habits.Decides)
+    assert "export" not in port.source, "a mixin's method that did not run"
+    assert [any(text in hole for hole in port.holes) for text in ("by data", "requires_grad_(trained)")] == [
+        True
+    ] * 2
+
+
+COMPILED = """
+import torch
+from torch import nn
+
+
+@torch.jit.script
+def swish(x):
+    return x * torch.sigmoid(x)
+
+
+@torch.compile
+def doubled(x):
+    return 2 * x
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return swish(doubled(self.linear(x)))
+"""
+
+
+@pytest.mark.slow
+def test_what_torch_compiles_is_written_by_its_lines(tmp_path):
+    (tmp_path / "compiled.py").write_text(COMPILED)
+    command = [
+        sys.executable,
+        "-m",
+        "jaxpar",
+        "port",
+        "compiled.py:Net",
+        "--input",
+        "2,3",
+        "--out",
+        "flax.py",
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "torch" not in (tmp_path / "flax.py").read_text().partition('"""\n')[2]
