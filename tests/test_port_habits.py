@@ -30,9 +30,10 @@ def test_ports_are_the_same(kind):
 def test_what_decides_by_data_or_freezes_some_is_a_hole():
     port = ported(habits.Decides)
     assert "export" not in port.source, "a mixin's method that did not run"
-    assert [any(text in hole for hole in port.holes) for text in ("by data", "requires_grad_(trained)")] == [
-        True
-    ] * 2
+    assert [
+        any(text in hole for hole in port.holes)
+        for text in ("by data", "requires_grad_(trained)", "calculate_gain")
+    ] == [True] * 3
 
 
 COMPILED = """

@@ -19,8 +19,14 @@ class Kind(Enum):
     PLAIN = "plain"
 
 
-class StaticNoise(nn.Module):
-    """Static methods that draw, called by an instance and by the class."""
+class Draws:
+    @staticmethod
+    def noise(like):
+        return torch.randn_like(like)
+
+
+class StaticNoise(Draws, nn.Module):
+    """Static methods that draw, called by an instance and by the class, its own and a mixin's."""
 
     inputs = ((3, 4),)
 
@@ -30,11 +36,7 @@ class StaticNoise(nn.Module):
 
     @staticmethod
     def drawn(mean, log):
-        return StaticNoise.noise(log) * torch.exp(0.5 * log) + mean
-
-    @staticmethod
-    def noise(like):
-        return torch.randn_like(like)
+        return Draws.noise(log) * torch.exp(0.5 * log) + mean
 
     @staticmethod
     def halved(x):
@@ -153,6 +155,7 @@ class Decides(Exports, nn.Module):
     def __init__(self):
         super().__init__()
         self.trunk, self.head = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.gain = 0.1 * nn.init.calculate_gain("relu")
         for module, trained in ((self.trunk, False), (self.head, True)):
             set_each(module, trained)
 
@@ -160,7 +163,7 @@ class Decides(Exports, nn.Module):
         match x[0, 0] > 9:
             case True:
                 x = -x
-        return self.head(self.trunk(x))
+        return self.gain * self.head(self.trunk(x))
 
 
 def set_each(module, trained):

@@ -42,12 +42,12 @@ FUNCTIONS = table("""
     torch.tensor(data, dtype=, device?) -> jnp.array({data}<, {dtype}>)
     torch.from_numpy(ndarray) -> jnp.asarray({ndarray})
     torch.autograd.Variable(data, requires_grad==False?) -> {data}
-    torch.hann_window(window_length, periodic==False) -> jnp.hanning({window_length})
-    torch.hamming_window(window_length, periodic==False) -> jnp.hamming({window_length})
-    torch.blackman_window(window_length, periodic==False) -> jnp.blackman({window_length})
-    torch.hann_window(window_length, periodic==True?) -> jnp.hanning({window_length:a} + 1)[:-1]
-    torch.hamming_window(window_length, periodic==True?) -> jnp.hamming({window_length:a} + 1)[:-1]
-    torch.blackman_window(window_length, periodic==True?) -> jnp.blackman({window_length:a} + 1)[:-1]
+    torch.hann_window(window_length, periodic==False, device?) -> jnp.hanning({window_length})
+    torch.hamming_window(window_length, periodic==False, device?) -> jnp.hamming({window_length})
+    torch.blackman_window(window_length, periodic==False, device?) -> jnp.blackman({window_length})
+    torch.hann_window(window_length, periodic==True?, device?) -> jnp.hanning({window_length:a} + 1)[:-1]
+    torch.hamming_window(window_length, periodic==True?, device?) -> jnp.hamming({window_length:a} + 1)[:-1]
+    torch.blackman_window(window_length, periodic==True?, device?) -> jnp.blackman({window_length:a} + 1)[:-1]
     torch.cuda.is_available|torch.backends.mps.is_available() -> False
     torch.device(type, index?) -> None
     torch.as_tensor(data, dtype=, device?) -> jnp.asarray({data}<, {dtype}>)

@@ -188,7 +188,8 @@ def _of_torch(ctx: Context, node: ast.Call, target: Any) -> Fragment:
         return several
     if len(node.args) == 1 and name in LISTED and not ctx.is_int(node.args[0]):
         return Fragment(f"jnp.array({text(ctx, node.args[0])}, {LISTED[name]})")
-    if getattr(target, "__module__", "") == nn.init.__name__ and node.args and ctx.only_making(node):
+    fills = getattr(target, "__module__", "") == nn.init.__name__ and target.__name__.endswith("_")
+    if fills and node.args and ctx.only_making(node):
         ctx.needs.note_initial_values()
         return translated(ctx, node.args[0])  # which it returns, filled
     candidates = function_rules(ctx, node, name)
