@@ -19,14 +19,8 @@ class Kind(Enum):
     PLAIN = "plain"
 
 
-class Draws:
-    @staticmethod
-    def noise(like):
-        return torch.randn_like(like)
-
-
-class StaticNoise(Draws, nn.Module):
-    """Static methods that draw, called by an instance and by the class, its own and a mixin's."""
+class StaticNoise(nn.Module):
+    """Static methods that draw, called by an instance and by the class."""
 
     inputs = ((3, 4),)
 
@@ -36,7 +30,11 @@ class StaticNoise(Draws, nn.Module):
 
     @staticmethod
     def drawn(mean, log):
-        return Draws.noise(log) * torch.exp(0.5 * log) + mean
+        return StaticNoise.noise(log) * torch.exp(0.5 * log) + mean
+
+    @staticmethod
+    def noise(like):
+        return torch.randn_like(like)
 
     @staticmethod
     def halved(x):

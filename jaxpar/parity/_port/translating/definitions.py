@@ -274,8 +274,7 @@ def _method(ctx: Context, value: type, node: Function) -> str | None:
     if node.name == "dtype" and any(issubclass(kind, value) for kind in ctx.watched.typed_by_parameters):
         return None  # what reads it has the parameters' type
     if ctx.kind is None:
-        drawn = "nnx.RngStream" if is_static(method) and draws(ctx, method) else ""
-        rngs = RNGS if method_needs_rngs(ctx, method) else drawn
+        rngs = RNGS if method_needs_rngs(ctx, method) else ""
         with contextlib.suppress(Beyond):
             if any(map(ctx.in_call, node.body)):
                 return function(ctx, node, rngs)  # the call needs it, with its holes
