@@ -202,7 +202,8 @@ class DataParallel(abc.ABC):
     With one CPU device and no accelerator, calls pass straight through and `device_ids` is `[]`.
 
     Raises:
-      DeviceError: unknown, duplicate or missing devices. ValueError: unknown backend.
+      DeviceError: unknown, duplicate or missing devices. ValueError: unknown backend. TypeError: an argument
+      that it does not have.
 
     torch counterpart: `torch.nn.DataParallel` (docs/semantics.md section 1.1). Gradients of any function of
     the outputs are the sum over the replicas; statistics come back from replica 0; random streams differ
@@ -228,6 +229,12 @@ class DataParallel(abc.ABC):
         **fields: Any,
     ) -> Any:
         _backend(backend)
+        if fields and not isinstance(module, linen.Module):
+            raise TypeError(
+                f"DataParallel: unexpected argument {', '.join(fields)}. Only for a Linen module are other "
+                "names taken, which are Flax's name and parent; shard_optimizer and comm_hook are arguments "
+                "of DistributedDataParallel."
+            )
         placement = placement_for((device_ids, output_device), dim, mesh, axis, backend, "DataParallel")
         if isinstance(module, nnx.Module):
             return _NNXDataParallel(module, placement, backend)

@@ -105,6 +105,11 @@ class DividedArrays(ObjectArrays):
         self.shapes = shapes
         self.read()
 
+    def divide_shapes(self, shapes: Sequence[Shape | None]) -> None:
+        """As `divide`, of an optimizer without values."""
+        self.shapes = shapes
+        self._divide(self.current_values())
+
     def read(self) -> list:
         self.view = view = view_nnx(self.thing)
         values = view.current_values()
@@ -112,14 +117,7 @@ class DividedArrays(ObjectArrays):
         self.clean = self._is_written(values)
         if self.clean:
             return values
-        for i, (leaf, shape) in enumerate(zip(view.leaves, self.shapes, strict=True)):
-            if shape is None:
-                continue
-            division = Division(shape, self.world)
-            if not division.holds(values[i]):
-                values[i] = division.divided(values[i])
-                leaf.set_raw_value(values[i])
-            leaf.set_metadata(DIVISION, division)
+        self._divide(values)
         assert self.placement is not None
         if self.placement.of_topology:
             return values
@@ -128,6 +126,16 @@ class DividedArrays(ObjectArrays):
         for i, x in zip(others, spread([values[i] for i in others], names, self.placement), strict=True):
             values[i] = x
         return values
+
+    def _divide(self, values: list) -> None:
+        for i, (leaf, shape) in enumerate(zip(self.view.leaves, self.shapes, strict=True)):
+            if shape is None:
+                continue
+            division = Division(shape, self.world)
+            if not division.holds(values[i]):
+                values[i] = division.divided(values[i])
+                leaf.set_raw_value(values[i])
+            leaf.set_metadata(DIVISION, division)
 
     def for_program(self, values: list) -> list:
         return self._written if self.clean else self._converted(values, self.world.shared, self.world.stacked)

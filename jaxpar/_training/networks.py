@@ -104,6 +104,11 @@ def local_placement(net: Any) -> Placement | None:
     return net.world.local if isinstance(net, DistributedDataParallel) else placement_of(net)
 
 
+def divides_optimizer(net: Any) -> bool:
+    """Whether a step for the network divides the optimizer's arrays between the replicas."""
+    return isinstance(net, DistributedDataParallel) and net.engine_state.divides_optimizer
+
+
 def unwrapped(thing: Any) -> Any:
     if isinstance(thing, Bundle):
         return Bundle([unwrapped(net) for net in nets_of(thing)])

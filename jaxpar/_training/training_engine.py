@@ -91,12 +91,14 @@ def trace_step(
     *,
     has_aux: bool = False,
     update: bool = True,
+    divides: bool = False,
 ) -> jax.stages.Traced:
     """Trace a step with `on_nonfinite="ignore"`; it returns a `StepResult`. No array is made.
 
     A DataParallel has the loss of the complete batch; a plain module has each replica's own, as in
     DistributedDataParallel. `batch` has the rows of all devices. `update=False` stops at the gradients, which
-    are then the result's `replica_state.gradients`.
+    are then the result's `replica_state.gradients`. `divides`: the replicas of a plain module divide the
+    optimizer's arrays, as with `shard_optimizer=True`; afterwards the optimizer holds shapes of stacks.
     """
     make_update = functools.partial(update_of, accumulate=1, on_nonfinite="ignore", precision=None)
     objective = Objective(loss_fn, has_aux, make_update=make_update if update else None)
@@ -105,8 +107,12 @@ def trace_step(
         world, state = ALONE, EngineState(Alone())
         work = BatchWork(objective, placement, Programs(compiled))
     else:
-        world, state = World(placement, placement, 0, 1), EngineState(SameRows(1, shares_buffers=True))
+        world = World(placement, placement, 0, 1)
+        state = EngineState(SameRows(1, shares_buffers=True), divides_optimizer=divides)
         work = ReplicaWork(objective, world, state, "shard_map", Programs(compiled))
     with outside_for(placement):
-        arrays = TrainingArrays(net, net, optimizer, placement, world)
+        arrays = TrainingArrays(net, net, optimizer, placement, world, divides=state.divides_optimizer)
+        objective.prepare(arrays)
+        if isinstance(arrays.optimizer, DividedArrays) and objective.update is not None:
+            arrays.optimizer.divide_shapes(objective.update.divided)
         return Engine(arrays, work, state, world, loss_fn).trace(batch, {}, keep=not update)

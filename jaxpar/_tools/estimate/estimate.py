@@ -13,6 +13,7 @@ from ..._arguments import Positive
 from ..._parallel.data_parallel import DataParallel
 from ..._parallel.replicated import leaf_marks
 from ..._training.distributed_data_parallel import DistributedDataParallel
+from ..._training.networks import divides_optimizer, local_placement
 from ..._training.training_engine import has_shape, shape_of
 from ...errors import NoRowsError
 from .hardware import Hardware
@@ -52,7 +53,8 @@ def estimate(
     (40, True)
 
     Args:
-      net: an NNX module, or a function that builds one, which is evaluated for its shapes only.
+      net: an NNX module, or a function that builds one, which is evaluated for its shapes only; wrapped or
+        not. The replicas of a DistributedDataParallel with `shard_optimizer` divide the optimizer's arrays.
       optimizer: an optax transformation or an `nnx.Optimizer`; None for none.
       loss_fn: `loss_fn(net, *batch)`, a scalar.
       batch: the rows of one device [b, ...], as arrays or `jax.ShapeDtypeStruct`s; `replicated` marks others.
@@ -77,12 +79,12 @@ def estimate(
     module, rows = _module(net), _rows(batch)
     tx, shapes = transformation(optimizer, "estimate"), jax.tree.map(shape_of, batch)
     gpus, why = target(hardware, hosts, devices)
-    loss, room = scalar(loss_fn, "estimate"), memory_share * hardware.memory
+    loss, room, n = scalar(loss_fn, "estimate"), memory_share * hardware.memory, hosts * devices
 
     def compiled(b: int) -> tuple[Memory, list[Event]]:
-        return compile_step(module, tx, loss, shapes, b, gpus, hardware)
+        return compile_step(module, tx, loss, shapes, b, gpus, hardware, n if divides_optimizer(net) else 0)
 
-    (memory, events), n = compiled(rows), hosts * devices
+    memory, events = compiled(rows)
     numbers = sorted({n, *(2**i for i in range(n.bit_length()))})
     most = largest(lambda b: compiled(b)[0].total, room, rows, memory.total) if watch_batch else None
     return Estimate(
@@ -115,12 +117,13 @@ def _module(net: Any) -> nnx.Module:
         )
     if not isinstance(net, (DataParallel, DistributedDataParallel)):
         return as_shapes(net)
-    wrapper: Any = net
-    if wrapper.placement.outer_mesh is not None:
+    placement = local_placement(net)
+    if placement is not None and placement.outer_mesh is not None:
         raise TypeError(
             "estimate: net was wrapped with mesh=, and in an estimate every GPU is a replica. Give the "
             "module without its wrapper, for the step of data parallelism over all GPUs."
         )
+    wrapper: Any = net
     return as_shapes(wrapper.module)
 
 

@@ -20,6 +20,14 @@ PARTS = ("parameters", "buffers", "optimizer", "gradients", "activations", "outp
 
 TORCH = "torch.nn.DataParallel"
 JAXPAR = "jaxpar.DataParallel inside jax.jit"
+DIVIDED = "jaxpar.DistributedDataParallel with shard_optimizer"
+
+_PROGRAM = (
+    "from one forward and backward program compiled for all devices. Parameters, buffers, gradients and "
+    "outputs: by its shardings (rows that do not divide evenly come out of jax.jit whole, on every "
+    "device). Activations: all temporary bytes of its memory analysis; each replica's gradients before "
+    "they are summed are among them. "
+)
 
 SOURCES = {
     TORCH: (
@@ -30,11 +38,10 @@ SOURCES = {
         "its outputs; the first device has the temporary bytes of the loss and the gradient of all outputs "
         "instead of the latter."
     ),
-    JAXPAR: (
-        "from one forward and backward program compiled for all devices. Parameters, buffers, gradients and "
-        "outputs: by its shardings (rows that do not divide evenly come out of jax.jit whole, on every "
-        "device). Activations: all temporary bytes of its memory analysis; each replica's gradients before "
-        "they are summed are among them. The optimizer's state is replicated like the parameters."
+    JAXPAR: _PROGRAM + "The optimizer's state is replicated like the parameters.",
+    DIVIDED: (
+        _PROGRAM + "It is that of a DataParallel. Each device has its part of every array of the "
+        "optimizer's state, and arrays of one number whole."
     ),
 }
 CAVEAT = "Every column is what that purpose takes at its largest, and not all are there at the same instant."
@@ -69,6 +76,7 @@ class MemoryReport:
       sizes: rows of each replica.
       kind: the kind of device that the programs were compiled for.
       compiled_step: XLA's figure for jaxpar's complete step, on every device, with the optimizer's update.
+      shard_optimizer: whether jaxpar's replicas divide the optimizer's state.
 
     ```python
     report = jaxpar.memory_report(net, x, optimizer=optax.adam(1e-3))
@@ -82,10 +90,15 @@ class MemoryReport:
     sizes: tuple[int, ...]
     kind: str
     compiled_step: int
+    shard_optimizer: bool = False
+
+    @property
+    def _name(self) -> str:
+        return DIVIDED if self.shard_optimizer else JAXPAR
 
     @property
     def patterns(self) -> dict[str, tuple[DeviceBytes, ...]]:
-        return {TORCH: self.torch, JAXPAR: self.jaxpar}
+        return {TORCH: self.torch, self._name: self.jaxpar}
 
     @property
     def subject(self) -> str:
@@ -105,7 +118,7 @@ class MemoryReport:
             "torch": [dataclasses.asdict(d) | {"total": d.total} for d in self.torch],
             "jaxpar": [dataclasses.asdict(d) | {"total": d.total} for d in self.jaxpar],
             "compiled_step": self.compiled_step,
-            "sources": {"torch": SOURCES[TORCH], "jaxpar": SOURCES[JAXPAR], "both": CAVEAT},
+            "sources": {"torch": SOURCES[TORCH], "jaxpar": SOURCES[self._name], "both": CAVEAT},
         }
 
     @property
@@ -123,7 +136,7 @@ class MemoryReport:
             console.print(table(("device", *PARTS, "total"), rows))
             console.print(_imbalance(devices))
         caveat = (
-            f"{CAVEAT} XLA's sum for the whole compiled step of {JAXPAR}, arguments and update included: "
+            f"{CAVEAT} XLA's sum for the whole compiled step of {self._name}, arguments and update included: "
             f"{self.compiled_step / scale:.1f} {unit} on each device."
         )
         console.print()

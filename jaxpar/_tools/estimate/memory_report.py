@@ -18,6 +18,8 @@ from ..._parallel.data_parallel import DataParallel
 from ..._parallel.placement import Placement, place
 from ..._parallel.replicated import is_lone_key, is_marked
 from ..._parallel.scatter import chunk_sizes
+from ..._training.distributed_data_parallel import DistributedDataParallel
+from ..._training.networks import divides_optimizer, local_placement
 from ..._training.training_engine import has_shape, shape_of, trace_step
 from ..._typing import DeviceLike, PyTree
 from ...errors import DeviceError, NoRowsError
@@ -61,7 +63,8 @@ def memory_report(
     ...     assert report.sizes == (4, 4)  # rows of each replica
 
     Args:
-      module: an NNX module, in a DataParallel or not, with or without values.
+      module: an NNX module, in a wrapper or not, with or without values. The replicas of a
+        DistributedDataParallel with `shard_optimizer` divide the optimizer's arrays.
       inputs: the positional arguments with all rows of a batch, as arrays or `jax.ShapeDtypeStruct`s; a
         non-tuple is the single argument.
       loss_fn: from the outputs of all rows to a scalar; the mean of their squares if left out.
@@ -79,9 +82,10 @@ def memory_report(
     torch counterpart: none; torch reports allocations only after they were made.
     """
     placement = place(device_ids, function="memory_report")
-    if isinstance(module, DataParallel):
+    divides = divides_optimizer(module)
+    if isinstance(module, (DataParallel, DistributedDataParallel)):
         wrapped: Any = module
-        placement = wrapped.placement if device_ids is None else placement
+        placement = placement if device_ids is not None else local_placement(wrapped) or placement
         module = wrapped.module
     if not isinstance(module, nnx.Module):
         raise TypeError(
@@ -101,20 +105,18 @@ def memory_report(
         )
     tx = transformation(optimizer, "memory_report")
     loss = scalar(loss_fn or mean_square, "memory_report")
-    step = ReportedStep(as_shapes(module), tx, loss, args, placement)
+    step = ReportedStep(as_shapes(module), tx, loss, args, placement, divides)
     # Without the update, which torch runs on the first device only; `compiled_step` has it.
     devices, outputs = sharded(step)
-    update = optimizer is not None
-    full_step = step.trace(
-        lambda *arguments: step.loss_and_outputs(*arguments)[0], args, placement, update=update
-    )
+    full_step, held = complete(step, update=optimizer is not None)
     return MemoryReport(
         torch=gathered(step, outputs),
-        jaxpar=devices,
+        jaxpar=tuple(dataclasses.replace(d, optimizer=held) for d in devices),
         model=type(module).__name__,
         sizes=step.sizes,
         kind=placement.devices[0].device_kind,
-        compiled_step=Program(full_step, FUNCTION, placement.devices).everything,
+        compiled_step=full_step.everything,
+        shard_optimizer=divides,
     )
 
 
@@ -127,6 +129,7 @@ class ReportedStep:
     loss: LossFn
     args: tuple
     placement: Placement
+    divides: bool = False
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -146,6 +149,19 @@ class ReportedStep:
     ) -> jax.stages.Traced:
         net = DataParallel(self.net, placement)
         return trace_step(net, optimizer_of(net, self.tx), loss_fn, args, placement, **options)
+
+
+def complete(step: ReportedStep, update: bool) -> tuple[Program, int]:
+    """Return the complete step's program, and the bytes of the optimizer's state on each device."""
+
+    def loss(net: Any, *args: Any) -> jax.Array:
+        return step.loss_and_outputs(net, *args)[0]
+
+    net: Any = step.net if step.divides else DataParallel(step.net, step.placement)
+    optimizer, divides = optimizer_of(net, step.tx), step.divides and update
+    traced = trace_step(net, optimizer, loss, step.args, step.placement, update=update, divides=divides)
+    held = state_sizes(step.net, optimizer, step.placement.N)["optimizer"]
+    return Program(traced, FUNCTION, step.placement.devices), held
 
 
 def sharded(step: ReportedStep) -> tuple[tuple[DeviceBytes, ...], PyTree]:

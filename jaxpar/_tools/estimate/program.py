@@ -17,6 +17,8 @@ from ..._devices.topology import compiler_options, topology
 from ..._parallel.placement import Placement
 from ..._parallel.replicated import leaf_marks
 from ..._training.training_engine import trace_step
+from ..._training.divided_program import length
+from ..._training.division import division_of, usable
 from ..._typing import PyTree
 from ..._upstream.gpu_compiler import cudnn_of
 from ...errors import BackendError
@@ -64,10 +66,19 @@ def size(tree: PyTree) -> int:
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-def state_sizes(net: nnx.Module, optimizer: nnx.Optimizer) -> dict[str, int]:
+def state_sizes(net: nnx.Module, optimizer: nnx.Optimizer, replicas: int = 1) -> dict[str, int]:
+    """Return the bytes on a device, with its part of each optimizer's array that replicas divide."""
     _, parameters, buffers = nnx.split(net, nnx.Param, ..., graph=True)
-    parts = {"parameters": parameters, "buffers": buffers, "optimizer": optimizer.opt_state}
-    return {name: size(tree) for name, tree in parts.items()}
+    variables = jax.tree.leaves(optimizer.opt_state, is_leaf=lambda x: isinstance(x, nnx.Variable))
+    held = sum(_part(x, replicas) for x in variables)
+    return {"parameters": size(parameters), "buffers": size(buffers), "optimizer": held}
+
+
+def _part(variable: Any, replicas: int) -> int:
+    division = division_of(variable)
+    if division is None:
+        return size(variable)
+    return length(division.shape, replicas) * variable.get_raw_value().dtype.itemsize
 
 
 def bytes_on(tree: PyTree, device: jax.Device) -> int:
@@ -94,7 +105,7 @@ def transformation(optimizer: Any, function: str) -> optax.GradientTransformatio
     if optimizer is None:
         return optax.identity()
     if isinstance(optimizer, nnx.Optimizer):
-        return optimizer.tx
+        return usable(optimizer.tx)
     if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
         raise TypeError(
             f"{function}: optimizer must be an optax transformation (optax.adam(1e-3)) or an nnx.Optimizer, "
@@ -165,16 +176,23 @@ def compile_step(
     rows: int,
     devices: tuple[jax.Device, ...],
     hardware: Hardware,
+    dividing: int = 0,
 ) -> tuple[Memory, list[Event]]:
-    """Return bytes and events of a step on one device, with `rows` rows, which does not run."""
+    """Return bytes and events of a step on one device, with `rows` rows, which does not run.
+
+    `dividing` replicas divide the optimizer's arrays, which may be more than are compiled for; 0 for none.
+    """
     optimizer = optimizer_of(net, tx)
     placement = Placement(devices, 0, devices[0])
     with cudnn_of(devices[0]):
-        traced = trace_step(net, optimizer, loss_fn, with_rows(batch, len(devices) * rows), placement)
+        traced = trace_step(
+            net, optimizer, loss_fn, with_rows(batch, len(devices) * rows), placement, divides=dividing > 0
+        )
         program = Program(traced, "estimate", devices)
-    state, batch_bytes = state_sizes(net, optimizer), size(with_rows(batch, rows))
+    state, batch_bytes = state_sizes(net, optimizer, len(devices)), size(with_rows(batch, rows))
     temporary = max(program.everything - sum(state.values()) - batch_bytes, 0)
     # XLA reports only a sum of temporary bytes. Gradients are alive together at the end of the backward pass.
     gradients = min(state["parameters"], temporary)
+    state = state_sizes(net, optimizer, dividing or 1)
     memory = Memory(**state, gradients=gradients, activations=temporary - gradients, batch=batch_bytes)
     return memory, events(read(program.text), hardware.seconds)
