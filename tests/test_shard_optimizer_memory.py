@@ -38,7 +38,7 @@ def wrapped(shard, devices=8):
 
 
 def adam_on(devices):
-    """Adam's bytes on a device, counted by hand: two moments, of which each device has a part, and a count."""
+    """Adam's bytes on a device, counted by hand: its part of two moments, and a count."""
     return 2 * F32 * sum(-(-n // devices) for n in PARAMETERS) + 4
 
 

@@ -173,7 +173,7 @@ PLANTS = [
     *plants("jaxpar/_tools/estimate/program.py",
         ('return length(division.shape, replicas)', 'return length(division.shape, 1)', "tests/test_shard_optimizer_memory.py -k counts_a_part"),
         ('state = state_sizes(net, optimizer, dividing or 1)', 'pass', "tests/test_shard_optimizer_memory.py -k estimate_counts"),
-        ('return usable(optimizer.tx)', 'return optimizer.tx', "tests/test_shard_optimizer_memory.py -k hold"),
+        ('return usable(optimizer.tx)', 'return optimizer.tx', "tests/test_shard_optimizer_memory.py::test_both_are_what_the_devices_hold[24]"),
     ),
     *plants("jaxpar/_tools/estimate/memory_report.py",
         ('optimizer=held', 'optimizer=d.optimizer', "tests/test_shard_optimizer_memory.py -k report_counts"),

@@ -16,9 +16,9 @@ from ..._devices import devices as _devices
 from ..._devices.topology import compiler_options, topology
 from ..._parallel.placement import Placement
 from ..._parallel.replicated import leaf_marks
-from ..._training.training_engine import trace_step
 from ..._training.divided_program import length
 from ..._training.division import division_of, usable
+from ..._training.training_engine import trace_step
 from ..._typing import PyTree
 from ..._upstream.gpu_compiler import cudnn_of
 from ...errors import BackendError
