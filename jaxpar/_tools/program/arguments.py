@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from ..._training.train_step import TrainStep
 from ..._upstream.gpu_compiler import is_pmap, kept_arguments, lowered_for_topology
@@ -31,9 +32,10 @@ class StepArray:
 class Step:
     """A compiled step.
 
-    `state` is the argument that a result replaces, `batch` the arguments with rows, `parameters` those that
-    the program takes, `buffers` the results that are not trained. `copies`: the state's arrays are
-    stacks of equal copies, one for each device, as with `jax.pmap`.
+    `state` is the argument that a result replaces, `retyped` the results among them of another type,
+    `batch` the arguments with rows, `parameters` those that the program takes, `buffers` the results that are
+    not trained. `copies`: the state's arrays are stacks of equal copies, one for each device, as with
+    `jax.pmap`.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Step:
     batch: frozenset[int]
     copies: bool = False
     buffers: frozenset[int] = frozenset()
+    retyped: frozenset[int] = frozenset()
     unsimplified: Callable[[], str] = str
     """Compiles the step without XLA's algebra, which makes one factor of the means of several sums."""
 
@@ -71,11 +74,14 @@ def compiled_step(step: Any, args: tuple, kwargs: dict[str, Any], batch: Sequenc
         for (path, x), sharding in zip(jax.tree.leaves_with_path(lowered.out_info), returned, strict=True)
     ]
     positions = [_position(path) for path, _ in infos]
-    state = _replaced(lowered.args_info, lowered.out_info)
-    if batch is None:
-        rows = _rows_of(positions, arguments, set(state.values()))
-    else:
-        rows = frozenset(n for n, position in enumerate(positions) if position in batch)
+    named = frozenset(n for n, position in enumerate(positions) if position in (batch or ()))
+    trees = lowered.args_info, lowered.out_info
+    state = Replaced(arguments, results, named).match(*trees)
+    rows = named if batch is not None else _rows_of(positions, arguments, set(state.values()))
+    if not rows:
+        # What is divided and comes back in another type may be the batch, as with an autoencoder.
+        state = Replaced(arguments, results, named, retypes=False).match(*trees)
+        rows = named if batch is not None else _rows_of(positions, arguments, set(state.values()))
 
     def unsimplified() -> str:
         return (
@@ -92,6 +98,7 @@ def compiled_step(step: Any, args: tuple, kwargs: dict[str, Any], batch: Sequenc
         results=results,
         state=state,
         batch=rows,
+        retyped=frozenset(r for r, n in state.items() if results[r].type != arguments[n].type),
         copies=is_pmap(step),
         unsimplified=unsimplified,
     )
@@ -124,27 +131,60 @@ def _name(path: tuple[Any, ...]) -> str:
     return f"{'args' if path[0].idx == 0 else 'kwargs'}{jax.tree_util.keystr(path[1:])}"
 
 
-def _replaced(args_info: Any, out_info: Any) -> dict[int, int]:
-    """Match results with the arguments that they replace: trees of equal structure, shapes and types."""
-    candidates: list[tuple[Any, range]] = []
-    start = 0
-    for tree in [*args_info[0], *args_info[1].values()]:
-        candidates += [(tree, range(start, start + len(jax.tree.leaves(tree)))), *_subtrees(tree, start)]
-        start += len(jax.tree.leaves(tree))
-    pairs: dict[int, int] = {}
+class Replaced:
+    """`match(args_info, out_info)`: for each result of the state the argument that it replaces, by numbers.
 
-    def match(tree: Any, start: int) -> int:
+    They are trees of equal structure, shapes and types. A tree of another floating type is taken if it is
+    divided as the result is: a float32 momentum is float64 after an update by a float64 gradient. Of single
+    arrays that is believed if they are donated; others may be rows. `rows` is known to be no state.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[StepArray],
+        results: Sequence[StepArray],
+        rows: frozenset[int],
+        retypes: bool = True,
+    ) -> None:
+        self.arguments, self.results, self.rows, self.retypes = arguments, results, rows, retypes
+        self.candidates: list[tuple[Any, range]] = []
+        self.pairs: dict[int, int] = {}
+
+    def match(self, args_info: Any, out_info: Any) -> dict[int, int]:
+        start = 0
+        for tree in [*args_info[0], *args_info[1].values()]:
+            size = len(jax.tree.leaves(tree))
+            self.candidates += [(tree, range(start, start + size)), *_subtrees(tree, start)]
+            start += size
+        self._match(out_info, 0)
+        return self.pairs
+
+    def _match(self, tree: Any, start: int) -> int:
         end = start + len(jax.tree.leaves(tree))
-        for argument, numbers in candidates:
-            if end > start and not set(numbers) & set(pairs.values()) and _alike(tree, argument):
-                pairs.update(zip(range(start, end), numbers, strict=True))
-                return end
+        numbers = self._argument(tree, range(start, end)) if end > start else None
+        if numbers is not None:
+            self.pairs.update(zip(range(start, end), numbers, strict=True))
+            return end
         for child in _children(tree):
-            start = match(child, start)
+            start = self._match(child, start)
         return end
 
-    match(out_info, 0)
-    return pairs
+    def _argument(self, tree: Any, places: range) -> range | None:
+        taken = self.rows.union(self.pairs.values())
+        free = [(x, numbers) for x, numbers in self.candidates if not taken & set(numbers)]
+        same = next((numbers for x, numbers in free if _alike(tree, x)), None)
+        if not self.retypes or (same is not None and self._parts(places, same)):
+            return same
+        return next((numbers for x, numbers in free if self._retyped(tree, places, x, numbers)), same)
+
+    def _retyped(self, tree: Any, places: range, argument: Any, numbers: range) -> bool:
+        if not _alike(tree, argument, types=False) or not self._parts(places, numbers):
+            return False
+        return bool(_children(argument)) or all(self.arguments[n].donated for n in numbers)
+
+    def _parts(self, places: range, numbers: range) -> bool:
+        pairs = zip(places, numbers, strict=True)
+        return all(self.results[r].part == self.arguments[n].part for r, n in pairs)
 
 
 def _children(tree: Any) -> list[Any]:
@@ -169,12 +209,17 @@ def _subtrees(tree: Any, start: int) -> list[tuple[Any, range]]:
     return compiled
 
 
-def _alike(first: Any, second: Any) -> bool:
+def _alike(first: Any, second: Any, types: bool = True) -> bool:
     forms: list[Any] = [jax.tree.structure(x) for x in (first, second)]
     if forms[0] != forms[1]:
         return False
-    pairs = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
-    return all(a.shape == b.shape and a.dtype == b.dtype for a, b in pairs)
+    pairs = list(zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True))
+    if any(a.shape != b.shape for a, b in pairs):
+        return False
+    return all(
+        a.dtype == b.dtype or (not types and all(jnp.issubdtype(x.dtype, jnp.floating) for x in (a, b)))
+        for a, b in pairs
+    )
 
 
 def _rows_of(positions: list[int | str], arguments: list[StepArray], state: set[int]) -> frozenset[int]:

@@ -94,7 +94,11 @@ class Judge:
             text = "arrives divided between the devices and is returned whole on each"
             self._find("unsharded", before.path, text)
         may_differ = bool(self.local and re.search(self.local, before.path)) or n in self.step.buffers
-        return LeafVerdict(before.path, True, *self._verdict(n, before.path, value, alike, may_differ), sums)
+        verdict, why = self._verdict(n, before.path, value, alike, may_differ)
+        if verdict == RIGHT and n in self.step.retyped:
+            types = f"comes as {before.type} and is returned as {array.type}"
+            verdict, why = OPEN, f"{types}, so that the next step is another program"
+        return LeafVerdict(before.path, True, verdict, why, sums)
 
     def _result(self, path: str, value: Fact, alike: bool, sums: tuple[str, ...]) -> LeafVerdict:
         if alike:
