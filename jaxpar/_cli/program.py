@@ -27,14 +27,15 @@ from .starting import start_devices
 )
 @click.option("--sharded", metavar="REGEX", default="", help="Arrays of the state that must be divided.")
 @click.option("--local", metavar="REGEX", default="batch_stats", help="Those that may be a device's own.")
+@click.option("--run", is_flag=True, help="Also run it on one device: is a mean a sum? For cpu only.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 @plain_ending()
-def program(target: str, on: str, sharded: str, local: str, as_json: bool) -> None:
+def program(target: str, on: str, sharded: str, local: str, run: bool, as_json: bool) -> None:
     """Compile a training step, and prove or disprove that every gradient is reduced exactly once.
 
     FUNCTION(devices) returns (step, arguments): a jaxpar.train_step, a function, or one under jax.jit,
     jax.shard_map or jax.pmap, and a tuple of its arguments, as arrays or as jax.ShapeDtypeStructs with
-    shardings over these devices. Nothing runs. GPUs may be absent (jaxpar[gpu-compiler]).
+    shardings over these devices. Nothing runs without --run. GPUs may be absent (jaxpar[gpu-compiler]).
 
     The exit code is 0 if all is proven, 1 for a fault, 2 if something is not proven.
 
@@ -47,6 +48,8 @@ def program(target: str, on: str, sharded: str, local: str, as_json: bool) -> No
         raise click.UsageError(f"{target}: write FILE:FUNCTION, as in train.py:make.")
     check_source(path)
     targets = [_target(text) for text in on.split(",")]
+    if run and any(card != "cpu" for card, _ in targets):
+        raise click.UsageError("--run needs devices on which something runs: write --on cpux8.")
     start_devices(max([n for card, n in targets if card == "cpu"], default=1))
     reports = []
     for card, n in targets:
@@ -54,7 +57,8 @@ def program(target: str, on: str, sharded: str, local: str, as_json: bool) -> No
         from .._tools.program.program import program as judge
 
         try:
-            reports.append(judge(step, *arguments, sharded=sharded, local=local))
+            alone = _loaded(path, name, _devices(card, 1)) if run else None
+            reports.append(judge(step, *arguments, sharded=sharded, local=local, alone=alone))
         except Exception as error:  # the step is the user's own code
             raise failed(path, "", error) from error
     if as_json:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..estimate.hlo import read
+from .alone import with_scale
 from .arguments import Step, StepArray, compiled_step
 from .interpreter import Interpreter
 from .judge import REPEATED, Interpreted, Judge
@@ -20,12 +21,13 @@ def program(
     batch: Sequence[int | str] | None = None,
     sharded: str = "",
     local: str = "batch_stats",
+    alone: tuple[Any, tuple] | None = None,
     **kwargs: Any,
 ) -> ProgramReport:
     """Judge a compiled training step: does it reduce every gradient exactly once?
 
     The step is lowered and compiled for the devices of its arguments, which may be a `jaxpar.topology`'s, and
-    the program's text is interpreted. Nothing runs.
+    the program's text is interpreted. Nothing runs, but with `alone`.
 
     >>> import jax, jax.numpy as jnp, jaxpar, optax
     >>> from flax import nnx
@@ -42,16 +44,21 @@ def program(
         and that are divided between devices.
       sharded: a regular expression; arrays of the state whose path it matches must be divided.
       local: a regular expression; arrays of the state whose path it matches may be a device's own.
+      alone: the same step for one device and its arguments, whose rows are all of the batch. Both then run
+        on drawn numbers, which shows a mean in place of a sum.
 
     Returns:
       A ProgramReport. What "right" proves, and what it does not, is in docs/program.md.
 
     Raises:
-      What the step raises when it is traced.
+      What the step raises when it is traced. ValueError: `alone` with other rows. TypeError: `alone` with a
+      `train_step`.
 
     torch counterpart: none.
     """
-    return judged(compiled_step(step, args, kwargs, batch), sharded, local)
+    compiled = compiled_step(step, args, kwargs, batch)
+    report = judged(compiled, sharded, local)
+    return report if alone is None else with_scale(report, step, (args, kwargs), compiled, alone)
 
 
 def judged(step: Step, sharded: str = "", local: str = "") -> ProgramReport:

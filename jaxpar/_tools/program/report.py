@@ -21,6 +21,7 @@ CURES = {
     "stuck": "Take the collective out of the branch or loop, or decide by what is equal on all devices.",
     "undivided": "Give the batch a sharding over the mesh, NamedSharding(mesh, PartitionSpec(axis)).",
     "unsharded": "Give the new state the sharding of the old one: jax.lax.with_sharding_constraint.",
+    "scale": "Take the mean of gradients of means, jax.lax.pmean, and the sum of gradients of sums, psum.",
     "loop": "Add up in the loop, and reduce once behind it.",
     "half": "Reduce in float32: convert before the reduction.",
     "gathered": "Keep the batch divided: constrain the sharding of what is computed of it.",
