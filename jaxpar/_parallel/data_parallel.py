@@ -202,8 +202,7 @@ class DataParallel(abc.ABC):
     With one CPU device and no accelerator, calls pass straight through and `device_ids` is `[]`.
 
     Raises:
-      DeviceError: unknown, duplicate or missing devices. ValueError: unknown backend. TypeError: an argument
-      that it does not have.
+      DeviceError: unknown, duplicate or missing devices. ValueError: unknown backend.
 
     torch counterpart: `torch.nn.DataParallel` (docs/semantics.md section 1.1). Gradients of any function of
     the outputs are the sum over the replicas; statistics come back from replica 0; random streams differ
@@ -231,9 +230,8 @@ class DataParallel(abc.ABC):
         _backend(backend)
         if fields and not isinstance(module, linen.Module):
             raise TypeError(
-                f"DataParallel: unexpected argument {', '.join(fields)}. Only for a Linen module are other "
-                "names taken, which are Flax's name and parent; shard_optimizer and comm_hook are arguments "
-                "of DistributedDataParallel."
+                f"DataParallel: unexpected argument {', '.join(fields)}. shard_optimizer and comm_hook are "
+                "DistributedDataParallel's; only a Linen module's wrapper has a name and a parent."
             )
         placement = placement_for((device_ids, output_device), dim, mesh, axis, backend, "DataParallel")
         if isinstance(module, nnx.Module):

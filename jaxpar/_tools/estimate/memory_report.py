@@ -108,10 +108,10 @@ def memory_report(
     step = ReportedStep(as_shapes(module), tx, loss, args, placement, divides)
     # Without the update, which torch runs on the first device only; `compiled_step` has it.
     devices, outputs = sharded(step)
-    full_step, held = complete(step, update=optimizer is not None)
+    full_step, optimizer_bytes = complete(step, update=optimizer is not None)
     return MemoryReport(
         torch=gathered(step, outputs),
-        jaxpar=tuple(dataclasses.replace(d, optimizer=held) for d in devices),
+        jaxpar=tuple(dataclasses.replace(d, optimizer=optimizer_bytes) for d in devices),
         model=type(module).__name__,
         sizes=step.sizes,
         kind=placement.devices[0].device_kind,
@@ -160,8 +160,8 @@ def complete(step: ReportedStep, update: bool) -> tuple[Program, int]:
     net: Any = step.net if step.divides else DataParallel(step.net, step.placement)
     optimizer, divides = optimizer_of(net, step.tx), step.divides and update
     traced = trace_step(net, optimizer, loss, step.args, step.placement, update=update, divides=divides)
-    held = state_sizes(step.net, optimizer, step.placement.N)["optimizer"]
-    return Program(traced, FUNCTION, step.placement.devices), held
+    optimizer_bytes = state_sizes(step.net, optimizer, step.placement.N)["optimizer"]
+    return Program(traced, FUNCTION, step.placement.devices), optimizer_bytes
 
 
 def sharded(step: ReportedStep) -> tuple[tuple[DeviceBytes, ...], PyTree]:

@@ -70,8 +70,8 @@ def state_sizes(net: nnx.Module, optimizer: nnx.Optimizer, replicas: int = 1) ->
     """Return the bytes on a device, with its part of each optimizer's array that replicas divide."""
     _, parameters, buffers = nnx.split(net, nnx.Param, ..., graph=True)
     variables = jax.tree.leaves(optimizer.opt_state, is_leaf=lambda x: isinstance(x, nnx.Variable))
-    held = sum(_part(x, replicas) for x in variables)
-    return {"parameters": size(parameters), "buffers": size(buffers), "optimizer": held}
+    optimizer_bytes = sum(_part(x, replicas) for x in variables)
+    return {"parameters": size(parameters), "buffers": size(buffers), "optimizer": optimizer_bytes}
 
 
 def _part(variable: Any, replicas: int) -> int:

@@ -24,8 +24,8 @@ def with_scale(
 ) -> ProgramReport:
     """Name the arrays of the state that other rows move by a multiple of what they move on one device.
 
-    Both steps run twice, on one drawn state and two drawn batches. A change that is no multiple is left as it
-    is: statistics of a device's rows are another function on one device.
+    Both steps run twice, on one drawn state and two drawn batches. Other changes than multiples are
+    left as they are: statistics of a device's rows are another function on one device.
     """
     one_step, one_args = alone
     if any(isinstance(x, TrainStep) for x in (step, one_step)):
@@ -107,10 +107,10 @@ def _factor(one: np.ndarray | None, several: np.ndarray, devices: int) -> float 
     if one is None or one.shape != several.shape or not one.any() or not several.any():
         return None
     factor = float(np.vdot(one, several) / np.vdot(one, one))
-    rest = np.abs(several - factor * one).max() / np.abs(several).max()
+    error = np.abs(several - factor * one).max() / np.abs(several).max()
     counts = [n for n in range(2, devices + 1) if devices % n == 0]
     for count in counts:
         for expected in (count, 1 / count, count**2, 1 / count**2):
-            if rest < PROPORTIONAL and abs(factor / expected - 1) < PROPORTIONAL:
+            if error < PROPORTIONAL and abs(factor / expected - 1) < PROPORTIONAL:
                 return float(expected)
     return None

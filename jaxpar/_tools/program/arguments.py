@@ -32,7 +32,7 @@ class StepArray:
 class Step:
     """A compiled step.
 
-    `state` is the argument that a result replaces, `retyped` the results among them of another type,
+    `state` is the argument that a result replaces, `retyped` those whose type differs,
     `batch` the arguments with rows, `parameters` those that the program takes, `buffers` the results that are
     not trained. `copies`: the state's arrays are stacks of equal copies, one for each device, as with
     `jax.pmap`.
@@ -79,7 +79,7 @@ def compiled_step(step: Any, args: tuple, kwargs: dict[str, Any], batch: Sequenc
     state = Replaced(arguments, results, named).match(*trees)
     rows = named if batch is not None else _rows_of(positions, arguments, set(state.values()))
     if not rows:
-        # What is divided and comes back in another type may be the batch, as with an autoencoder.
+        # What is divided and comes back in a new type may be the batch, as with an autoencoder.
         state = Replaced(arguments, results, named, retypes=False).match(*trees)
         rows = named if batch is not None else _rows_of(positions, arguments, set(state.values()))
 
@@ -169,21 +169,21 @@ class Replaced:
             start = self._match(child, start)
         return end
 
-    def _argument(self, tree: Any, places: range) -> range | None:
-        taken = self.rows.union(self.pairs.values())
-        free = [(x, numbers) for x, numbers in self.candidates if not taken & set(numbers)]
+    def _argument(self, tree: Any, result_numbers: range) -> range | None:
+        used = self.rows.union(self.pairs.values())
+        free = [(x, numbers) for x, numbers in self.candidates if not used & set(numbers)]
         same = next((numbers for x, numbers in free if _alike(tree, x)), None)
-        if not self.retypes or (same is not None and self._parts(places, same)):
+        if not self.retypes or (same is not None and self._parts(result_numbers, same)):
             return same
-        return next((numbers for x, numbers in free if self._retyped(tree, places, x, numbers)), same)
+        return next((numbers for x, numbers in free if self._retyped(tree, result_numbers, x, numbers)), same)
 
-    def _retyped(self, tree: Any, places: range, argument: Any, numbers: range) -> bool:
-        if not _alike(tree, argument, types=False) or not self._parts(places, numbers):
+    def _retyped(self, tree: Any, result_numbers: range, argument: Any, numbers: range) -> bool:
+        if not _alike(tree, argument, types=False) or not self._parts(result_numbers, numbers):
             return False
         return bool(_children(argument)) or all(self.arguments[n].donated for n in numbers)
 
-    def _parts(self, places: range, numbers: range) -> bool:
-        pairs = zip(places, numbers, strict=True)
+    def _parts(self, result_numbers: range, numbers: range) -> bool:
+        pairs = zip(result_numbers, numbers, strict=True)
         return all(self.results[r].part == self.arguments[n].part for r, n in pairs)
 
 
