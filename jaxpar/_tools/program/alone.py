@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -77,7 +76,7 @@ def _drawn(arguments: tuple, batch: int, step: Step, one: Step, several: Step) -
     return jax.tree.unflatten(form, values)
 
 
-def _numbers(shape: Sequence[int], kind: Any, seed: list[int]) -> Any:
+def _numbers(shape: tuple[int, ...], kind: Any, seed: list[int]) -> Any:
     """Draw positive numbers, so that they may be squares; of integers only 0 and 1, which are indices."""
     random = np.random.default_rng(seed)
     if jnp.issubdtype(kind, jax.dtypes.prng_key):
