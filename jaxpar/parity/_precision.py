@@ -25,7 +25,7 @@ from ._model_pair import ModelPair
 from ._runs.operation_types import FLOATS, TypeDifference, asked_precisions, differences, together
 from ._sides.flax_side import FlaxSide
 from ._sides.jax_in_types import JaxTypes
-from ._sides.step_data import OWN, Batch, Named, Observation
+from ._sides.step_data import OWN, PARTS, Batch, Named, Observation
 from ._sides.torch_side import TorchSide
 from ._tensors import widened
 from .measuring import Outcome
@@ -39,7 +39,6 @@ UPDATES = 2.0**-14  # the floor of updates: optax has 1 - 0.999**step in float32
 CLOSER = 8.0  # times as close a smaller type of torch's has to bring outputs and loss
 BACKWARD = 8.0  # roundings of torch's type by which its gradients may differ
 BACKWARDS = ("input_gradients", "gradients", "weights")
-PARTS = ("outputs", "loss", "input_gradients", "gradients", "state", "weights")
 MEMORY = "moments"
 PARAMETERS = "parameters"
 

@@ -30,7 +30,7 @@ from ._record_manifest import FORMAT, bounds, manifest_of, read_manifest
 from ._sides.call_arguments import Arguments, Call, form_from_json, form_to_json
 from ._sides.candidate import Candidate, candidate_side
 from ._sides.flax_mode import in_mode
-from ._sides.step_data import Batch, Named, Observation, Task, same
+from ._sides.step_data import PARTS, Batch, Named, Observation, Task, same
 from ._weights.pytree_model import as_flax, name_of
 from ._weights.tree import JaxModel, Variables
 from .measuring import Level, judge, key_of
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from ._request import Request
 
 Calls = tuple[Arguments, Call]
-# In the order of Observation's constructor.
-PARTS = ("outputs", "loss", "input_gradients", "gradients", "state", "weights")
 
 
 def record(

@@ -26,7 +26,3 @@ class Scene:
     def before(self) -> Aligned:
         """Return the parameters with which both runs begin the step."""
         return Aligned("parameters", self.a.before(self.step), self.b.before(self.step), self.names)
-
-    @property
-    def later(self) -> list[int]:
-        return [k for k in self.walk.steps if k >= self.step]

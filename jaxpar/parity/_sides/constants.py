@@ -12,7 +12,7 @@ import importlib.util
 import os
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -80,6 +80,20 @@ def libraries() -> tuple[str, ...]:
     folders = (os.path.dirname(spec.origin or "") for spec in specs if spec)
     # The recorder in one file has no folder, and every path starts with a separator.
     return tuple(folder + os.sep for folder in folders if folder)
+
+
+def frames_of(equation: Any) -> Sequence[Any]:
+    """Return the frames in which a JAX equation was traced, the innermost first."""
+    traceback = equation.source_info.traceback if equation else None
+    return traceback.frames if traceback else ()
+
+
+def line_of(equation: Any, otherwise: str) -> str:
+    """Return the user's file and line in which a JAX equation was traced, or `otherwise`."""
+    for frame in frames_of(equation):
+        if not frame.file_name.startswith(libraries()):
+            return f"{frame.file_name.rpartition('/')[2]}:{frame.line_num}"
+    return otherwise
 
 
 def users_line() -> str:

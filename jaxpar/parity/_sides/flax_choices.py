@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._upstream import ClosedJaxpr, JaxprEqn, Literal, Var, called, jaxpr_as_fun, opened, rewritten
-from .constants import libraries
+from .constants import frames_of, libraries, line_of
 
 VISIBLE = 1e-7  # the part of a number that a constant is, of which a hundredth would still be seen
 
@@ -104,7 +104,7 @@ class Choices:
     def _flags(self, watched: Sequence[JaxprEqn], values: Iterator[Any], line: str) -> Iterator[Any]:
         for equation in watched:
             operands = [next(values) if isinstance(x, Var) else x.val for x in equation.invars]
-            name, line_here = equation.primitive.name, line or _line(equation)
+            name, line_here = equation.primitive.name, line or line_of(equation, "the model")
             if program := called(equation):
                 of_jax = _is_bounding(equation)
                 inner = _watched(program, bool(line) or of_jax)
@@ -135,7 +135,7 @@ def _watched(program: Any, in_jax: bool = False) -> list[JaxprEqn]:
 
 def _is_watched(equation: JaxprEqn, in_jax: bool) -> bool:
     # JAX traces its functions once, so the lines inside lead to their first caller.
-    if not in_jax and any(frame.file_name.endswith(ELSEWHERE) for frame in _frames(equation)):
+    if not in_jax and any(frame.file_name.endswith(ELSEWHERE) for frame in frames_of(equation)):
         return False
     if (program := called(equation)) is not None:
         name = equation.params.get("name")
@@ -167,15 +167,3 @@ def _with_operands(program: Any, equations: Sequence[JaxprEqn]) -> Any:
     jaxpr, _ = opened(program)
     operands = [x for equation in equations for x in equation.invars if isinstance(x, Var)]
     return rewritten(program, outvars=[*jaxpr.outvars, *operands])
-
-
-def _frames(equation: JaxprEqn) -> Sequence[Any]:
-    traceback = equation.source_info.traceback
-    return traceback.frames if traceback else ()
-
-
-def _line(equation: JaxprEqn) -> str:
-    for frame in _frames(equation):
-        if not frame.file_name.startswith(libraries()):
-            return f"{frame.file_name.rpartition('/')[2]}:{frame.line_num}"
-    return "the model"

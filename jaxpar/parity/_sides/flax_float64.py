@@ -9,6 +9,7 @@ so the finished program is rewritten too; by then, constants such as 0.1 are alr
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar, cast
@@ -33,9 +34,10 @@ from ..._upstream import (
     rule_of_vjp,
 )
 from ..._upstream.interception import intercepted
-from .constants import Constants, libraries
+from .constants import Constants, line_of
 from .flax_choices import Choices
 
+_line = functools.partial(line_of, otherwise="the Flax module")
 R = TypeVar("R")
 Atom = Var | Literal
 
@@ -252,15 +254,6 @@ def _written(value: Any) -> Any:
         return array
     short = float(str(array[()]))
     return short if float(f"{short:.{DIGITS}g}") == short else array
-
-
-def _line(equation: JaxprEqn | None) -> str:
-    traceback = equation.source_info.traceback if equation else None
-    frames: Sequence[Any] = traceback.frames if traceback else ()
-    for frame in frames:
-        if not frame.file_name.startswith(libraries()):
-            return f"{frame.file_name.rpartition('/')[2]}:{frame.line_num}"
-    return "the Flax module"
 
 
 def _programs_in(value: Any) -> bool:

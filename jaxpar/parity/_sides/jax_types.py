@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import jax.numpy as jnp
 
 from ..._upstream import JaxprEqn, Var, called, opened
 from .._runs.operation_types import FLOATS
-from .constants import libraries
+from .constants import frames_of, libraries
 
 R = TypeVar("R")
 CAST = "convert_element_type"
@@ -152,11 +151,9 @@ def classified(equation: JaxprEqn) -> tuple[str, str, bool]:
     """Return the operation's kind ("" for none), the user's line, and whether it is a library's function."""
     if "transpose(" in str(equation.source_info.name_stack):
         return "", "", False
-    traceback = equation.source_info.traceback
-    frames: Sequence[Any] = traceback.frames if traceback else ()
     kinds: set[str] = set()
     line, by_user = "", True
-    for frame in frames:
+    for frame in frames_of(equation):
         if not frame.file_name.startswith(libraries()):
             line = f"{frame.file_name.rpartition('/')[2]}:{frame.line_num}"
             break

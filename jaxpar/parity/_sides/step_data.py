@@ -167,6 +167,9 @@ class Observation:
     masks: tuple[np.ndarray, ...] = ()  # dropout factors in the order of the calls, in torch's layout
 
 
+PARTS = ("outputs", "loss", "input_gradients", "gradients", "state", "weights")  # of an Observation, in order
+
+
 def real_parts(outputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return floating outputs, and both parts of complex ones."""
     parts: dict[str, Any] = {}

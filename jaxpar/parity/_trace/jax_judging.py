@@ -103,13 +103,7 @@ def against_jax(
 
 def _task(recorded: TraceFile, loss: Any, optimizer: Any) -> Task:
     manifest = recorded.manifest
-    for name, what in (("loss", loss), ("optimizer", optimizer)):
-        if bool(manifest[name]) != (what is not None):
-            condition = "with" if manifest[name] else "without"
-            raise ValueError(
-                f"parity.against_jax: {recorded.folder} was recorded {condition} {name}=...; "
-                "call against_jax likewise."
-            )
+    recorded.check_halves("against_jax", loss=loss, optimizer=optimizer)
     first = recorded.below("1/inputs/")
     layout = recorded.sensibly("layout", lambda: Layout.parse(tuple(manifest["layout"])))
     layout = layout.of_outputs(first.values())

@@ -140,14 +140,7 @@ def paired(
 
 def _task(recorded: TraceFile, loss: Any, optimizer: Any, outputs: Outputs | None, layout: Layout) -> Task:
     manifest = recorded.manifest
-    for name, what in (("loss", loss), ("optimizer", optimizer)):
-        with_it = bool(manifest[name])
-        if with_it != (what is not None):
-            condition = "with" if with_it else "without"
-            raise ValueError(
-                f"parity.against: {recorded.folder} was recorded {condition} {name}=...; "
-                "call against likewise."
-            )
+    recorded.check_halves("against", loss=loss, optimizer=optimizer)
     pairs, names = output_pairs(outputs), manifest.get("outputs")
     if [*(pairs or ())] != [*(names or ())]:
         raise ValueError(

@@ -3,4 +3,3 @@
 FORMAT = "jaxpar parity trace"
 VERSION = 1
 ARRAYS, MANIFEST = "arrays.safetensors", "trace.json"
-PARTS = ("outputs", "loss", "input_gradients", "gradients", "state", "weights")  # of an Observation, in order

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from .._weights.tree import LeafSpec, Outline, Tree, join
+from .writing import is_setting
 
-SETTINGS = (bool, int, float, str, type(None))
 MOST_BASES = 64
 
 
@@ -33,7 +33,7 @@ def _layer_to_json(path: str, layer: Any, tree: Tree) -> dict[str, Any]:
     attributes = {name: x for name, x in vars(layer).items() if isinstance(name, str)}
     parts = [name for name in attributes if join(path, name) in tree.layers]
     arrays = [name for name in attributes if tree.first(join(path, name)) in tree.leaves]
-    plain = {name: x for name, x in attributes.items() if _is_setting(x)}
+    plain = {name: x for name, x in attributes.items() if is_setting(x)}
     settings = {name: list(x) if isinstance(x, tuple) else x for name, x in plain.items()}
     return {
         "kinds": [[kind.__module__, kind.__name__] for kind in kinds[:MOST_BASES]],
@@ -41,10 +41,6 @@ def _layer_to_json(path: str, layer: Any, tree: Tree) -> dict[str, Any]:
         "parts": parts,
         "arrays": arrays,
     }
-
-
-def _is_setting(x: object) -> bool:
-    return isinstance(x, SETTINGS) or (isinstance(x, tuple) and all(isinstance(y, SETTINGS) for y in x))
 
 
 class RecordedOutline(Outline):

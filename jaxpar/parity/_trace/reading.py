@@ -14,10 +14,10 @@ from ...errors import FileError
 from .._files import read_weights
 from .._files.sealing import digest, read_manifest, seal
 from .._sides.call_arguments import Arguments, Call, form_from_json
-from .._sides.step_data import Named, Observation
+from .._sides.step_data import PARTS, Named, Observation
 from .._weights.source import WeightSource
 from ..measuring import Key, Kind
-from .names import ARRAYS, FORMAT, MANIFEST, PARTS, VERSION
+from .names import ARRAYS, FORMAT, MANIFEST, VERSION
 from .outline import RecordedOutline
 from .sketch import COLUMNS
 
@@ -69,6 +69,16 @@ class TraceFile:
         except (KeyError, ValueError, TypeError, IndexError, AttributeError, OverflowError) as error:
             message = f"{type(error).__name__}: {error}"
             raise FileError(f"{self.folder / MANIFEST}: its {what} make no sense: {message}.") from None
+
+    def check_halves(self, function: str, **halves: object) -> None:
+        """Raise ValueError unless a call has a loss, and an optimizer, if the recording had one."""
+        for name, half in halves.items():
+            if bool(self.manifest[name]) != (half is not None):
+                condition = "with" if self.manifest[name] else "without"
+                raise ValueError(
+                    f"parity.{function}: {self.folder} was recorded {condition} {name}=...; "
+                    f"call {function} likewise."
+                )
 
     def below(self, prefix: str) -> Named:
         return {name.removeprefix(prefix): x for name, x in self.arrays.items() if name.startswith(prefix)}

@@ -36,10 +36,9 @@ from .._sides.torch_side import TorchFunction, TorchSide, one_thread, to_numpy, 
 from .._stochastic_arithmetic import perturbations
 from .probing import Probes
 from .torch_half import TorchHalf
-from .writing import TraceArrays, table_of, written
+from .writing import SETTINGS, TraceArrays, is_setting, table_of, written
 
 CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
-SETTINGS = (bool, int, float, str, type(None))
 
 
 def record(
@@ -192,15 +191,11 @@ def _modules(module: torch.nn.Module) -> list[dict[str, Any]]:
             "settings": {
                 name: list(x) if isinstance(x, tuple) else x
                 for name, x in vars(layer).items()
-                if not name.startswith("_") and _is_setting(x)
+                if not name.startswith("_") and is_setting(x)
             },
         }
         for path, layer in module.named_modules(remove_duplicate=False)
     ]
-
-
-def _is_setting(x: object) -> bool:
-    return isinstance(x, SETTINGS) or (isinstance(x, tuple) and all(isinstance(y, SETTINGS) for y in x))
 
 
 def _tied(module: torch.nn.Module) -> list[list[str]]:

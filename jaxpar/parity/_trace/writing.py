@@ -13,8 +13,10 @@ import numpy as np
 
 from .._files import safetensors_file
 from .._files.sealing import digest, seal
-from .._sides.step_data import Named, Observation
-from .names import ARRAYS, FORMAT, MANIFEST, PARTS, VERSION
+from .._sides.step_data import PARTS, Named, Observation
+from .names import ARRAYS, FORMAT, MANIFEST, VERSION
+
+SETTINGS = (bool, int, float, str, type(None))
 
 
 class TraceArrays:
@@ -44,6 +46,11 @@ class TraceArrays:
             self.add_all(f"{prefix}{name}/", {str(i): x for i, x in enumerate(arrays)})
         for part in PARTS:
             self.add_all(f"{prefix}{part}/", getattr(results, part))
+
+
+def is_setting(x: object) -> bool:
+    """Whether a layer's attribute is recorded: a plain value, or a tuple of these."""
+    return isinstance(x, SETTINGS) or (isinstance(x, tuple) and all(isinstance(y, SETTINGS) for y in x))
 
 
 def table_of(moves: Mapping[Any, Any]) -> list[list[Any]]:
