@@ -1,5 +1,6 @@
 """port: habits of notebooks, research code and older tutorials. The reference is torch."""
 
+import gc
 import subprocess
 import sys
 
@@ -34,6 +35,13 @@ def test_what_decides_by_data_or_freezes_some_is_a_hole():
         any(text in hole for hole in port.holes)
         for text in ("by data", "requires_grad_(trained)", "calculate_gain")
     ] == [True] * 3
+
+
+@pytest.mark.slow
+def test_a_frozen_heap_hides_no_function():
+    # gc.freeze() takes what is there out of every search for objects.
+    gc.freeze()
+    assert "def __call__(self, x):" in ported(habits.Started).source
 
 
 COMPILED = """

@@ -1,5 +1,6 @@
 """torch modules with habits of notebooks and older tutorials. Every class with `inputs` is a case."""
 
+from collections import OrderedDict
 from enum import Enum
 
 import numpy as np
@@ -167,3 +168,103 @@ class Decides(Exports, nn.Module):
 def set_each(module, trained):
     for weight in module.parameters():
         weight.requires_grad_(trained)
+
+
+BLOCKS = {}
+GATES: OrderedDict[str, type] = OrderedDict()
+
+
+def block(name):
+    def add(function):
+        BLOCKS[name] = function
+        return function
+
+    return add
+
+
+@block("wide")
+def wide(width):
+    return nn.Sequential(nn.Linear(width, 2 * width), nn.Tanh(), nn.Linear(2 * width, width))
+
+
+@block("narrow")
+def narrow(width):
+    return nn.Linear(width, width, bias=False)
+
+
+@block("halved")
+def halved(x):
+    return x / 2
+
+
+def gate(kind):
+    GATES[kind.__name__] = kind
+    return kind
+
+
+@gate
+class Soft(nn.Module):
+    def forward(self, x):
+        return x.sigmoid()
+
+
+class FilledByDecorators(nn.Module):
+    """Dicts that decorators fill when the file is imported, read in the constructor and in the call."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self, kinds=("wide", "narrow"), gate="Soft", last="halved"):
+        super().__init__()
+        self.blocks = nn.ModuleList([BLOCKS[kind](4) for kind in kinds])
+        self.gate = GATES.get(gate)()
+        self.last = last
+
+    def forward(self, x):
+        for layer in self.blocks:
+            x = self.gate(layer(x))
+        return BLOCKS[self.last](x)
+
+
+class Windowed(nn.Module):
+    """A mask that one block has and another has not, and a device that is a text."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self):
+        super().__init__()
+        self.device = "cpu"
+        self.blocks = nn.ModuleList([Masked(shift) for shift in (0, 1)])
+
+    def forward(self, x):
+        x = x.to(self.device) * x.new_tensor([1.0, 2.0, 3.0, 4.0], device=self.device)
+        for layer in self.blocks:
+            x = layer(x)
+        return x
+
+
+class Masked(nn.Module):
+    def __init__(self, shift):
+        super().__init__()
+        mask = torch.arange(4).float() * shift if shift else None
+        self.register_buffer("mask", mask)
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = self.linear(x)
+        return x if self.mask is None else x + self.mask
+
+
+class Started(nn.Module):
+    """Layers whose weights the constructor replaces."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.linear.weight = nn.Parameter(torch.eye(4) / 4)
+        self.norm = nn.LayerNorm(4)
+        self.norm.bias = nn.Parameter(torch.ones(4) * 0.5)
+
+    def forward(self, x):
+        return self.norm(self.linear(x))

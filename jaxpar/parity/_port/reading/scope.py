@@ -9,6 +9,7 @@ import functools
 import importlib
 import inspect
 import sys
+from inspect import isfunction
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -52,6 +53,23 @@ class Scope:
         value = self.value(node)
         has_items = hasattr(type(value), "__getitem__") and defined_by_user(type(value))
         return value if has_items and not isinstance(value, nn.Module) else None
+
+    def filled(self, node: ast.AST) -> dict[Any, Any] | None:
+        """Return a file's dict that begins empty, and has classes and functions by now, as decorators add."""
+        value = self.value(node) if isinstance(node, ast.Name) else None
+        entries = value.values() if isinstance(value, dict) else [None]
+        if not all(inspect.isclass(x) or isfunction(x) for x in entries):
+            return None
+        constant = assignment(sys.modules[self.globals["__name__"]], ast.unparse(node))
+        return value if constant is not None and _is_empty(constant[1]) else None
+
+
+def _is_empty(statement: ast.stmt) -> bool:
+    """Return whether a statement assigns `{}`, `dict()` or `OrderedDict()`."""
+    value = getattr(statement, "value", None)
+    if isinstance(value, ast.Dict):
+        return not value.keys
+    return isinstance(value, ast.Call) and not value.args and not value.keywords
 
 
 @functools.cache

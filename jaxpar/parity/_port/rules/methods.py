@@ -68,6 +68,8 @@ METHODS = table("""
     new(rows, columns) -> jnp.zeros(({rows}, {columns}), {self:a}.dtype)
     new(first, second, third) -> jnp.zeros(({first}, {second}, {third}), {self:a}.dtype)
     new_empty(*size, dtype=, device?) -> jnp.zeros({size:t}, {self:a}.dtype)
+    new_tensor(data, dtype, device?) -> jnp.asarray({data}, {dtype})
+    new_tensor(data, device?) -> jnp.asarray({data}, {self:a}.dtype)
     new_zeros(*size, device?) -> jnp.zeros({size:t}, {self:a}.dtype)
     new_ones(*size, device?) -> jnp.ones({size:t}, {self:a}.dtype)
     new_zeros(*size, dtype, device?) -> jnp.zeros({size:t}, {dtype})

@@ -50,6 +50,7 @@ from .names import LITERALS, left_out, reference
 from .omitted import is_of_batch_norm
 from .packed import packed
 from .pairs import pair
+from .registries import registered_by_get
 
 PARTIAL = "from functools import partial"
 LISTED = {
@@ -69,6 +70,8 @@ def call(ctx: Context, node: ast.Call) -> Fragment:
         return sequence
     if isinstance(node.func, ast.Attribute) and (fragment := method(ctx, node, node.func)):
         return fragment
+    if chosen := registered_by_get(ctx, node):
+        return chosen
     target = ctx.scope.value(node.func)
     if target is None:
         raise Hole("the import of this name failed")

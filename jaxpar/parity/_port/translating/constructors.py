@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from types import NoneType
 
 from torch import nn
 
@@ -58,7 +59,10 @@ def registered_buffer(ctx: Context, call: ast.Call, func: ast.Attribute) -> str:
     # torch does not save this buffer, so it is a plain array: a Variable would be part of the state.
     if not is_saved:
         return _set(ctx, func, name, text(ctx, value))
-    return _set(ctx, func, name, f"nnx.Variable({text(ctx, value)})")
+    variable, site = f"nnx.Variable({text(ctx, value)})", ctx.site(value)
+    if site and NoneType in site.kinds:  # of some modules, as the mask of a block that does not shift
+        variable = f"nnx.data(None) if {text(ctx, value, 'a')} is None else {variable}"
+    return _set(ctx, func, name, variable)
 
 
 def registered_parameter(ctx: Context, call: ast.Call, func: ast.Attribute) -> str:

@@ -100,8 +100,9 @@ def _to(ctx: Context, node: ast.Call, owner: ast.expr) -> Fragment:
         if argument is keywords.get("dtype") and isinstance(owner, ast.Name | ast.Attribute):
             dtype = text(ctx, argument)
             return Fragment(f"({array.text} if {dtype} is None else {array.grouped}.astype({dtype}))")
-        # "cuda" and "float" are both strings, but `type` takes only the name of a type.
-        named = isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+        # "cuda" and "float" are both strings, but `to` takes only the name of a device, and `type` of a type.
+        constant = isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+        named = constant or (site and site.kinds == {str})
         if not named or (isinstance(node.func, ast.Attribute) and node.func.attr == "type"):
             raise Hole("it is not clear whether this is a type or a device")
     return dataclasses.replace(array, text=array.grouped)

@@ -12,11 +12,12 @@ import functools
 import inspect
 
 import torch
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from .. import rules
 from ..reading.runtime import is_logger, library_name
-from ..reading.scope import UNKNOWN, dotted
+from ..reading.scope import UNKNOWN, dotted, is_layer
 from ..reading.source import Function
 from .context import Context
 from .expressions import is_placement
@@ -29,7 +30,7 @@ def is_omitted(ctx: Context, node: ast.stmt) -> bool:
     """Return whether a statement is left out; a note reports initial values."""
     if isinstance(node, ast.Pass):
         return False
-    if is_initial(ctx, node):
+    if is_initial(ctx, node) or _starts_layer(ctx, node):
         ctx.needs.note_initial_values()
         return True
     return (
@@ -40,6 +41,21 @@ def is_omitted(ctx: Context, node: ast.stmt) -> bool:
         or _is_for_placement(ctx, node)
         or _is_for_initial_values(ctx, node)
         or (not isinstance(node, ast.Return) and is_of_batch_norm(ctx, node))
+    )
+
+
+def _starts_layer(ctx: Context, node: ast.stmt) -> bool:
+    """Return whether a constructor sets a layer's weight, as in `self.table.weight = nn.Parameter(x)`."""
+    if not isinstance(node, ast.Assign) or len(node.targets) > 1 or ctx.in_call(node):
+        return False
+    target, value = node.targets[0], node.value
+    if not isinstance(target, ast.Attribute) or not isinstance(value, ast.Call) or value.keywords:
+        return False
+    if len(value.args) != 1 or ctx.scope.value(value.func) is not nn.Parameter:
+        return False
+    layers = ctx.modules(target.value)
+    return bool(layers) and all(
+        is_layer(type(x)) and x._parameters.get(target.attr) is not None for x in layers
     )
 
 
