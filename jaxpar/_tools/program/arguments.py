@@ -32,10 +32,9 @@ class StepArray:
 class Step:
     """A compiled step.
 
-    `state` is the argument that a result replaces, `retyped` those whose type differs,
-    `batch` the arguments with rows, `parameters` those that the program takes, `buffers` the results that are
-    not trained. `copies`: the state's arrays are stacks of equal copies, one for each device, as with
-    `jax.pmap`.
+    `state` is the argument that a result replaces, `retyped` the results whose type differs, `batch` the
+    arguments with rows, `parameters` those that the program takes, `buffers` the results that are not
+    trained. `copies`: the state's arrays are stacks of equal copies, one for each device, as with `jax.pmap`.
     """
 
     name: str
@@ -132,11 +131,11 @@ def _name(path: tuple[Any, ...]) -> str:
 
 
 class Replaced:
-    """`match(args_info, out_info)`: for each result of the state the argument that it replaces, by numbers.
+    """Pairs results of a step with the arguments that they replace, by their numbers.
 
-    They are trees of equal structure, shapes and types. A tree of another floating type is taken if it is
-    divided as the result is: a float32 momentum is float64 after an update by a float64 gradient. Of single
-    arrays that is believed if they are donated; others may be rows. `rows` is known to be no state.
+    A pair has equal structure, shapes and types. Its floating types may differ if both are divided alike: a
+    float32 momentum is float64 after an update by a float64 gradient. Single arrays of another type count
+    only if they are donated, because others may be the batch. The arguments `rows` replace nothing.
     """
 
     def __init__(
