@@ -123,6 +123,7 @@ def test_the_edits_of_the_answers_mend_a_port(contract, tmp_path, bug):
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("bug", KERAS_BUGS)
 def test_the_edits_of_the_answers_mend_a_keras_model(contract, tmp_path, bug):
     mend(contract, tmp_path, KERAS_PORT, KERAS_BUGS[bug])
