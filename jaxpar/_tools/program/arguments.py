@@ -134,8 +134,8 @@ class Replaced:
     """Pairs results of a step with the arguments that they replace, by their numbers.
 
     A pair has equal structure, shapes and types. Its floating types may differ if both are divided alike: a
-    float32 momentum is float64 after an update by a float64 gradient. Single arrays of another type count
-    only if they are donated, because others may be the batch. The arguments `rows` replace nothing.
+    float32 momentum is float64 after an update by a float64 gradient. Single arrays whose types differ are
+    a pair only if the argument is donated, because it may be the batch. No result replaces `rows`.
     """
 
     def __init__(
