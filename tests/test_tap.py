@@ -228,6 +228,12 @@ def test_a_hostile_file_is_refused_with_its_path(name, tmp_path):
     assert str(tmp_path) in str(error.value)
 
 
+@pytest.mark.parametrize("full", ["\0", b"1", 3, None, (1, 2.0), [True]], ids=repr)
+def test_what_are_no_steps_is_refused(full, tmp_path):
+    with pytest.raises(TypeError, match=r"full is .*collection of steps"):
+        parity.Tap(tmp_path, full=full)
+
+
 def test_every_damaged_byte_is_refused_or_ends_the_file(tmp_path):
     with parity.Tap(tmp_path) as tap:
         for step in range(2):

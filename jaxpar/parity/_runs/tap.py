@@ -39,7 +39,8 @@ class Tap:
       precisions: the types of the model's operations, from `precisions`.
 
     Raises:
-      ValueError: `rank` is negative, or `world` less than 1. FileError: the rank's file is not one of taps.
+      ValueError: `rank` is negative, or `world` less than 1. TypeError: `full` holds other things than steps.
+      FileError: the rank's file is not one of taps.
       OSError: the folder cannot be written.
 
     torch counterpart: none. Where neither JAX nor jaxpar is installed, `recorder.py` has this class
@@ -71,6 +72,7 @@ class Tap:
         for name, number, least in (("rank", rank, 0), ("world", world, 1)):
             if number is not None and number < least:
                 raise ValueError(f"parity.Tap: {name} is {number}; it must be at least {least}.")
+        _check_steps(full)
         self.folder, self.full, self.seed = Path(folder), full, seed
         self._rank, self._world = rank, world
         self._types = [vars(x) for x in precisions]
@@ -218,6 +220,16 @@ def _has_tracers(step: Any, arrays: Mapping[str, Mapping[str, Any]]) -> bool:
         return False
     values = [x for members in arrays.values() for x in members.values()]
     return any(isinstance(x, jax.core.Tracer) for x in (step, *values))
+
+
+def _check_steps(full: Any) -> None:
+    is_wrong = isinstance(full, str | bytes) or not isinstance(full, Collection)
+    if not is_wrong and not isinstance(full, range):
+        is_wrong = any(isinstance(x, bool) or not isinstance(x, int | np.integer) for x in full)
+    if is_wrong:
+        raise TypeError(
+            f"parity.Tap: full is {full!r:.60}; it must be a collection of steps, such as (0, 100)."
+        )
 
 
 def _buffers(start: Any) -> Any:
