@@ -78,15 +78,14 @@ def test_lines_that_are_new_count_as_changed(new, counts):
 
 
 def bounds(name: str, dtype: str, differences: tuple[float, float], steps: int) -> tuple[float, float]:
-    """The bounds for losses and for parameters: 1e-6 in float32, or twice the plain program's rounding there.
+    """The bounds for losses and for parameters: 1e-6 in float32, or the plain program's own rounding there.
 
-    Two right programs are each within that rounding of the exact numbers. Machines differ in it, and float64
-    has no excuse.
+    Machines differ in that, and float64 has no excuse.
     """
     bound = scripts.BOUNDS[dtype]
     if dtype == "float64" or max(differences) <= bound:
         return bound, bound
-    return tuple(max(bound, 2 * rounding) for rounding in scripts.rounding(name, dtype, steps))
+    return tuple(max(bound, own) for own in scripts.rounding(name, dtype, steps))
 
 
 def is_same(name: str, dtype: str, differences: tuple[float, float], steps: int) -> bool:

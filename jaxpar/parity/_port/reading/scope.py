@@ -60,7 +60,8 @@ class Scope:
         entries = value.values() if isinstance(value, dict) else [None]
         if not all(inspect.isclass(x) or isfunction(x) for x in entries):
             return None
-        constant = assignment(sys.modules[self.globals["__name__"]], ast.unparse(node))
+        module = sys.modules.get(self.globals.get("__name__", ""))
+        constant = assignment(module, ast.unparse(node)) if module else None
         return value if constant is not None and _is_empty(constant[1]) else None
 
 
