@@ -1,5 +1,6 @@
 """port: habits of notebooks, research code and older tutorials. The reference is torch."""
 
+import functools
 import gc
 import subprocess
 import sys
@@ -35,6 +36,12 @@ def test_what_decides_by_data_or_freezes_some_is_a_hole():
         any(text in hole for hole in port.holes)
         for text in ("by data", "requires_grad_(trained)", "calculate_gain")
     ] == [True] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["memory", "frozen", "shape"])
+def test_a_weight_that_is_more_than_an_initial_value_is_no_proof(how):
+    assert parity.port(functools.partial(habits.Shares, how), torch.ones(3, 4)).status in (1, 3)
 
 
 @pytest.mark.slow

@@ -86,17 +86,33 @@ def test_optax_state_in_float32_with_float64_gradients():
     assert [leaf.path for leaf in report.leaves if "another program" in leaf.why] == ["args[1][0].mu"]
 
 
+@pytest.mark.parametrize("last", [False, True], ids=["parameters_first", "momentum_first"])
 @pytest.mark.parametrize("donated", [True, False])
-def test_a_single_array_is_a_state_of_another_type_if_it_is_donated(donated):
+def test_a_single_array_is_a_state_of_another_type_if_it_is_donated(donated, last):
     def step(w, m, x, y):
         part = lax.psum_scatter(gradient_of(w, x, y), "data", tiled=True) / 8
-        return lax.pmean(w, "data"), 0.9 * m + part
+        w, m = lax.pmean(w, "data"), 0.9 * m + part
+        return (m, w) if last else (w, m)
 
     arguments = shape(WHOLE, 8, 4, kind="float64"), shape(ROWS, 8, 4)
     rows = shape(ROWS, 32, 8, kind="float64"), shape(ROWS, 32, 4, kind="float64")
     specs = WHOLE, ROWS, ROWS, ROWS
-    report = report_of(step, specs, (WHOLE, ROWS), *arguments, *rows, donated=(1,) if donated else ())
-    assert ("args[1]" in {leaf.path for leaf in report.leaves if leaf.state}) == donated
+    out = (ROWS, WHOLE) if last else (WHOLE, ROWS)
+    report = report_of(step, specs, out, *arguments, *rows, donated=(1,) if donated else ())
+    state = {leaf.path for leaf in report.leaves if leaf.state}
+    assert ("args[1]" in state) == donated
+    assert "args[0]" in state or (last and not donated)  # the same type, divided otherwise
+
+
+def test_what_comes_back_whole_in_another_type_is_no_state():
+    def step(w, table, x, y):
+        table = {"t": lax.all_gather(table["t"].astype("float64"), "data", tiled=True)}
+        return w - 0.1 * lax.pmean(gradient_of(w, x, y), "data"), table
+
+    arguments = shape(WHOLE, 8, 4, kind="float64"), {"t": shape(ROWS, 16, 4)}
+    rows = shape(ROWS, 32, 8, kind="float64"), shape(ROWS, 32, 4, kind="float64")
+    report = report_of(step, (WHOLE, ROWS, ROWS, ROWS), (WHOLE, WHOLE), *arguments, *rows)
+    assert [leaf.path for leaf in report.leaves if leaf.state] == ["args[0]"]
 
 
 # --------------------------------------------------------------------------------- rows that come back

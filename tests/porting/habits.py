@@ -118,6 +118,7 @@ class Matched(nn.Module):
         match self.layers[0], len(self.layers):
             case [nn.Sequential() as first, count] if count > 1:
                 x = first(x) / count
+                x[:, 0] += 1.0
             case _:
                 x = -x
         return self.layers[-1](x)
@@ -268,3 +269,21 @@ class Started(nn.Module):
 
     def forward(self, x):
         return self.norm(self.linear(x))
+
+
+class Shares(nn.Module):
+    """Two weights in one memory, a layer that is frozen in part, and a weight of another shape."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4, bias=how == "memory")
+        if how == "memory":
+            self.second.weight = nn.Parameter(self.first.weight)
+        elif how == "frozen":
+            self.first.requires_grad_(False)
+            self.first.weight = nn.Parameter(torch.eye(4))
+        else:
+            self.second.weight = nn.Parameter(torch.ones(5, 4))
+
+    def forward(self, x):
+        return self.second(torch.tanh(self.first(x)))

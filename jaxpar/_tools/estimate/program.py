@@ -17,7 +17,7 @@ from ..._devices.topology import compiler_options, topology
 from ..._parallel.placement import Placement
 from ..._parallel.replicated import leaf_marks
 from ..._training.divided_program import length
-from ..._training.division import division_of, usable
+from ..._training.division import division_of
 from ..._training.training_engine import trace_step
 from ..._typing import PyTree
 from ..._upstream.gpu_compiler import cudnn_of
@@ -105,7 +105,7 @@ def transformation(optimizer: Any, function: str) -> optax.GradientTransformatio
     if optimizer is None:
         return optax.identity()
     if isinstance(optimizer, nnx.Optimizer):
-        return usable(optimizer.tx)
+        return optimizer.tx
     if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
         raise TypeError(
             f"{function}: optimizer must be an optax transformation (optax.adam(1e-3)) or an nnx.Optimizer, "
