@@ -66,7 +66,8 @@ def package(request, tmp_path, monkeypatch):
     folder = tmp_path / "site-packages"
     for name, text in FILES.items():
         (path := folder / name).parent.mkdir(parents=True, exist_ok=True)
-        lines = text.replace("{torch}", request.param).split("\n")
+        required = f"Requires-Dist: {request.param}" if request.param else ""
+        lines = text.replace("Requires-Dist: {torch}", required).split("\n")
         path.write_text("\n".join(line.removeprefix(" " * 8) for line in lines).lstrip("\n"))
     monkeypatch.syspath_prepend(str(folder))
     caches = [x for x in vars(watching).values() if hasattr(x, "cache_clear")]
@@ -82,7 +83,7 @@ def package(request, tmp_path, monkeypatch):
 INPUTS = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("package", ['torch>=2; extra == "torch"', "torch"], indirect=True)
+@pytest.mark.parametrize("package", ['torch>=2; extra == "torch"', "torch", None], indirect=True)
 def test_a_package_with_modules_is_written(package):
     port = parity.port(package.Net, INPUTS)
     assert not port.holes

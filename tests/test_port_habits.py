@@ -7,11 +7,13 @@ import sys
 
 import pytest
 import torch
-from porting import habits
+from porting import habits, research
 
 from jaxpar import parity
 
-CASES = [kind for kind in vars(habits).values() if hasattr(kind, "inputs") and kind is not habits.Decides]
+HOLES = (habits.Decides, research.Mixed, research.Autocast)
+KINDS = {**vars(habits), **vars(research)}.values()
+CASES = [kind for kind in KINDS if hasattr(kind, "inputs") and kind not in HOLES]
 
 
 def ported(kind):
@@ -36,6 +38,19 @@ def test_what_decides_by_data_or_freezes_some_is_a_hole():
         any(text in hole for hole in port.holes)
         for text in ("by data", "requires_grad_(trained)", "calculate_gain")
     ] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (research.Mixed, "changes x as well, in place, in some"),
+        (research.Autocast, "computes in another type"),
+    ],
+)
+def test_what_some_modules_do_in_place_or_in_another_type_is_a_hole(kind, reason):
+    port = ported(kind)
+    assert port.holes
+    assert all(reason in hole for hole in port.holes)
 
 
 @pytest.mark.slow

@@ -33,6 +33,10 @@ TITLES = {
     "pytorch_cifar": "pytorch-cifar",
     "monai": "monai.networks.nets",
     "diffusers": "diffusers",
+    "x_transformers": "x_transformers",
+    "open_clip": "open_clip",
+    "kornia": "kornia",
+    "torchaudio": "torchaudio",
 }
 LIMIT = 1e-10
 """The largest relative difference. Beyond it compare says "same" of constants that torch has in float32, and

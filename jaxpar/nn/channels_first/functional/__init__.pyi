@@ -20,6 +20,7 @@ from ._exact import norm as norm
 from ._exact import pow as pow
 from ._exact import scatter as scatter
 from ._exact import scatter_add as scatter_add
+from ._exact import scatter_reduce as scatter_reduce
 from ._exact import std as std
 from ._layouts import adaptive_avg_pool1d as adaptive_avg_pool1d
 from ._layouts import adaptive_avg_pool2d as adaptive_avg_pool2d

@@ -153,6 +153,58 @@ def scatter_add(x: jax.Array, dim: int, index: jax.Array, src: jax.Array) -> jax
     return _at(x, dim, index).add(_sources(src, index))
 
 
+def scatter_reduce(
+    x: jax.Array, dim: int, index: jax.Array, src: jax.Array, reduce: str, include_self: bool = True
+) -> jax.Array:
+    """x reduced with the elements of `src` at the positions `index`, by "sum", "mean", "amax" or "amin".
+
+    Equal largest values share the gradient, as in torch. Elements that no index names stay as they are.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.nn.channels_first import functional as F
+    >>> index, values = jnp.array([0, 0, 2]), jnp.array([1.0, 3.0, 5.0])
+    >>> F.scatter_reduce(jnp.zeros(3), 0, index, values, "mean", include_self=False).tolist()
+    [2.0, 0.0, 5.0]
+
+    torch counterpart: `torch.scatter_reduce`; its "prod" is refused.
+    """
+    if reduce not in ("sum", "mean", "amax", "amin"):
+        raise ValueError(
+            f"jaxpar.nn.functional.scatter_reduce: reduce={reduce!r}; choose sum, mean, amax or amin."
+        )
+    start = {"amax": -jnp.inf, "amin": jnp.inf}.get(reduce, 0)
+    if start and not jnp.issubdtype(x.dtype, jnp.inexact):
+        limits = jnp.iinfo(x.dtype)
+        start = limits.min if reduce == "amax" else limits.max
+    base = x if include_self else scatter(x, dim, index, start)
+    if reduce == "sum":
+        return scatter_add(base, dim, index, src)
+    ones = jnp.ones(index.shape, x.dtype)
+    if reduce == "mean":
+        kept = jnp.ones_like(x)
+        counts = scatter_add(kept if include_self else scatter(kept, dim, index, 0), dim, index, ones)
+        total = scatter_add(base, dim, index, src)
+        return total / counts if jnp.issubdtype(x.dtype, jnp.inexact) else total // counts.astype(x.dtype)
+    at, sources = _at(base, dim, index), _sources(src, index)
+    largest = at.max(sources) if reduce == "amax" else at.min(sources)
+    return _shared(x, base, largest, dim, index, sources) if jnp.issubdtype(x.dtype, jnp.inexact) else largest
+
+
+def _shared(
+    x: jax.Array, base: jax.Array, largest: jax.Array, dim: int, index: jax.Array, src: Any
+) -> jax.Array:
+    """Return `largest`, whose gradient is divided among the equal elements of x and `src`."""
+    largest = jax.lax.stop_gradient(largest)
+    of_self = x == largest  # counted even where torch does not include it
+    of_src = src == _at(largest, dim, index).get()
+    counts = scatter_add(of_self.astype(x.dtype), dim, index, of_src.astype(x.dtype))
+    own = jnp.where(of_self & jnp.isfinite(base), base, 0)  # not finite: where x is not included
+    parts = scatter_add(own, dim, index, jnp.where(of_src, src, 0))
+    derived = parts / jnp.where(counts == 0, 1, counts)
+    finite = jnp.isfinite(largest)
+    return jnp.where(finite, largest + (derived - jax.lax.stop_gradient(derived)), largest)
+
+
 def _at(x: jax.Array, dim: int, index: jax.Array) -> Any:
     # torch's index may be shorter than x along the other axes.
     positions = list(jnp.indices(index.shape, sparse=True))

@@ -92,6 +92,7 @@ from ._layouts import rms_norm as rms_norm
 from ._layouts import scaled_dot_product_attention as scaled_dot_product_attention
 from ._layouts import scatter as scatter
 from ._layouts import scatter_add as scatter_add
+from ._layouts import scatter_reduce as scatter_reduce
 from ._layouts import searchsorted as searchsorted
 from ._layouts import sigmoid as sigmoid
 from ._layouts import silu as silu

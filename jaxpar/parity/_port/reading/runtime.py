@@ -59,7 +59,7 @@ def stand_in(value: Any) -> str | None:
 def _is_output(value: Any) -> bool:
     """Return whether a class is a base of outputs: a dict of a dataclass's fields, also by number."""
     is_dict = inspect.isclass(value) and issubclass(value, dict) and not issubclass(value, nn.Module)
-    return is_dict and {"__post_init__", "__getitem__", "to_tuple"} <= vars(value).keys()
+    return is_dict and {"__post_init__", "to_tuple"} <= vars(value).keys()
 
 
 @functools.cache

@@ -141,6 +141,11 @@ class Watched:
                 variables.setdefault((source.around(node), node.id), Site()).merge(site)
         return variables
 
+    @functools.cached_property
+    def kinds_in_call(self) -> set[type]:
+        """The types of all values of the module's call; read after all calls."""
+        return {kind for key, site in self.sites.items() if key[:2] in self.called for kind in site.kinds}
+
     @property
     def paths(self) -> set[str]:
         """The files of the lines that ran."""
@@ -234,10 +239,15 @@ def is_installed(package: str) -> bool:
 
 
 def _imports_torch(package: str, path: Path) -> bool:
-    """Return whether a file imports torch, of a package that requires it only for an extra of that name."""
+    """Return whether a file imports torch and its package requires torch for an extra of that name.
+
+    Of a package with modules that declares no requirements at all, every file counts.
+    """
     required = [
         line for name in _distributions().get(package, ()) for line in importlib.metadata.requires(name) or ()
     ]
+    if not required:
+        return package not in NUMERIC and _has_modules(package, path)
     is_extra = any(re.match(r"torch\b.*\bextra *== *['\"]torch['\"]", line) for line in required)
     imports = re.compile(r"^\s*(import torch\b|from torch\b)", re.MULTILINE)
     imported = bool(imports.search(path.read_text(encoding="utf-8")))

@@ -45,9 +45,12 @@ FUNCTIONS = table("""
     torch.hann_window(window_length, periodic==False, device?) -> jnp.hanning({window_length})
     torch.hamming_window(window_length, periodic==False, device?) -> jnp.hamming({window_length})
     torch.blackman_window(window_length, periodic==False, device?) -> jnp.blackman({window_length})
-    torch.hann_window(window_length, periodic==True?, device?) -> jnp.hanning({window_length:a} + 1)[:-1]
-    torch.hamming_window(window_length, periodic==True?, device?) -> jnp.hamming({window_length:a} + 1)[:-1]
-    torch.blackman_window(window_length, periodic==True?, device?) -> jnp.blackman({window_length:a} + 1)[:-1]
+    torch.hann_window(window_length, periodic==True?, device?) -> \
+        jnp.hanning({window_length:a} + ({window_length:a} > 1))[:{window_length}]
+    torch.hamming_window(window_length, periodic==True?, device?) -> \
+        jnp.hamming({window_length:a} + ({window_length:a} > 1))[:{window_length}]
+    torch.blackman_window(window_length, periodic==True?, device?) -> \
+        jnp.blackman({window_length:a} + ({window_length:a} > 1))[:{window_length}]
     torch.cuda.is_available|torch.backends.mps.is_available() -> False
     torch.device(type, index?) -> None
     torch.as_tensor(data, dtype=, device?) -> jnp.asarray({data}<, {dtype}>)

@@ -167,6 +167,11 @@ METHODS = table("""
     bitwise_not() -> ~{self:a}
     argsort(dim=, descending=) -> jnp.argsort({self}<, axis={dim}><, descending={descending}>)
     scatter|scatter_add(dim, index, src) -> F.{}({self}, {dim}, {index}, {src})
+    scatter_reduce(dim, index, src, reduce, include_self=) -> \
+        F.scatter_reduce({self}, {dim}, {index}, {src}, {reduce}<, include_self={include_self}>)
+    index_copy(dim==0, index, source) -> {self:a}.at[{index}].set({source})
+    index_copy(dim==1, index, source) -> {self:a}.at[:, {index}].set({source})
+    index_put(indices, values, accumulate==True) -> {self:a}.at[{indices:t}].add({values})
     scatter(dim, index, value) -> F.scatter({self}, {dim}, {index}, {value})
     index_fill(dim==0, index, value) -> {self:a}.at[{index}].set({value})
     index_fill(dim==1, index, value) -> {self:a}.at[:, {index}].set({value})
@@ -216,7 +221,8 @@ PAIRS = table(f"""
 # JAX's arrays are immutable, so `x.add_(y)` is written as an assignment of the method without `_`.
 _CHANGING = (
     "add sub mul div pow lerp addcmul addcdiv clamp clamp_min clamp_max abs relu sigmoid tanh exp sqrt neg "
-    "fill zero masked_fill index_add index_fill scatter scatter_add unsqueeze squeeze transpose triu tril "
+    "fill zero masked_fill index_add index_fill scatter scatter_add "
+    "scatter_reduce index_copy index_put unsqueeze squeeze transpose triu tril "
     "round floor ceil reciprocal rsqrt log sin cos detach nan_to_num"
 )
 IN_PLACE = {f"{name}_": name for name in _CHANGING.split()}

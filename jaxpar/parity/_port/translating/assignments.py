@@ -159,7 +159,7 @@ def _set_attribute(
     # NNX fixes at the first assignment whether an attribute can hold arrays; None alone would be static.
     grows = bool(site and site.kinds & {list}) and _grows(ctx, target)
     if _is_replaced(ctx, target, node.value) or (
-        grows and ctx.only_making(target) and _holds_modules(ctx, target)
+        ctx.only_making(target) and (_has_modules(ctx, target) or (grows and _holds_modules(ctx, target)))
     ):
         written = f"nnx.data({written})"
     elif site and site.kinds & {list} and not _grows(ctx, target):
@@ -221,6 +221,13 @@ def _holds_modules(ctx: Context, target: ast.Attribute) -> bool:
     """Return whether an attribute that was a list is a module in the end: `nn.ModuleList(self.layers)`."""
     owners = ctx.modules(target.value)
     return bool(owners) and all(target.attr in owner._modules for owner in owners)
+
+
+def _has_modules(ctx: Context, target: ast.Attribute) -> bool:
+    """Return whether an attribute is a list or dict of modules in the end, which torch registers elsewhere."""
+    values = [vars(owner).get(target.attr) for owner in ctx.modules(target.value)]
+    rows = [x.values() if isinstance(x, dict) else x for x in values if isinstance(x, dict | list)]
+    return any(isinstance(x, nn.Module) for row in rows for x in row)
 
 
 def _is_buffer(ctx: Context, target: ast.Attribute) -> bool:

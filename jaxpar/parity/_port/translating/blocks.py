@@ -19,6 +19,7 @@ from .context import Context, Registry
 from .expressions import hole, positioned, text
 from .fragment import Hole
 from .gradients import require_no_changes
+from .in_place_layers import with_changes_first
 from .indexing import rebound
 from .omitted import is_omitted
 
@@ -33,8 +34,9 @@ REFUSED: dict[type[ast.stmt], str] = {
 def written_statement(ctx: Context, node: ast.stmt) -> str | None:
     """Write a statement in JAX; None if it is left out."""
     try:
+        ctx, before, rewritten = with_changes_first(ctx, node)
         changed = ctx.watched.aliases.changed.get((ctx.source.path, node.lineno), set())
-        if changed and (read := read_later(ctx.source, node, changed - {rebound(ctx, node)})):
+        if changed and (read := read_later(ctx.source, node, changed - rewritten - {rebound(ctx, node)})):
             raise Hole(f"it changes {' and '.join(read)} as well, in place")
         require_no_changes(ctx, node)
         if not ctx.ran(node) and (other := alias_read_later(ctx.source, node)):
@@ -46,6 +48,8 @@ def written_statement(ctx: Context, node: ast.stmt) -> str | None:
         if type(node) in REFUSED:
             raise Hole(REFUSED[type(node)])
         written = statement.get(type(node), with_blocks)(ctx, node)
+        if before and written is not None:
+            written = before + written
         if written is not None and not _is_python(written, begin_of(node)[1]):
             raise Hole("what would be written is no statement")
         return written

@@ -66,6 +66,8 @@ RANDOM_FUNCTIONS = ("randint", "randint_like", "multinomial", "normal")
 
 @expression(ast.Call)
 def call(ctx: Context, node: ast.Call) -> Fragment:
+    if node in ctx.written:
+        return Fragment(ctx.written[node])
     if sequence := packed(ctx, node):
         return sequence
     if isinstance(node.func, ast.Attribute) and (fragment := method(ctx, node, node.func)):
@@ -184,6 +186,8 @@ def _of_torch(ctx: Context, node: ast.Call, target: Any) -> Fragment:
         parent = ctx.source.parents[node]
         node = ast.copy_location(ast.Call(node.func, node.args, keywords), node)
         ctx.source.parents[node] = parent
+    if dotted(target) in rules.CONTEXTS:
+        return _context(ctx, node)
     name = rule_name(target)
     if getattr(target, "__name__", "") in RANDOM_FUNCTIONS and ctx.of_call(node):
         raise Hole(DRAWN)
@@ -204,6 +208,15 @@ def _of_torch(ctx: Context, node: ast.Call, target: Any) -> Fragment:
     if "rngs." in candidates[0].template and ctx.of_call(node):
         raise Hole(DRAWN)
     return by_rule(ctx, node, candidates, str(name))
+
+
+def _context(ctx: Context, node: ast.Call) -> Fragment:
+    """Write a context that means nothing in JAX, and that a later `with` enters."""
+    site = ctx.site(node)
+    if any(getattr(x, "_enabled", False) for x in (site.objects.values() if site else ())):
+        raise Hole("it computes in another type; give jaxpar.train_step a Precision")
+    ctx.needs.imports["nullcontext"] = "from contextlib import nullcontext"
+    return Fragment("nullcontext()")
 
 
 def _with_optional_bias(ctx: Context, node: ast.Call) -> Fragment | None:

@@ -41,6 +41,7 @@ class Context:
       kind: the module class whose body is translated, if any.
       stops: whether it is under `torch.no_grad()`, so that values carry no gradient.
       unbound: variables that none of the written lines assign.
+      written: the text of calls of which a line before the statement does a part.
     """
 
     source: Source
@@ -50,6 +51,7 @@ class Context:
     kind: type | None = None
     stops: bool = False
     unbound: frozenset[str] = frozenset()
+    written: Mapping[ast.Call, str] = dataclasses.field(default_factory=dict)
 
     def inside(self, function: ast.AST) -> Context:
         """Return the context of a function's body."""
@@ -85,8 +87,9 @@ class Context:
         child: ast.AST | None = node
         while child is not None and not isinstance(child, ast.stmt):
             parent = self.source.parents.get(child)
-            # The line of a conditional expression ran, but only one of its branches.
+            # Of a conditional expression's line only one branch ran; `and` and `or` end early.
             chosen = isinstance(parent, ast.IfExp) and child is not parent.test
+            chosen = chosen or (isinstance(parent, ast.BoolOp) and child is not parent.values[0])
             if chosen and isinstance(child, PROBED_NODES) and self.watched.site(self.source, child) is None:
                 return False
             child = parent

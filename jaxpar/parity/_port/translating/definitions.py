@@ -245,11 +245,16 @@ def _is_output(kind: type) -> bool:
 
 def _decorator(ctx: Context, node: ast.ClassDef, expression: ast.expr) -> str | None:
     """Write a class's decorator; a library's output classes become trees of arrays."""
-    is_dataclass = ctx.scope.value(expression) is dataclasses.dataclass
+    called = expression.func if isinstance(expression, ast.Call) else expression
+    is_dataclass = ctx.scope.value(called) is dataclasses.dataclass
     bases = [ctx.scope.value(base) for base in node.bases]
     if is_dataclass and any(_is_output(x) for base in bases for x in getattr(base, "__mro__", ())):
         return "struct.dataclass"
-    return None if registers(ctx, expression) else decorator(ctx, expression)
+    written = None if registers(ctx, expression) else decorator(ctx, expression)
+    value = ctx.scope.value(ast.Name(node.name))
+    if is_dataclass and written and value in ctx.watched.kinds_in_call and not issubclass(value, dict):
+        return f"jax.tree_util.register_dataclass\n@{written}"  # what the call returns is a tree of arrays
+    return written
 
 
 def _method(ctx: Context, value: type, node: Function) -> str | None:

@@ -95,8 +95,11 @@ def _in_torchs_order(ctx: Context, node: ast.AST) -> Fragment:
 
 MACHINE = ("torch.cuda", "torch.backends", "torch.distributed", "torch.mps", "torch.xpu", "torch.version")
 """Modules of torch whose functions and flags tell what a process runs on."""
-FLAGS = ("is_cuda", "is_mps", "is_xpu", "is_sparse", "is_nested", "is_quantized", "is_mkldnn", "is_meta")
-"""What a tensor is stored on or as: JAX's arrays have one form."""
+FLAGS = (
+    *("is_cuda", "is_mps", "is_xpu", "is_sparse", "is_nested", "is_quantized", "is_mkldnn", "is_meta"),
+    *("requires_grad", "is_leaf", "is_contiguous"),
+)
+"""What a tensor is stored on or as, and what torch notes for gradients: JAX's arrays have one form."""
 
 
 def depends_on_machine(ctx: Context, node: ast.AST) -> bool:

@@ -6,6 +6,7 @@ A branch that is taken at random raises in the ported file, unless its probabili
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.util
 import sys
 from types import FunctionType
@@ -190,13 +191,24 @@ def with_statement(ctx: Context, node: ast.With) -> str | None:
     sites = [site for e in expressions if (site := ctx.site(e))]
     if any(getattr(x, "_enabled", False) for site in sites for x in site.objects.values()):
         raise Hole("it computes in another type; give jaxpar.train_step a Precision")
-    if all(name in rules.CONTEXTS for name in names):
+    expressions = [e for e in expressions if not _is_without_meaning(ctx, e)]
+    if not expressions:
         return dedented(ctx, node.body, column)
     if len(expressions) == 1 and stops_gradients(ctx, expressions[0]):
         return dedented(ctx.stopping(), node.body, column)
-    if any(name.startswith("torch.") for name in names):
+    if len(expressions) < len(node.items) or any(name.startswith("torch.") for name in names):
         raise Hole("there is no rule for this context")
     return with_blocks(ctx, node)
+
+
+def _is_without_meaning(ctx: Context, node: ast.expr) -> bool:
+    """Return whether a context was one of torch's that mean nothing in JAX, or none at all."""
+    if isinstance(node, ast.Call) and dotted(ctx.scope.value(node.func)) in rules.CONTEXTS:
+        return True
+    site = ctx.site(node)
+    return site is not None and all(
+        kind is contextlib.nullcontext or dotted(kind) in rules.CONTEXTS for kind in site.kinds
+    )
 
 
 @statement(ast.Return)

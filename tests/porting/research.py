@@ -1,0 +1,174 @@
+"""torch modules in the style of research code. Every class with `inputs` is a case."""
+
+from collections import OrderedDict
+from contextlib import nullcontext
+from dataclasses import dataclass, fields
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Residual(nn.Module):
+    """An activation in place at the start of a block, whose input is added afterwards."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.block = nn.Sequential(nn.LeakyReLU(0.2, True), nn.Linear(width, width))
+        self.act = nn.ELU(inplace=True)
+        self.last = nn.Linear(width, width)
+
+    def forward(self, x):
+        x = self.last(x)
+        x = torch.cat([x, self.block(x)], dim=1)
+        x = x[:, :4] - x[:, 4:]
+        shortcut = x
+        out = self.last(self.act(x))
+        out = self.last(out)
+        y = F.leaky_relu(out, 0.1, inplace=True)
+        return out * 2 + y + shortcut
+
+
+class InPlaceFirst(nn.Module):
+    inputs = ((3, 4),)
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.blocks = nn.ModuleList([Residual(4) for _ in range(2)])
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x) + self.first(x)
+        return x
+
+
+class Mixed(nn.Module):
+    """A hole: of two blocks one computes in place."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.blocks = nn.ModuleList([nn.ReLU(inplace=flag) for flag in (True, False)])
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+@dataclass
+class Scores:
+    scores: torch.Tensor
+    loss: torch.Tensor | None = None
+
+
+class Outputs(OrderedDict):
+    def __post_init__(self):
+        for field in fields(self):
+            if getattr(self, field.name) is not None:
+                self[field.name] = getattr(self, field.name)
+
+    def to_tuple(self):
+        return tuple(self[name] for name in self)
+
+
+@dataclass
+class Hidden(Outputs):
+    hidden: torch.Tensor = None
+    pooled: torch.Tensor = None
+    others: torch.Tensor = None
+
+
+class ReturnsFields(nn.Module):
+    """A dataclass that is filled after it is made."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x):
+        result = Scores(scores=self.linear(x))
+        result.loss = result.scores.square().mean()
+        return result
+
+
+class ReturnsDict(nn.Module):
+    """A dict of a dataclass's fields, of the user's own base class."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x):
+        x = self.linear(x)
+        return Hidden(hidden=x, pooled=x.mean(1))
+
+
+class Contexts(nn.Module):
+    """Contexts of autocast that variables hold, or that a condition chooses."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        chosen = torch.autocast("cpu", enabled=False) if x.ndim == 2 else nullcontext()
+        with chosen:
+            x = self.linear(x)
+        with torch.autocast("cpu", enabled=False) if x.ndim == 3 else nullcontext():
+            x = self.linear(x)
+        kept = torch.autocast(device_type=x.device.type, enabled=False)
+        with kept, torch.no_grad():
+            target = self.linear(x)
+        return x if x.requires_grad and not x.is_contiguous() else x + target
+
+
+class Autocast(nn.Module):
+    """A hole: a context that computes in bfloat16."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            x = self.linear(x)
+        kept = torch.autocast("cpu", torch.bfloat16)
+        with kept:
+            return self.linear(x)
+
+
+class Listed(nn.Module):
+    """A dict and a list of modules that torch registers under other names."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self):
+        super().__init__()
+        self.zipped = {}
+        for i in range(2):
+            layer = nn.Linear(4, 4)
+            self.add_module(f"layer_{i}", layer)
+            self.zipped[i] = layer
+        self.rows = []
+        for i in range(2):
+            setattr(self, f"row_{i}", nn.Linear(4, 4))
+            self.rows.append(getattr(self, f"row_{i}"))
+
+    def forward(self, x):
+        for i in range(2):
+            x = self.rows[i](torch.tanh(self.zipped[i](x)))
+        return x
