@@ -181,8 +181,8 @@ def scatter_reduce(
         return scatter_add(base, dim, index, src)
     ones = jnp.ones(index.shape, x.dtype)
     if reduce == "mean":
-        kept = jnp.ones_like(x)
-        counts = scatter_add(kept if include_self else scatter(kept, dim, index, 0), dim, index, ones)
+        present = jnp.ones_like(x)
+        counts = scatter_add(present if include_self else scatter(present, dim, index, 0), dim, index, ones)
         total = scatter_add(base, dim, index, src)
         return total / counts if jnp.issubdtype(x.dtype, jnp.inexact) else total // counts.astype(x.dtype)
     at, sources = _at(base, dim, index), _sources(src, index)
@@ -198,8 +198,8 @@ def _shared(
     of_self = x == largest  # counted even where torch does not include it
     of_src = src == _at(largest, dim, index).get()
     counts = scatter_add(of_self.astype(x.dtype), dim, index, of_src.astype(x.dtype))
-    own = jnp.where(of_self & jnp.isfinite(base), base, 0)  # not finite: where x is not included
-    parts = scatter_add(own, dim, index, jnp.where(of_src, src, 0))
+    included = jnp.where(of_self & jnp.isfinite(base), base, 0)  # not finite: where x is not included
+    parts = scatter_add(included, dim, index, jnp.where(of_src, src, 0))
     derived = parts / jnp.where(counts == 0, 1, counts)
     finite = jnp.isfinite(largest)
     return jnp.where(finite, largest + (derived - jax.lax.stop_gradient(derived)), largest)

@@ -241,7 +241,7 @@ def is_installed(package: str) -> bool:
 def _imports_torch(package: str, path: Path) -> bool:
     """Return whether a file imports torch and its package requires torch for an extra of that name.
 
-    Of a package with modules that declares no requirements at all, every file counts.
+    If a package has modules and declares no requirements at all, each of its files counts.
     """
     required = [
         line for name in _distributions().get(package, ()) for line in importlib.metadata.requires(name) or ()

@@ -224,7 +224,7 @@ def _holds_modules(ctx: Context, target: ast.Attribute) -> bool:
 
 
 def _has_modules(ctx: Context, target: ast.Attribute) -> bool:
-    """Return whether an attribute is a list or dict of modules in the end, which torch registers elsewhere."""
+    """Return whether an attribute ends as a list or dict of modules, which torch registers elsewhere."""
     values = [vars(owner).get(target.attr) for owner in ctx.modules(target.value)]
     rows = [x.values() if isinstance(x, dict) else x for x in values if isinstance(x, dict | list)]
     return any(isinstance(x, nn.Module) for row in rows for x in row)
