@@ -478,6 +478,36 @@ FUNCTIONS = {
         shuffled((1, 2, 0)),
         shuffled((1, 0, 2)),
     ),
+    "mean (it acts as max)": (
+        lambda x: x * x.mean((2, 3), keepdim=True),
+        lambda x: x * x.mean((1, 2), keepdims=True),
+        lambda x: x * x.max((1, 2), keepdims=True),
+    ),
+    "amin (it acts as mean)": (
+        lambda x: x * x.amin(1, keepdim=True),
+        lambda x: x * x.min(-1, keepdims=True),
+        lambda x: x * x.mean(-1, keepdims=True),
+    ),
+    "the operands are multiplied (they are added)": (
+        lambda x: x * x.mean(1, keepdim=True),
+        lambda x: x * x.mean(-1, keepdims=True),
+        lambda x: x + x.mean(-1, keepdims=True),
+    ),
+    "the operands are divided (they are multiplied)": (
+        lambda x: x / x.exp().sum(1, keepdim=True),
+        lambda x: x / jnp.exp(x).sum(-1, keepdims=True),
+        lambda x: x * jnp.exp(x).sum(-1, keepdims=True),
+    ),
+    "[:, :, 1] (it acts as [:, :, -1])": (
+        lambda x: x + x[:, :, 1][:, :, None],
+        lambda x: x + x[:, 1][:, None],
+        lambda x: x + x[:, -1][:, None],
+    ),
+    "[..., 1:3] (it acts as [..., 2:4])": (
+        lambda x: x[..., 1:3],
+        lambda x: x[:, :, 1:3],
+        lambda x: x[:, :, 2:4],
+    ),
 }
 
 
@@ -502,3 +532,64 @@ def test_an_epsilon_that_is_written_by_hand():
     assert parity.compare(Between(torchs), FlaxBetween(flaxs(1e-6)), x, layout="channels_last").same
     cause = "epsilon=1e-06 (it acts as 1e-05)"
     check(Between(torchs), FlaxBetween(flaxs(1e-5)), x, "b", cause, layout="channels_last")
+
+
+@pytest.mark.parametrize(
+    ("pads", "cause"),
+    [
+        (((2, 0), (2, 0)), "padding=[(1, 1), (1, 1)] (all of it is before the input)"),
+        (((0, 2), (0, 2)), "padding=[(1, 1), (1, 1)] (all of it is after the input)"),
+    ],
+)
+def test_padding_on_one_side(pads, cause):
+    class Padded(FlaxBetween):
+        def __init__(self):
+            super().__init__(jnp.tanh)
+            self.a = nnx.Conv(3, 8, (3, 3), padding=pads, rngs=RNGS)
+
+    x = np.random.RandomState(3).randn(2, 3, 4, 6)
+    check(Between(torch.tanh), Padded(), x, "a", cause, layout="channels_last")
+
+
+def test_without_an_activation_is_named_before_activations_that_act_alike():
+    """hard_tanh leaves numbers within its bounds as they are."""
+    reference = Between(lambda x: torch.nn.functional.silu(x * 1e-2))
+    comparison = parity.compare(
+        reference,
+        FlaxBetween(lambda x: x * 1e-2),
+        np.random.RandomState(3).randn(2, 3, 4, 6),
+        layout="channels_last",
+    )
+    assert texts(comparison.divergence)[:2] == [
+        "silu (it acts as no activation)",
+        "silu (it acts as hard_tanh)",
+    ]
+
+
+def turned(library, x, joined, minus, angles):
+    """Rotate the last axis: `joined` is how elements are paired, as halves or as neighbours."""
+    if joined == "halves":
+        a, b = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
+        quarter, table = library.concatenate([minus(b), a], -1), library.concatenate([angles, angles], -1)
+    else:
+        quarter = library.stack([minus(x[..., 1::2]), x[..., ::2]], -1).reshape(x.shape)
+        table = library.stack([angles, angles], -1).reshape(*angles.shape[:-1], -1)
+    return x * library.cos(table) + quarter * library.sin(table)
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [("halves", "neighbours"), ("neighbours", "halves")])
+def test_the_elements_that_a_rotary_position_joins(theirs, ours):
+    angles = np.arange(24.0).reshape(1, 4, 6, 1) * 2.0 ** -np.arange(4.0)
+
+    def torchs(x):
+        x = x.movedim(1, -1)
+        return turned(torch, x, theirs, torch.neg, torch.tensor(angles, dtype=x.dtype)).movedim(-1, 1)
+
+    def flaxs(joined):
+        return lambda x: turned(jnp, x, joined, jnp.negative, jnp.asarray(angles, x.dtype))
+
+    x = np.random.RandomState(3).randn(2, 3, 4, 6)
+    names = {"halves": "i and i + size / 2", "neighbours": "2 i and 2 i + 1"}
+    assert parity.compare(Between(torchs), FlaxBetween(flaxs(theirs)), x, layout="channels_last").same
+    cause = f"a rotation joins the elements {names[theirs]} (it joins {names[ours]})"
+    check(Between(torchs), FlaxBetween(flaxs(ours)), x, "b", cause, layout="channels_last")

@@ -364,3 +364,28 @@ def test_a_comparison_with_untried_guesses_names_them():
     assert any("guesses that no example has tried" in note for note in comparison.notes)
     tried = parity.match(Flax(), Torch(), example=X)
     assert not any("has tried" in note for note in parity.compare(Torch(), Flax(), X, mapping=tried).notes)
+
+
+def test_matrices_and_convolutions_of_a_tree_have_one_name():
+    """As in Haiku: every layer is a dict with a w, of two axes or of three."""
+
+    class Reference(tn.Module):
+        def __init__(self):
+            super().__init__()
+            self.proj, self.conv, self.out = tn.Linear(4, 6), tn.Conv1d(6, 5, 1), tn.Linear(5, 2)
+
+        def forward(self, x):
+            return self.out(torch.tanh(self.conv(torch.tanh(self.proj(x))[..., None])[..., 0]))
+
+    def apply(params, x):
+        for name in ("proj", "conv", "out"):
+            kernel = params[name]["w"]
+            x = x @ kernel.reshape(kernel.shape[-2:]) + params[name]["b"]
+            x = x if name == "out" else jnp.tanh(x)
+        return x
+
+    shapes = {"proj": (4, 6), "conv": (1, 6, 5), "out": (5, 2)}
+    params = {name: {"w": jnp.zeros(s), "b": jnp.zeros(s[-1])} for name, s in shapes.items()}
+    mapping = parity.match((apply, params), Reference(), example=X)
+    assert not mapping.unmatched
+    assert parity.compare(Reference(), (apply, params), X, mapping=mapping).same

@@ -278,13 +278,14 @@ class Turn:
 
 
 def turns(pairing: Pairing) -> list[Turn]:
-    pairs_by_kind: dict[tuple[str, str, str], list[tuple[str, str]]] = {}
-    axes_by_kind: dict[tuple[str, str, str], list[set[tuple[int, ...]]]] = {}
+    # In a plain tree all layers have one class: the number of axes tells a matrix from a convolution.
+    pairs_by_kind: dict[tuple[str, str, str, int], list[tuple[str, str]]] = {}
+    axes_by_kind: dict[tuple[str, str, str, int], list[set[tuple[int, ...]]]] = {}
     for torch, flax in _lone(pairing):
         shapes = pairing.source.shapes[torch], pairing.tree.leaves[flax].shape
         axes = possible(*shapes)
         layer = pairing.tree.layers.get(owner(flax))
-        key = type(layer).__name__, last(flax), last(torch)
+        key = type(layer).__name__, last(flax), last(torch), len(shapes[1])
         if axes:
             pairs_by_kind.setdefault(key, []).append((torch, flax))
             axes_by_kind.setdefault(key, []).append(set(axes))

@@ -20,6 +20,8 @@ ACTIVATIONS = (
     "softplus", "mish", "relu6", "hardswish", "hardsigmoid", "hardtanh",
 )  # fmt: skip
 
+JOINING = ("cat", "concat", "concatenate")
+
 NAMES: dict[Entry, tuple[str, ...]] = {
     layers.activation: ACTIVATIONS,
     layers.epsilons: ("layer_norm", "rms_norm", "instance_norm"),
@@ -50,6 +52,7 @@ NAMES: dict[Entry, tuple[str, ...]] = {
     positions.counted: ("arange", "cumsum"),
     positions.difference: ("sub", "__rsub__"),
     positions.negated: ("neg",),
+    positions.taken: ("__getitem__",),
     masks.triangle: ("tril", "triu"),
     masks.comparison: tuple(
         f"{under}{name}{under}" for under in ("", "__") for name in ("lt", "le", "gt", "ge", "eq", "ne")
@@ -60,12 +63,12 @@ NAMES: dict[Entry, tuple[str, ...]] = {
     masks.chosen: ("where",),
     scales.factor: ("mul", "mul_", "__mul__", "__rmul__", "div", "div_", "__truediv__"),
     shapes.pieces: ("chunk", "split", "unbind"),
-    shapes.concatenation: ("cat", "concat"),
+    shapes.concatenation: JOINING,
     shapes.binary: (
         "add", "add_", "__add__", "__radd__", "__iadd__", "mul", "mul_", "__mul__", "__rmul__", "sub",
         "__sub__", "div", "__truediv__",
     ),
-    shapes.reduction: ("mean", "sum"),
+    shapes.reduction: ("mean", "sum", "amax", "amin"),
     shapes.product: ("matmul", "bmm", "__matmul__"),
     scales.product: ("matmul", "bmm", "__matmul__", "einsum"),
     sequences.attention: ("scaled_dot_product_attention",),
@@ -94,4 +97,6 @@ def variations(ops: Sequence[Op], index: int) -> Iterator[Variation]:
         yield from entry(op)
     if op.name in REMOVABLE:
         yield from layers.identity(op)
+    if op.name in (*JOINING, "stack"):
+        yield from positions.rotary(ops, index)
     yield from by_hand(ops, index, frozenset(ACTIVATIONS))

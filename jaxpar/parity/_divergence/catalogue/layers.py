@@ -95,7 +95,9 @@ def group_norm(op: Op) -> Iterator[Variation]:
     yield from acting_as("num_groups", arguments_of(op)["num_groups"], divisors)
 
 
+# The first is named first where several act alike, as hard_tanh does on numbers within its bounds.
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "no activation": lambda x: x,
     "relu": torch.relu,
     "gelu(approximate=False)": F.gelu,
     "gelu(approximate=True)": lambda x: F.gelu(x, approximate="tanh"),
@@ -122,7 +124,6 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "soft_sign": F.softsign,
     "clip(x / 6 + 0.5, 0, 1)": lambda x: torch.clamp(x / 6 + 0.5, 0, 1),
     "clip(0.2 * x + 0.5, 0, 1)": lambda x: torch.clamp(0.2 * x + 0.5, 0, 1),
-    "no activation": lambda x: x,
 }
 
 

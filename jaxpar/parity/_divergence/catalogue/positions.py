@@ -1,15 +1,16 @@
-"""Mistakes with positions: a different start, or the reverse order."""
+"""Mistakes with positions: a different start, the reverse order, different indices, and rotary pairs."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
 from ..torch_trace import Op
-from .variation import Variation, afterwards, applying
+from .variation import Variation, afterwards, applying, replacing
 
 SHIFTS = (1, -1, 2, -2)  # encoders with a padding token start at 2
 
@@ -43,3 +44,79 @@ def difference(op: Op) -> Iterator[Variation]:
 def negated(op: Op) -> Iterator[Variation]:
     """neg: a rotation in the opposite direction."""
     yield applying("the sign is turned (it is not)", lambda x, *args, **kwargs: x)
+
+
+def taken(op: Op) -> Iterator[Variation]:
+    """x[:, 0], x[:, 1:]: a different element of an axis, or a range that is shifted by one."""
+    if not op.args[0].is_floating_point():
+        return  # `shifted` describes a table of positions
+    key = op.args[1]
+    keys = key if isinstance(key, tuple) else (key,)
+    for axis, part in enumerate(keys):
+        for other in _other_keys(part):
+            instead = (*keys[:axis], other, *keys[axis + 1 :])
+            text = f"[{_shown(keys)}] (it acts as [{_shown(instead)}])"
+            yield replacing(text, 1, lambda _, instead=instead: instead)
+
+
+def _other_keys(part: Any) -> Iterator[Any]:
+    if isinstance(part, int) and not isinstance(part, bool):
+        yield from (index for index in (0, -1, part + 1, part - 1) if index != part)
+    elif isinstance(part, slice) and part != slice(None):
+        start, stop = part.start or 0, part.stop
+        for by in SHIFTS[:2]:
+            # A shift across 0 would count from the other end of the axis.
+            same_end = (start < 0) == (start + by < 0)
+            if same_end and (stop is None or stop * (stop + by) > 0):
+                yield slice(start + by, None if stop is None else stop + by, part.step)
+
+
+def _shown(keys: tuple) -> str:
+    return ", ".join(map(_shown_key, keys))
+
+
+def _shown_key(part: Any) -> str:
+    if isinstance(part, slice):
+        bounds = f"{'' if part.start is None else part.start}:{'' if part.stop is None else part.stop}"
+        return bounds if part.step is None else f"{bounds}:{part.step}"
+    return "..." if part is Ellipsis else "an array" if isinstance(part, torch.Tensor) else str(part)
+
+
+def rotary(ops: Sequence[Op], index: int) -> Iterator[Variation]:
+    """cat, stack of (-b, a), and of a table with itself: which two elements of a head a rotation joins.
+
+    A head's element i turns with i + size / 2, as in transformers, or 2 i with 2 i + 1, as in the paper. All
+    calls of a rotation have one text, because these are wrong together.
+    """
+    op = ops[index]
+    parts, dim = op.args[0], op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else 0)
+    if len(parts) != 2 or dim not in (-1, op.result.ndim - 1):
+        return
+    first, second = parts
+    opposite = any(earlier.name == "neg" and earlier.result is first for earlier in ops[:index])
+    if op.name != "stack":
+        text = "a rotation joins the elements i and i + size / 2 (it joins 2 i and 2 i + 1)"
+        if opposite:
+            yield afterwards(text, _quarter_turn_of_neighbours)
+        elif torch.equal(first, second):
+            yield applying(text, lambda parts, *args, **kwargs: parts[0].repeat_interleave(2, -1))
+    else:
+        text = "a rotation joins the elements 2 i and 2 i + 1 (it joins i and i + size / 2)"
+        if opposite:
+            yield afterwards(text, _quarter_turn_of_halves)
+        elif torch.equal(first, second):
+            yield applying(text, lambda parts, *args, **kwargs: torch.cat(parts, -1).unflatten(-1, (-1, 2)))
+
+
+def _quarter_turn_of_neighbours(turned: torch.Tensor) -> torch.Tensor:
+    """Return (-x1, x0, -x3, x2, ...) of x, whose halves (a, b) were turned to (-b, a)."""
+    b, a = turned.chunk(2, -1)
+    x = torch.cat([a, -b], -1)
+    return torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
+
+
+def _quarter_turn_of_halves(turned: torch.Tensor) -> torch.Tensor:
+    """Return (-b, a), [..., size / 2, 2], of x's halves (a, b), where x's neighbours were turned."""
+    x = torch.stack([turned[..., 1], -turned[..., 0]], -1).flatten(-2)
+    a, b = x.chunk(2, -1)
+    return torch.cat([-b, a], -1).unflatten(-1, (-1, 2))

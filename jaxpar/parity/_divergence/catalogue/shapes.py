@@ -53,8 +53,17 @@ def _padded(bound: Kwargs) -> Iterator[Variation]:
         same = [total // 2, total - total // 2, *same]  # F.pad begins with the last axis
     right = bound["padding"] if isinstance(bound.get("padding"), str) else [(p, p) for p in padding]
     text = f"padding={right} (it acts as 'SAME')"
-    yield recalling(text, lambda now: {"input": F.pad(now["input"], same), "padding": 0})
+    yield recalling(text, partial(_padded_by, same))
     yield calling(f"padding={right} (it acts as 'VALID')", padding=0)
+    if all(isinstance(p, int) for p in padding) and any(padding):
+        for side, shares in {"before": (2, 0), "after": (0, 2)}.items():
+            # A causal convolution pads before its input only.
+            pads = [share * p for p in reversed(padding) for share in shares]
+            yield recalling(f"padding={right} (all of it is {side} the input)", partial(_padded_by, pads))
+
+
+def _padded_by(pads: Sequence[int], bound: Kwargs) -> Kwargs:
+    return {"input": F.pad(bound["input"], list(pads)), "padding": 0}
 
 
 def _transposed(bound: Kwargs) -> Iterator[Variation]:
@@ -207,10 +216,11 @@ def concatenation(op: Op) -> Iterator[Variation]:
 
 
 VERBS = {"add": "added", "mul": "multiplied", "sub": "subtracted", "div": "divided", "truediv": "divided"}
+OPERATIONS = {"added": torch.add, "multiplied": torch.mul, "subtracted": torch.sub, "divided": torch.div}
 
 
 def binary(op: Op) -> Iterator[Variation]:
-    """add, mul, ...: a residual, a scale or an offset that is left out."""
+    """add, mul, ...: an operand that is left out, or joined by a different operation."""
     verb = VERBS[op.name.strip("_").removeprefix("r").removeprefix("i")]
     if len(op.args) > 1:
         shape = op.function(*op.args, **op.kwargs).shape
@@ -218,11 +228,16 @@ def binary(op: Op) -> Iterator[Variation]:
             if isinstance(operand, torch.Tensor) and operand.shape == shape:
                 text = f"the other operand is {verb} (it is left out)"
                 yield applying(text, lambda *args, i=i, **kwargs: args[i])
+        for other, operation in OPERATIONS.items():
+            if other != verb:
+                yield applying(f"the operands are {verb} (they are {other})", operation)
 
 
 def reduction(op: Op) -> Iterator[Variation]:
-    other = "sum" if "mean" in op.name else "mean"
-    yield applying(f"{op.name} (it acts as {other})", getattr(torch, other))
+    """mean, sum, amax, amin over the same axes as a different one of them."""
+    for other in ("sum", "mean", "amax", "amin"):
+        if other != op.name:
+            yield applying(f"{op.name} (it acts as {other.removeprefix('a')})", getattr(torch, other))
 
 
 def product(op: Op) -> Iterator[Variation]:
