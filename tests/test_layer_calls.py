@@ -110,15 +110,19 @@ def answer(call: Callable[[], Any]) -> Exception | None:
 def problem(case: Case, ours: Any, theirs: Any, i: int, kind: str, hostile: Any) -> str:
     """Return "" or what is wrong with jaxpar's answer to a hostile input number `i`."""
     name = type(ours).__name__
-    sides = []
-    for net, array in ((theirs, torch.tensor), (ours, jnp.asarray)):
+
+    def side(net: Any, array: Callable[[Any], Any]) -> Exception | None:
         values = [*inputs(case)]
         values[i] = hostile
         values = [
             array(x) if isinstance(x, (np.ndarray, np.generic)) and x.dtype.kind != "U" else x for x in values
         ]
-        sides.append(answer(lambda net=net, values=values: case.call(net, *values, **case.options)))
-    torchs, jaxpars = sides
+        return answer(lambda: case.call(net, *values, **case.options))
+
+    torchs = side(theirs, torch.tensor)
+    if torchs is None and kind not in NO_ARRAYS:
+        return ""
+    jaxpars = side(ours, jnp.asarray)
     if kind in NO_ARRAYS and not re.match(rf"{name}: \w+ is .*; it must be an array", str(jaxpars)):
         return f"{kind} is answered by {jaxpars!r}"
     if torchs is None:
