@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections import defaultdict
 
 import language
@@ -32,16 +33,16 @@ CEILINGS = {
 }
 """Vague names and mannered constructions, by package. Lower a number when you mend one; never raise it."""
 
-COUNTS = language.counts()
+counts = functools.cache(language.counts)
 
 
 def test_every_package_has_a_ceiling():
-    assert COUNTS.keys() == CEILINGS.keys()
+    assert counts().keys() == CEILINGS.keys()
 
 
 @pytest.mark.parametrize("package", CEILINGS)
 def test_the_counts_only_fall(package):
-    names, constructions = COUNTS[package]
+    names, constructions = counts()[package]
     most_names, most_constructions = CEILINGS[package]
     hint = f"`python tests/language.py {package}` lists them"
     assert names <= most_names, hint
