@@ -110,6 +110,7 @@ def test_float32(optimizer, form, tmp_path):
         assert result.same or "rate" in result.causes[0], str(result)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("form", CLIPS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("is_rate_tapped", [True, False])

@@ -180,6 +180,7 @@ class Multi(nnx.Module):
 
 
 # T-DP test_data_parallel_multiple_input: 5 rows on 2 devices
+@pytest.mark.sampled(3)
 @pytest.mark.full
 @pytest.mark.parametrize("ids", [(0, 1), (1, 0), (0,), (2, 3, 4)])
 @pytest.mark.parametrize("extra", [None, "keyword", "positional"])

@@ -94,6 +94,7 @@ def w(request, devices):
     )
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("derivative", DERIVATIVES)
 @pytest.mark.parametrize(("form", "module"), CASES)
 def test_derivatives_are_those_of_the_module_and_return_to_its_device(form, module, derivative, w, devices):
@@ -135,6 +136,7 @@ ENSEMBLES = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", ENSEMBLES)
 @pytest.mark.parametrize("module", MODULES)
 @pytest.mark.parametrize("form", [data_parallel, four_verbs])

@@ -25,6 +25,7 @@ def test_list_is_concatenated_on_the_target(dim, target, devices):
     assert got.devices() == {devices[{None: 0, "cpu:3": 3}.get(target, target)]}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("N", [2, 3, 8])
 @pytest.mark.parametrize("B", [0, 1, 5, 16])
 @pytest.mark.parametrize("dim", [0, 1, -1])

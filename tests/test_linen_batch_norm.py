@@ -171,6 +171,7 @@ def test_data_parallel_equals_one_device(layer, B):
         assert np.abs(alone["y"] - want["y"]).max() > 1e-2  # without a name every replica has its own
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.full
 @pytest.mark.parametrize("B", [8, 10])
 @pytest.mark.parametrize("wrap", [plain, jaxpar.DataParallel, jaxpar.DistributedDataParallel])

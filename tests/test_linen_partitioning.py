@@ -71,6 +71,7 @@ def train(net, freeze):
     return losses, [np.asarray(x) for x in jax.tree.leaves(step.state.params)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.full
 @pytest.mark.parametrize("freeze", [False, True])
 @pytest.mark.parametrize("logical", [False, True])

@@ -355,6 +355,7 @@ class Table(nnx.Module):
         return self.d(x) + jax.tree.leaves(self.table)[0]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize(
     "held", [lambda t: t, lambda t: [t], lambda t: {"a": t}], ids=["bare", "list", "dict"]

@@ -477,6 +477,7 @@ def batches(first, last):
     return list(zip(X[first:last], Y[first:last], strict=True))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("one", "other"),

@@ -129,6 +129,7 @@ def by_hand(net, batches, mean_of_means):
     return losses
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.full
 @pytest.mark.parametrize("wrapper", [jaxpar.DataParallel, jaxpar.DistributedDataParallel])
 @pytest.mark.parametrize("B", [10, 2])

@@ -81,6 +81,7 @@ class ByHand:
         return loss
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.full
 @pytest.mark.parametrize("wrap", WRAPPERS, ids=lambda wrap: wrap.__name__)
 @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)

@@ -355,6 +355,7 @@ CALLS: dict[str, dict[str, Any]] = {
         "embedding": nn.Embedding(5, 3, rngs=rngs()),
     },
     "Upsample": {"size": 4},
+    "Transformer": {"d_model": 4, "num_encoder_layers": 1, "num_decoder_layers": 1, "dim_feedforward": 8},
     "TransformerEncoder": lambda: {"encoder_layer": nn.TransformerEncoderLayer(4, 2, 8, rngs=rngs())},
     "TransformerDecoder": lambda: {"decoder_layer": nn.TransformerDecoderLayer(4, 2, 8, rngs=rngs())},
     "cross_entropy": {"x": series(2, 4)},
