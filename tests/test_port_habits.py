@@ -53,6 +53,12 @@ def test_what_some_modules_do_in_place_or_in_another_type_is_a_hole(kind, reason
     assert all(reason in hole for hole in port.holes)
 
 
+def test_a_branch_by_chance_raises_where_the_chance_is_not_zero():
+    port = parity.port(functools.partial(research.InPlaceFunctions, 0.3), torch.ones(3, 4))
+    assert port.status == 3
+    assert "decides by random numbers" in port.failure
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["memory", "frozen", "shape"])
 def test_a_weight_that_is_more_than_an_initial_value_is_no_proof(how):

@@ -172,3 +172,56 @@ class Listed(nn.Module):
         for i in range(2):
             x = self.rows[i](torch.tanh(self.zipped[i](x)))
         return x
+
+
+class InPlaceFunctions(nn.Module):
+    """Functions and layers that are called for what they change, and masks of rows."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self, rate=0.0):
+        super().__init__()
+        self.linear, self.act = nn.Linear(4, 4), nn.ReLU(inplace=True)
+        self.row = nn.Parameter(torch.ones(4) / 3)
+        self.anchors = [torch.arange(4.0), torch.ones(4)]
+        self.add_module("layer_0", nn.Linear(4, 4))
+        self.rate = rate
+
+    def forward(self, x):
+        x = self.linear(x)
+        F.leaky_relu_(x, 0.1)
+        y = F.relu_(self.linear(x))
+        part = self.linear(y)
+        self.act(part)
+        far = torch.ones(3, 4) / 2
+        near = part < far
+        far[near] = part[near]
+        rows = torch.arange(3) > 1
+        far = far + 0 * x
+        far[rows] = self.row
+        if not (self.training and torch.rand(1).item() < self.rate):
+            far = self._modules[f"layer_{0}"](far)
+        for anchor in self.anchors:
+            far = far + anchor
+        far[rows] *= 2
+        return far + y
+
+
+class Tower(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.places = nn.Parameter(torch.linspace(0, 1, 4))
+
+
+class TakesParameters(nn.Module):
+    """A parameter of another module, which is not kept."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self):
+        super().__init__()
+        tower = Tower()
+        self.places = tower.places
+
+    def forward(self, x):
+        return x * self.places

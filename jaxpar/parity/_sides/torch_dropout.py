@@ -79,6 +79,10 @@ class Capture(TorchFunctionMode):
             fresh = self._replaced(fresh) if fresh.ndim else fresh
             self.masks += [fresh.detach()] * (fresh.ndim > 0)
             return fresh
+        if function is torch.Tensor.item and self.masks and _takes_fresh.get():
+            # A number that Python takes out decides a branch; Flax draws none for it.
+            is_last = args[0].numel() == 1 and args[0].data_ptr() == self.masks[-1].data_ptr()
+            del self.masks[len(self.masks) - is_last :]
         if function in OTHERS:
             self.drawn.add(OTHERS[function])
         if function in ELEMENTWISE:

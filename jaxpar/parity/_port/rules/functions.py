@@ -3,7 +3,7 @@
 import ast
 import re
 
-from .methods import METHODS
+from .methods import IN_PLACE, METHODS
 from .rule import SHAPE, CallRule, table
 from .transformers_names import FUNCTIONS as OF_TRANSFORMERS
 
@@ -289,6 +289,11 @@ FUNCTIONS["torch.nn.utils.weight_norm"] = FUNCTIONS["torch.nn.utils.parametrizat
 FUNCTIONS.update(table(OF_TRANSFORMERS))
 for _name, _rules in METHODS.items():
     FUNCTIONS.setdefault(f"torch.{_name}", []).extend(map(_of_method, _rules))
+# `torch.relu_(x)` changes x, which `translating.in_place_layers` writes.
+for _name in (*IN_PLACE.values(), "selu", "celu", "threshold"):
+    FUNCTIONS[f"torch.{_name}_"] = FUNCTIONS[f"torch.{_name}"]
+for _name in ("elu", "hardtanh", "leaky_relu"):
+    FUNCTIONS[f"torch.nn.functional.{_name}_"] = FUNCTIONS[f"torch.nn.functional.{_name}"]
 
 
 def as_value(name: str) -> str | None:

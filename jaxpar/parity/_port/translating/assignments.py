@@ -118,6 +118,9 @@ def item(ctx: Context, node: ast.Subscript) -> Fragment:
     """Write an entry of a cache as the variable that has it; any other as an index."""
     if chosen := registered(ctx, node):
         return chosen
+    owner = node.value.value if isinstance(node.value, ast.Attribute) else None
+    if owner is not None and node.value.attr == "_modules" and ctx.is_module(owner):  # type: ignore[attr-defined]
+        return Fragment(f"getattr({text(ctx, owner)}, {text(ctx, node.slice)})")
     return Fragment(entry) if (entry := entry_of(ctx, node)) else subscript(ctx, node)
 
 
@@ -155,11 +158,15 @@ def _set_attribute(
         raise Hole(f"JAX's arrays have no {target.attr}")
     value = value_of(ctx, node.value)
     site, written = ctx.site(node.value), value.text
+    if value.is_whole_variable and ctx.only_making(node) and site and site.kinds == {nn.Parameter}:
+        return Fragment(
+            f"{text(ctx, target.value)}.{target.attr}"
+        ), value.variable  # one weight of two modules
     in_constructor = getattr(ctx.source.around(node), "name", "") == "__init__"
     # NNX fixes at the first assignment whether an attribute can hold arrays; None alone would be static.
     grows = bool(site and site.kinds & {list}) and _grows(ctx, target)
     if _is_replaced(ctx, target, node.value) or (
-        ctx.only_making(target) and (_has_modules(ctx, target) or (grows and _holds_modules(ctx, target)))
+        ctx.only_making(target) and (_has_data(ctx, target) or (grows and _holds_modules(ctx, target)))
     ):
         written = f"nnx.data({written})"
     elif site and site.kinds & {list} and not _grows(ctx, target):
@@ -223,11 +230,11 @@ def _holds_modules(ctx: Context, target: ast.Attribute) -> bool:
     return bool(owners) and all(target.attr in owner._modules for owner in owners)
 
 
-def _has_modules(ctx: Context, target: ast.Attribute) -> bool:
-    """Return whether an attribute ends as a list or dict of modules, which torch registers elsewhere."""
+def _has_data(ctx: Context, target: ast.Attribute) -> bool:
+    """Return whether an attribute ends as a list or dict of tensors, or of modules registered elsewhere."""
     values = [vars(owner).get(target.attr) for owner in ctx.modules(target.value)]
     rows = [x.values() if isinstance(x, dict) else x for x in values if isinstance(x, dict | list)]
-    return any(isinstance(x, nn.Module) for row in rows for x in row)
+    return any(isinstance(x, nn.Module | torch.Tensor) for row in rows for x in row)
 
 
 def _is_buffer(ctx: Context, target: ast.Attribute) -> bool:

@@ -19,7 +19,7 @@ from .context import Context, Registry
 from .expressions import hole, positioned, text
 from .fragment import Hole
 from .gradients import require_no_changes
-from .in_place_layers import with_changes_first
+from .in_place_layers import changed_variable, with_changes_first
 from .indexing import rebound
 from .omitted import is_omitted
 
@@ -36,7 +36,8 @@ def written_statement(ctx: Context, node: ast.stmt) -> str | None:
     try:
         ctx, before, rewritten = with_changes_first(ctx, node)
         changed = ctx.watched.aliases.changed.get((ctx.source.path, node.lineno), set())
-        if changed and (read := read_later(ctx.source, node, changed - rewritten - {rebound(ctx, node)})):
+        rewritten |= {rebound(ctx, node), changed_variable(ctx, node)}
+        if changed and (read := read_later(ctx.source, node, changed - rewritten)):
             raise Hole(f"it changes {' and '.join(read)} as well, in place")
         require_no_changes(ctx, node)
         if not ctx.ran(node) and (other := alias_read_later(ctx.source, node)):

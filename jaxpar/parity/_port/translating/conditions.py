@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import math
+import random
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -15,7 +16,7 @@ from ..reading.scope import UNKNOWN, is_torchs
 from ..reading.watching import Site
 from .context import Context
 from .expressions import expression, hole, is_none, resolved, root_of, spliced, text, translated
-from .fragment import COMPARE, Fragment, Hole
+from .fragment import COMPARE, Fragment, Hole, parsed
 from .memory import decided
 
 NUMERIC = ("int", "float", "bool", "complex", "range", "max", "min", "any", "all", "sorted", "divmod")
@@ -79,6 +80,8 @@ def unary(ctx: Context, node: ast.UnaryOp) -> Fragment:
 @expression(ast.Compare)
 def comparison(ctx: Context, node: ast.Compare) -> Fragment:
     operands = [node.left, *node.comparators]
+    if chance := _chance(ctx, node):
+        return chance
     if len(node.ops) > 1 or isinstance(node.ops[0], ast.In | ast.NotIn):
         return _without_tensors(ctx, node, operands)
     if isinstance(node.ops[0], ast.Is | ast.IsNot) and any(_is_type(ctx, operand) for operand in operands):
@@ -89,6 +92,41 @@ def comparison(ctx: Context, node: ast.Compare) -> Fragment:
     if is_identity and any(is_torchs(ctx.scope.value(operand)) for operand in operands):
         return resolved(ctx, node, isinstance(node.ops[0], ast.IsNot))
     return spliced(ctx, node)
+
+
+def _chance(ctx: Context, node: ast.Compare) -> Fragment | None:
+    """Write `torch.rand(1).item() < p`, which was never true: it raises unless p is 0, as of a LayerDrop."""
+    left, operator, right = node.left, node.ops[0], node.comparators[0]
+    if len(node.ops) > 1 or not isinstance(operator, ast.Lt | ast.LtE | ast.Gt | ast.GtE):
+        return None
+    rate = next((b for a, b in ((left, right), (right, left)) if _is_drawn(ctx, a)), None)
+    if rate is None or ctx.is_tensor(node) or ctx.is_tensor(rate):
+        return None
+    is_below = isinstance(operator, ast.Lt | ast.LtE) is (rate is right)
+    site = ctx.site(node)
+    if site and any(value is is_below for value in site.objects.values()):
+        return None
+    reason = f"{ctx.source.place(node)}: {ctx.code(node)}: it decides by random numbers"
+    ctx.needs.note(f"raises where it is not zero: {reason}")
+    ctx.needs.written_holes += 1
+    sign, joint = ("> 0", "and") if is_below else ("<= 0", "or")
+    return parsed(f"({translated(ctx, rate).grouped} {sign} {joint} hole({reason!r}))")
+
+
+def _is_drawn(ctx: Context, node: ast.expr) -> bool:
+    """Return whether an expression draws one number between 0 and 1."""
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "item":
+        node = node.func.value
+    if not isinstance(node, ast.Call) or node.keywords:
+        return False
+    function, sizes = ctx.scope.value(node.func), [ast.unparse(part) for part in node.args]
+    if function in (random.uniform, np.random.uniform):
+        return sizes in (["0", "1"], ["0.0", "1.0"]) or not sizes
+    return function in (torch.rand, random.random, np.random.rand, np.random.random) and sizes in (
+        [],
+        ["1"],
+        ["[]"],
+    )
 
 
 def _is_type(ctx: Context, node: ast.expr) -> bool:

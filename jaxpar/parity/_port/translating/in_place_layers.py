@@ -12,26 +12,28 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from .. import rules
 from ..reading.aliases import HARMLESS, read_later
-from ..reading.scope import is_layer, is_torchs
+from ..reading.scope import is_layer, is_torchs, rule_name
 from ..reading.source import Function, end_of, start_of
 from .context import Context
 from .expressions import text
 from .fragment import Hole
 
+IN_PLACE_FUNCTIONS = frozenset(name for name in rules.FUNCTIONS if name.endswith("_"))
 LAYER, FIRST = "layer", "first of a Sequential"
 MOST_NAMES = 3
 """The names that one array may have, of those that the line changes."""
 
 
-def with_changes_first(ctx: Context, node: ast.stmt) -> tuple[Context, str, set[str]]:
+def with_changes_first(ctx: Context, node: ast.stmt) -> tuple[Context, str, set[str | None]]:
     """Return a statement's context, the lines that go before the statement, and the variables they assign.
 
     Raises:
       Hole: some modules compute in place and others do not, or the statement shares its line.
     """
     lines: list[str] = []
-    names: set[str] = set()
+    names: set[str | None] = set()
     for call, name, form in _changing_calls(ctx, node):
         others = _other_names(ctx, node, name)
         if name in names or not (others & _read_again(ctx, node, call, name, others)):
@@ -58,12 +60,29 @@ def _changing_calls(ctx: Context, node: ast.stmt) -> Iterator[tuple[ast.Call, st
         argument = call.args[0]
         if not isinstance(argument, ast.Name) or _is_deferred(ctx, call, node):
             continue
-        flag = next((x.value for x in call.keywords if x.arg == "inplace"), None)
-        if isinstance(flag, ast.Constant) and flag.value is True and is_torchs(ctx.scope.value(call.func)):
+        if _is_in_place(ctx, call):
             yield call, argument.id, LAYER
         forms = {_form(module) for module in ctx.modules(call.func)}
         if len(call.args) == 1 and not call.keywords and forms - {None}:
             yield call, argument.id, forms.pop() if len(forms) == 1 else None
+
+
+def _is_in_place(ctx: Context, call: ast.Call) -> bool:
+    """Return whether a call is of a function of torch that changes its first argument."""
+    function = ctx.scope.value(call.func)
+    flag = next((x.value for x in call.keywords if x.arg == "inplace"), None)
+    if isinstance(flag, ast.Constant) and flag.value is True and is_torchs(function):
+        return True
+    return is_torchs(function) and (rule_name(function) or "") in IN_PLACE_FUNCTIONS
+
+
+def changed_variable(ctx: Context, node: ast.stmt) -> str | None:
+    """Return the variable that a statement changes in place by a call: `F.relu_(x)`."""
+    call = node.value if isinstance(node, ast.Expr) else None
+    if not isinstance(call, ast.Call) or not call.args or not isinstance(call.args[0], ast.Name):
+        return None
+    forms = {_form(module) for module in ctx.modules(call.func)}
+    return call.args[0].id if _is_in_place(ctx, call) or forms == {LAYER} else None
 
 
 def _is_deferred(ctx: Context, node: ast.AST, statement: ast.stmt) -> bool:

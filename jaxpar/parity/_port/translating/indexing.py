@@ -131,15 +131,32 @@ def set_part(ctx: Context, target: ast.Subscript, verb: str, value: Fragment) ->
 
 
 def _where(ctx: Context, target: ast.Subscript, array: str, verb: str, value: Fragment) -> str:
-    """Write `x[mask] = 0`; where values of an array would go depends on data."""
+    """Write `x[mask] = 0`; where values of an array would go depends on data.
+
+    A mask of the first axes takes a number, or one row for all that it selects.
+    """
     of_tensor, of_mask = ctx.site(target.value), ctx.site(target.slice)
     assigned = getattr(ctx.source.parents[target], "value", None)
     of_value = ctx.site(assigned) if assigned is not None else None
-    is_number = of_value is None or all(axes == 0 for axes in of_value.axes)
-    if not (of_tensor and of_mask and of_tensor.axes == of_mask.axes and is_number):
+    of_value_axes = {0} if of_value is None or not of_value.is_tensor else of_value.axes
+    if not (of_tensor and of_mask and len(of_tensor.axes) == len(of_mask.axes) == 1):
+        raise Hole(SHAPE)
+    missing = min(of_tensor.axes) - min(of_mask.axes)
+    mask = text(ctx, target.slice, "a" if missing else "")
+    axes = f"[..., {', '.join(['None'] * missing)}]" if missing else ""
+    if verb == "set" and isinstance(assigned, ast.Subscript) and _is_same_part(ctx, assigned, target):
+        return f"jnp.where({mask}{axes}, {value_of(ctx, assigned.value).text}, {array})"
+    if of_value_axes not in ({0}, {missing}) or isinstance(target.slice, ast.Tuple):
         raise Hole(SHAPE)
     new = value.text if verb == "set" else f"{array} {SIGNS[verb]} {value.grouped}"
-    return f"jnp.where({text(ctx, target.slice)}, {new}, {array})"
+    return f"jnp.where({mask}{axes}, {new}, {array})"
+
+
+def _is_same_part(ctx: Context, value: ast.Subscript, target: ast.Subscript) -> bool:
+    """Return whether a value is the part of another array that has the same mask: `x[mask] = y[mask]`."""
+    sites = ctx.site(value.value), ctx.site(target.value)
+    is_same = isinstance(target.slice, ast.Name) and ast.unparse(value.slice) == ast.unparse(target.slice)
+    return is_same and all(site and site.is_tensor for site in sites) and sites[0].axes == sites[1].axes  # type: ignore[union-attr]
 
 
 def rebound(ctx: Context, node: ast.stmt) -> str | None:

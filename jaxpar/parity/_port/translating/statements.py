@@ -25,6 +25,7 @@ from .context import Context
 from .expressions import spliced, text, translated
 from .fragment import Hole
 from .gradients import is_in_place, stops_gradients, value_of
+from .in_place_layers import changed_variable
 from .indexing import PARTS, changed_in_place, rebound
 from .memory import KEEPS, computed_first, decided, returned_by, stored
 from .methods import is_method
@@ -237,7 +238,7 @@ def call_statement(ctx: Context, node: ast.Expr) -> str | None:
             return super_init(ctx, call)
         if written := _method_statement(ctx, call, call.func) or _more_arguments(ctx, call, call.func):
             return written
-    variable = rebound(ctx, node)
+    variable = rebound(ctx, node) or changed_variable(ctx, node)
     return f"{variable} = {text(ctx, call)}" if variable else text(ctx, call)
 
 
