@@ -55,14 +55,14 @@ class InList(Layer):
 
 
 class ByLayer(Layer):
-    """A layer that works in place."""
+    """A layer that works in place, in a list of results."""
 
-    holes = ("z = nn.functional.relu(y, inplace=True): it changes y as well",)
+    holes = ("z = [nn.functional.relu(y, inplace=True) for _ in range(2)]: it changes y as well",)
 
     def forward(self, x):
         y = self.layer(x)
-        z = nn.functional.relu(y, inplace=True)
-        return y + z
+        z = [nn.functional.relu(y, inplace=True) for _ in range(2)]
+        return y + z[0]
 
 
 def doubled(x):

@@ -225,3 +225,32 @@ class TakesParameters(nn.Module):
 
     def forward(self, x):
         return x * self.places
+
+
+class Codebook(nn.Module):
+    """A table that the constructor fills, and that training moves by averages, in `.data`."""
+
+    inputs = ((5, 4),)
+
+    def __init__(self, size=3, decay=0.9):
+        super().__init__()
+        self.encode = nn.Linear(4, 4)
+        table = torch.empty(size, 4)
+        nn.init.kaiming_uniform_(table)
+        self.register_buffer("sizes", torch.zeros(size))
+        self.register_buffer("table", table)
+        self.register_buffer("sums", table.clone())
+        self.size, self.decay = size, decay
+
+    def forward(self, x):
+        x = self.encode(x)
+        distances = (x[:, None] - self.table).square().sum(-1)
+        chosen = F.one_hot(distances.min(dim=-1).indices, self.size).type(x.type())
+        if self.training:
+            self.sizes.data.mul_(self.decay).add_(chosen.sum(0), alpha=1 - self.decay)
+            self.sums.data.mul_(self.decay).add_((x.t() @ chosen).t(), alpha=1 - self.decay)
+            self.table.data.copy_(self.sums / (self.sizes + 0.1).unsqueeze(1))
+        nearest = torch.empty_like(x)
+        nearest[:] = chosen @ self.table
+        loss = torch.tensor(0.0, requires_grad=self.training) + F.mse_loss(nearest.detach(), x)
+        return x + (nearest - x).detach(), loss

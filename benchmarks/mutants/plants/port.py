@@ -42,7 +42,7 @@ PLANTS = [
         ('{sign} {joint} hole(', '{sign} {joint} bool(', "tests/test_port_habits.py -k chance"),
     ),
     *plants("jaxpar/parity/_port/translating/indexing.py",
-        ('if of_value_axes not in ({0}, {missing})', 'if False', "tests/test_port.py -k hole"),
+        ('if of_value_axes not in ({0}, {trailing})', 'if False', "tests/test_port.py -k hole"),
         ('_is_same_part(ctx, assigned, target):', 'False:', "tests/test_port_habits.py::test_ports_are_the_same[InPlaceFunctions]"),
     ),
     *plants("jaxpar/parity/_sides/torch_dropout.py",

@@ -80,7 +80,7 @@ class Capture(TorchFunctionMode):
             self.masks += [fresh.detach()] * (fresh.ndim > 0)
             return fresh
         if function is torch.Tensor.item and self.masks and _takes_fresh.get():
-            # A number that Python takes out decides a branch; Flax draws none for it.
+            # A number that Python takes out decides a branch, for which Flax draws nothing.
             is_last = args[0].numel() == 1 and args[0].data_ptr() == self.masks[-1].data_ptr()
             del self.masks[len(self.masks) - is_last :]
         if function in OTHERS:

@@ -31,6 +31,7 @@ FUNCTIONS = table("""
     torch.empty(*size, dtype=, device?, requires_grad?) -> jnp.zeros({size:t}<, {dtype}>)
     torch.full(size, fill_value, dtype=, device?) -> jnp.full({size}, {fill_value}<, {dtype}>)
     torch.zeros_like|torch.ones_like(input, dtype=, device?) -> jnp.{}({input}<, {dtype}>)
+    torch.empty_like(input, dtype=, device?, memory_format?) -> jnp.zeros_like({input}<, {dtype}>)
     torch.full_like(input, fill_value, dtype=, device?) -> jnp.full_like({input}, {fill_value}<, {dtype}>)
     torch.arange(start, end=, step=, dtype=, device?) -> \
         jnp.arange({start}<, {end}><, {step}><, dtype={dtype}>)
@@ -39,7 +40,7 @@ FUNCTIONS = table("""
     torch.logspace(start, end, steps, dtype=, device?) -> \
         jnp.logspace({start}, {end}, {steps}<, dtype={dtype}>)
     torch.eye(n, m=, dtype=, device?) -> jnp.eye({n}<, {m}><, dtype={dtype}>)
-    torch.tensor(data, dtype=, device?) -> jnp.array({data}<, {dtype}>)
+    torch.tensor(data, dtype=, device?, requires_grad?) -> jnp.array({data}<, {dtype}>)
     torch.from_numpy(ndarray) -> jnp.asarray({ndarray})
     torch.autograd.Variable(data, requires_grad==False?) -> {data}
     torch.hann_window(window_length, periodic==False, device?) -> jnp.hanning({window_length})

@@ -34,6 +34,8 @@ REFUSED: dict[type[ast.stmt], str] = {
 def written_statement(ctx: Context, node: ast.stmt) -> str | None:
     """Write a statement in JAX; None if it is left out."""
     try:
+        if is_omitted(ctx, node):
+            return None
         ctx, before, rewritten = with_changes_first(ctx, node)
         changed = ctx.watched.aliases.changed.get((ctx.source.path, node.lineno), set())
         rewritten |= {rebound(ctx, node), changed_variable(ctx, node)}
@@ -44,8 +46,6 @@ def written_statement(ctx: Context, node: ast.stmt) -> str | None:
             raise Hole(f"it may change {other} as well, in place")
         if not ctx.ran(node) and (other := changed_alias(ctx.source, node)):
             raise Hole(f"a later line may change {other} as well, in place")
-        if is_omitted(ctx, node):
-            return None
         if type(node) in REFUSED:
             raise Hole(REFUSED[type(node)])
         written = statement.get(type(node), with_blocks)(ctx, node)

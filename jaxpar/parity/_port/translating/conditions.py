@@ -96,13 +96,13 @@ def comparison(ctx: Context, node: ast.Compare) -> Fragment:
 
 def _chance(ctx: Context, node: ast.Compare) -> Fragment | None:
     """Write `torch.rand(1).item() < p`, which was never true: it raises unless p is 0, as of a LayerDrop."""
-    left, operator, right = node.left, node.ops[0], node.comparators[0]
+    first, operator, second = node.left, node.ops[0], node.comparators[0]
     if len(node.ops) > 1 or not isinstance(operator, ast.Lt | ast.LtE | ast.Gt | ast.GtE):
         return None
-    rate = next((b for a, b in ((left, right), (right, left)) if _is_drawn(ctx, a)), None)
+    rate = next((b for a, b in ((first, second), (second, first)) if _is_drawn(ctx, a)), None)
     if rate is None or ctx.is_tensor(node) or ctx.is_tensor(rate):
         return None
-    is_below = isinstance(operator, ast.Lt | ast.LtE) is (rate is right)
+    is_below = isinstance(operator, ast.Lt | ast.LtE) is (rate is second)
     site = ctx.site(node)
     if site and any(value is is_below for value in site.objects.values()):
         return None

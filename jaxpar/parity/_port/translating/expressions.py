@@ -97,7 +97,7 @@ MACHINE = ("torch.cuda", "torch.backends", "torch.distributed", "torch.mps", "to
 """Modules of torch whose functions and flags tell what a process runs on."""
 FLAGS = (
     *("is_cuda", "is_mps", "is_xpu", "is_sparse", "is_nested", "is_quantized", "is_mkldnn", "is_meta"),
-    *("requires_grad", "is_leaf", "is_contiguous"),
+    *("requires_grad", "is_contiguous"),
 )
 """What a tensor is stored on or as, and what torch notes for gradients: JAX's arrays have one form."""
 

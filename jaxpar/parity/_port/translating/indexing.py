@@ -82,6 +82,7 @@ def is_array(ctx: Context, node: ast.AST) -> bool:
 def changed_in_place(ctx: Context, call: ast.Call, func: ast.Attribute) -> str:
     """Write `x.add_(y)` as `x = x + y`; a module's own array is replaced."""
     name, target = func.attr, func.value
+    detached = "data" in {part.attr for part in _chain(target) if isinstance(part, ast.Attribute)}
     if isinstance(target, ast.Subscript) and name in PARTS:
         return set_part(ctx, target, PARTS[name], value_of(ctx, call.args[0]) if call.args else Fragment("0"))
     if name == "copy_" and len(call.args) == 1:
@@ -91,19 +92,33 @@ def changed_in_place(ctx: Context, call: ast.Call, func: ast.Attribute) -> str:
         value = f"jnp.full_like({text(ctx, target)}, {fill})"
     else:
         value = stopped(ctx, call, translated(ctx, call)).text
-    writes = name != "requires_grad_" and isinstance(target, ast.Attribute) and ctx.in_call(target)
-    owners = ctx.modules(target.value) if writes else []  # type: ignore[attr-defined]
-    if any(target.attr in owner._parameters for owner in owners):  # type: ignore[attr-defined]
+    root = _chain(target)[-1]
+    writes = name != "requires_grad_" and isinstance(root, ast.Attribute) and ctx.in_call(target)
+    owners = ctx.modules(root.value) if writes else []  # type: ignore[attr-defined]
+    if any(root.attr in owner._parameters for owner in owners):  # type: ignore[attr-defined]
         raise Hole(CHANGES_WEIGHT)
-    return f"{_changed_variable(ctx, target)} = {value}"
+    if detached and ctx.in_call(call):
+        value = f"jax.lax.stop_gradient({value})"
+    return f"{_changed_variable(ctx, root)} = {value}"
+
+
+def _chain(target: ast.expr) -> list[ast.expr]:
+    """Return a chain of methods and its parts: `x.data.mul_(2)`, `x.data` and `x`."""
+    parts = [target]
+    while True:
+        if isinstance(target, ast.Call) and isinstance(target.func, ast.Attribute):
+            if not is_in_place(target.func.attr):
+                return parts
+            target = target.func.value
+        elif isinstance(target, ast.Attribute) and target.attr == "data":
+            target = target.value
+        else:
+            return parts
+        parts.append(target)
 
 
 def _changed_variable(ctx: Context, target: ast.expr) -> str:
-    """Write the variable of a chain of methods: `x` of `x.mul_(2).add_(1)`."""
-    while isinstance(target, ast.Call) and isinstance(target.func, ast.Attribute):
-        if not is_in_place(target.func.attr):
-            break
-        target = target.func.value
+    """Write the variable that is changed: a name, or a module's own array."""
     if isinstance(target, ast.Name):
         return target.id
     fragment = translated(ctx, target)
@@ -141,12 +156,12 @@ def _where(ctx: Context, target: ast.Subscript, array: str, verb: str, value: Fr
     of_value_axes = {0} if of_value is None or not of_value.is_tensor else of_value.axes
     if not (of_tensor and of_mask and len(of_tensor.axes) == len(of_mask.axes) == 1):
         raise Hole(SHAPE)
-    missing = min(of_tensor.axes) - min(of_mask.axes)
-    mask = text(ctx, target.slice, "a" if missing else "")
-    axes = f"[..., {', '.join(['None'] * missing)}]" if missing else ""
+    trailing = min(of_tensor.axes) - min(of_mask.axes)
+    mask = text(ctx, target.slice, "a" if trailing else "")
+    axes = f"[..., {', '.join(['None'] * trailing)}]" if trailing else ""
     if verb == "set" and isinstance(assigned, ast.Subscript) and _is_same_part(ctx, assigned, target):
         return f"jnp.where({mask}{axes}, {value_of(ctx, assigned.value).text}, {array})"
-    if of_value_axes not in ({0}, {missing}) or isinstance(target.slice, ast.Tuple):
+    if of_value_axes not in ({0}, {trailing}) or isinstance(target.slice, ast.Tuple):
         raise Hole(SHAPE)
     new = value.text if verb == "set" else f"{array} {SIGNS[verb]} {value.grouped}"
     return f"jnp.where({mask}{axes}, {new}, {array})"

@@ -93,6 +93,8 @@ def _to(ctx: Context, node: ast.Call, owner: ast.expr) -> Fragment:
             return Fragment(f"{array.grouped}.astype({text(ctx, argument)})")
         if site and site.is_tensor:
             return Fragment(f"{array.grouped}.astype({text(ctx, argument, 'a')}.dtype)")
+        if other := _tensor_of_type(ctx, argument):
+            return Fragment(f"{array.grouped}.astype({text(ctx, other, 'a')}.dtype)")
         if isinstance(dtype := getattr(value, "dtype", None), torch.dtype):  # torch.FloatTensor
             return Fragment(f"{array.grouped}.astype({rules.NAMES[str(dtype)]})")
         if isinstance(value, torch.device | torch.memory_format) or (site and site.kinds <= {torch.device}):
@@ -106,6 +108,13 @@ def _to(ctx: Context, node: ast.Call, owner: ast.expr) -> Fragment:
         if not named or (isinstance(node.func, ast.Attribute) and node.func.attr == "type"):
             raise Hole("it is not clear whether this is a type or a device")
     return dataclasses.replace(array, text=array.grouped)
+
+
+def _tensor_of_type(ctx: Context, node: ast.expr) -> ast.expr | None:
+    """Return the tensor `y` of `y.type()`, the name of its type."""
+    func = node.func if isinstance(node, ast.Call) and not node.args else None
+    is_type = isinstance(func, ast.Attribute) and func.attr == "type" and ctx.is_tensor(func.value)
+    return func.value if is_type else None  # type: ignore[union-attr]
 
 
 def _of_module(ctx: Context, node: ast.Call, func: ast.Attribute, owner: Site) -> Fragment | None:
