@@ -18,7 +18,7 @@ import json
 import re
 from collections import Counter, deque
 from collections.abc import Iterator
-from copy import copy, deepcopy
+from copy import deepcopy
 from itertools import chain, combinations
 from sys import intern
 from typing import NamedTuple
@@ -232,22 +232,20 @@ class Rank:
 def copied(part):
     """Return an object whose containers are new, as are the lists in them."""
     new = object.__new__(type(part))
-    values = vars(part)
-    vars(new).update(values)
+    values = vars(new)
+    values.update(vars(part))
     for name, value in values.items():
-        if value and type(value) in CONTAINERS:
-            value = copy(value)
-            if name == "questions":
-                value = {step: texts[:] for step, texts in value.items()}
-        elif type(value) in CONTAINERS:
-            value = type(value)()
-        else:
-            continue
-        setattr(new, name, value)
+        kind = type(value)
+        if kind is dict:
+            values[name] = (
+                {step: texts[:] for step, texts in value.items()} if name == "questions" else {**value}
+            )
+        elif kind is list or kind is set:
+            values[name] = value.copy()
+        elif kind is Counter:  # whose own copy counts each entry anew
+            values[name] = Counter.__new__(Counter)
+            dict.update(values[name], value)
     return new
-
-
-CONTAINERS = frozenset((dict, list, set, Counter))
 
 
 RECENT: deque[Local] = deque()
@@ -369,8 +367,8 @@ class View:
         self.calls, self.streams = dict(attendance._calls), dict(attendance._sent)
         self.reads, self.early = dict(attendance._read), dict(attendance._early)
         self.pending = list(attendance.pending)
-        self.read = frozenset(key for key in machine.read if not LOCKSTEP.match(key))
-        self.posts = {key: text for key, text in machine.posts.items() if not LOCKSTEP.match(key)}
+        self.read = frozenset(key for key in machine.read if not in_lockstep(key))
+        self.posts = {key: text for key, text in machine.posts.items() if not in_lockstep(key)}
         self.doing = machine.program[-1] if machine.calls is not None else ""
         self.frames = []
         call = machine.calls
@@ -389,6 +387,22 @@ class View:
 LOCKSTEP = re.compile(r"jaxpar/1/(barrier|objects|objects, read|end|DistributedDataParallel.join)/")
 NAMED = re.compile(r"ranks? ([\d, ]+) ha(?:s|ve)")
 KEY = re.compile(r"jaxpar/1/(.*?)/(answers/)?(\d+)/(\d+)(?:/(\d+))?$")
+
+
+@functools.cache
+def in_lockstep(key):
+    return LOCKSTEP.match(key) is not None
+
+
+@functools.cache
+def key_words(key):
+    return KEY.match(key).groups()
+
+
+@functools.cache
+def relative(part, rate):
+    """Return the text of a step's part with its rate counted from `rate`."""
+    return re.sub(r"(\d+)\)$", lambda m: f"{int(m[1]) - rate})", part) if part.startswith("(") else part
 
 
 def canonical(state):
@@ -413,10 +427,7 @@ def canonical(state):
         return tuple(sorted((name, n) for name, n in relative if n))
 
     def parts(value):
-        return tuple(
-            (k, re.sub(r"(\d+)\)$", lambda m: f"{int(m[1]) - rate})", v) if v.startswith("(") else v)
-            for k, v in value.items()
-        )
+        return tuple((k, relative(v, rate)) for k, v in value.items())
 
     def entry(what, r, value):
         number = value["number"] - reads.get((what, r), 0)
@@ -442,15 +453,15 @@ def canonical(state):
         return i, value["step"] - latest[i], value["rank"], parts(value["parts"])
 
     def key(text):
-        if LOCKSTEP.match(text):
+        if in_lockstep(text):
             return text.split("/")[2], text.rpartition("/")[2]
-        what, answers, first, second, third = KEY.match(text).groups()
+        what, answers, first, second, third = key_words(text)
         if third is not None:
             return what, int(first) - latest[RECORDS.index(what)], second, third
         return what, answers, first, int(second) - reads.get((what, int(first)), 0)
 
     def posted(key_, text):
-        what, answers, first, _, third = KEY.match(key_).groups()
+        what, answers, first, _, third = key_words(key_)
         value = parsed(text)
         if third is not None:
             return parts(value["parts"]), value["asked"]
