@@ -132,7 +132,7 @@ CASES = [
 
 
 @pytest.mark.full
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("make", "kind", "name"), CASES)
 def test_an_optimizer_gets_the_loss(make, kind, name):
     expected = by_hand(TRANSFORMATIONS[name](), loss_by_hand(ROWS[4 if kind is distributed else 1]))

@@ -368,7 +368,7 @@ def test_module_buffers(kind, mode):
 
 
 @pytest.mark.full
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("name", ["function", "Equinox dropout", "Haiku state"])
 def test_float32(name, kind):

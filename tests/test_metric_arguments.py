@@ -109,7 +109,7 @@ def close(got, want):
 
 
 @pytest.mark.full
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("k", [1, 2])
 @pytest.mark.parametrize("rows", [12, 11, 9, 1])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

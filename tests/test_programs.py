@@ -92,7 +92,7 @@ def left(use, kind, B):
 
 
 @pytest.mark.full
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("B", [8, 7], ids=["even", "uneven"])
 @pytest.mark.parametrize(("use", "kind"), USES, ids=lambda f: f.__name__)
 def test_memory_is_given_back(use, kind, B):

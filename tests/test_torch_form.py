@@ -36,9 +36,9 @@ def test_the_page_has_a_row_for_each_case_and_refusal():
 
 @pytest.mark.full
 def test_differences_are_measured():
-    text = "\n".join(torch_form.lines(["embedding"]))
+    text = "\n".join(torch_form.lines(["activations"]))
     measured = [cells[3] for cells in rows(text) if len(cells) == 4]
-    assert len(measured) == len(torch_form.tables(["embedding"])["embedding"].CASES)
+    assert len(measured) == len(torch_form.tables(["activations"])["activations"].CASES)
     assert all(0 <= float(number) <= 1e-12 for number in measured)
 
 
