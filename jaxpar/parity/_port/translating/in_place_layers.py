@@ -42,6 +42,7 @@ def with_changes_first(ctx: Context, node: ast.stmt) -> tuple[Context, str, set[
             raise Hole(f"it changes {name} as well, in place, in some modules")
         if ctx.source.lines[node.lineno - 1][: node.col_offset].strip():
             raise Hole(f"it changes {name} as well, in place")
+        ctx.note(node, f"torch changes {name} in place, and so does the line before, for any `inplace`")
         owner = text(ctx, call.func)
         first = text(ctx, call) if form == LAYER else f"{owner}[0]({name})"
         lines.append(f"{' = '.join(sorted(others))} = {first}")
