@@ -63,11 +63,11 @@ checkout, the smallest model of each file, less one that torch refuses; of each 
 one network, less ten files that need other packages, weights or lists of images; of diffusers, 29 small
 configurations of its networks and their blocks; of x_transformers, a decoder with one of 24 options that are
 off by default; of open_clip, 16 small configurations of its towers and losses; of kornia, 32 of 67 modules of
-five of its packages and one network, that take images alone; of torchaudio, 13 of its models. A seed shuffles a frame's
+its packages that take images alone; of torchaudio, 13 of its models. A seed shuffles a frame's
 names. The failures of the first half are read, and the rules mended; of the second half, the numbers are
 only reported. A sample of the reported half is its first names. *beyond* is the same but for constants that
-torch has in float32, or for digits that cancel; *out of time* needed more than its run allowed (240, 300 or
-600 seconds) beside other work. *lines* is the median ratio to torch's, and *seconds* the median of the
+torch has in float32, or for digits that cancel; *out of time* needed more than its run allowed (120, 240, 300
+or 600 seconds) beside other work. *lines* is the median ratio to torch's, and *seconds* the median of the
 processor's."""
 
 HEAD = """\
