@@ -256,7 +256,7 @@ ELSEWHERE = {
     *(f"x.{name}(as_tuple==False?)" for name in ("nonzero", "argwhere")),
     *("x.nonzero(as_tuple==True)", "x.masked_select(mask)"),
     "x.unique(sorted==True?, return_inverse=, return_counts=)",
-    *("torch.cuda(self, device?)", "x.cuda(device?)", "torch.zero(self)", "x.zero()"),
+    *("torch.cuda(self, device?)", "x.cuda(device?)", "torch.zero(self)", "torch.zero_(self)", "x.zero()"),
     *(
         f"torch.nn.utils.{name}(module, name=='weight'?, dim=={dim})"
         for name in ("weight_norm", "parametrizations.weight_norm")
