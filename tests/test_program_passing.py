@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxpar
 from benchmarks.program.by_hand import BY_HAND
+from benchmarks.program.drawn import draw, refuted
 from benchmarks.program.faults import FAULTS, HEALTHY, OPEN
 from benchmarks.program.passing import WAYS
 from jaxpar._tools.program import combination
@@ -178,6 +179,17 @@ def test_a_loop_of_which_the_turns_are_a_number_of_the_batch_is_not_proven():
         return lax.while_loop(lambda state: state[0] < turns, turn, (0, g, g))[2] / 8
 
     assert verdict(ring).verdict != "right"
+
+
+@pytest.mark.parametrize("seed", [12007, 12049, 12240, 12313])
+def test_a_part_of_a_sum_is_not_added_again(seed):
+    """Slices of one vector, which is a complete sum, are added on all devices once more."""
+    step = draw(seed)
+    report = jaxpar.program(step.run, *step.arguments)
+    right = {leaf.path.split("'")[1] for leaf in report.leaves if leaf.state and leaf.verdict == "right"}
+    assert refuted(step, set(step.arguments[0])) == ["a sum has equal terms"]
+    assert report.verdict != "right"
+    assert not right
 
 
 def test_slices_that_are_put_into_zeros_and_added_are_proven():

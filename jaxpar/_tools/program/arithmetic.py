@@ -135,6 +135,8 @@ class Arithmetic:
             )
         if operation == "add":
             value = self._accumulated(values, value, loop)
+        if operation in ("add", "subtract") and self._adds_a_sum_from_elsewhere(values):
+            value = value.marked(Waypoint("passed", i.name))
         if not drawn or operation in ("broadcast", "reduce", "dot", "convolution"):
             return value
         if value.state == Dependence.FREE:
@@ -167,6 +169,13 @@ class Arithmetic:
                 marks = [Waypoint("loop", at) for at in sums]
                 return dataclasses.replace(value.marked(*marks), grows=before.carry)
         return value
+
+    def _adds_a_sum_from_elsewhere(self, values: list[Fact]) -> bool:
+        """Return whether a part of a sum that a device received may be added to the same part of its own."""
+        if not all(v.total and v.state == Dependence.COMPLETE and v.zeros != self.shares.all for v in values):
+            return False
+        first, second = ({m.at for m in v.marks if m.kind == "sum"} for v in values)
+        return bool(first & second) and any(m.kind == "moved" for v in values for m in v.marks)
 
     def _averaged(self, i: Instruction, values: list[Fact], value: Fact) -> Fact:
         """A second sum that is divided by its number of terms at once was a mean of equal numbers."""

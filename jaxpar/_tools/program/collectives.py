@@ -266,4 +266,6 @@ def permuted(shares: Shares, at: str, value: Fact, attributes: str) -> Fact:
     rows = shares.interned(0 if s is None else value.rows[s] for s in sources)
     zeros = frozenset(d for d, s in enumerate(sources) if s is None or s in value.zeros)
     marks = value.marks | _passed_on(shares, at, value)
+    if value.state == Dependence.COMPLETE and value.total:
+        marks |= {Waypoint("moved", at)}
     return Fact(same, form, rows, value.state, marks, zeros=zeros, total=value.total)
