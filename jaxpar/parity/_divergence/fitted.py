@@ -27,20 +27,32 @@ LABELS = {"eps": "epsilon"}
 Number = tuple[str, float, Callable[[float], Change]]  # its name, torch's value, a call that takes a value
 
 
-def fitted(ops: Sequence[Op], quick: Quick, flax: Named) -> Iterator[list[Hypothesis]]:
-    """Yield one stage: for each number of the calls that can be fitted, the value that fits best."""
+def fitted(
+    ops: Sequence[Op], quick: Quick, flax: Named, repeated: Sequence[Op] = ()
+) -> Iterator[list[Hypothesis]]:
+    """Yield one stage: for each number of the calls that can be fitted, the value that fits best.
+
+    The number is changed in all calls among `repeated` that have the same line, too.
+    """
     target = next(iter(flax.values()))
     if target.size < ENOUGH or target.dtype.kind not in "fc" or not np.isfinite(target).all():
         return
     numbers = [(op, number) for op in reversed(ops) for number in _numbers(op)][:NUMBERS]
-    yield [x for op, number in numbers if (x := _hypothesis(op, number, quick, target))]
+    groups = ([op, *(x for x in repeated if (x.line, x.name) == (op.line, op.name))] for op, _ in numbers)
+    hypotheses = (
+        _hypothesis(group, number, quick, target) for group, (_, number) in zip(groups, numbers, strict=True)
+    )
+    yield [hypothesis for hypothesis in hypotheses if hypothesis]
 
 
-def _hypothesis(op: Op, number: Number, quick: Quick, target: np.ndarray) -> Hypothesis | None:
+def _hypothesis(ops: Sequence[Op], number: Number, quick: Quick, target: np.ndarray) -> Hypothesis | None:
     name, value, changed = number
 
+    def departure(other: float) -> Departure:
+        return Departure({op.index: changed(other) for op in ops})
+
     def array(other: float) -> np.ndarray:
-        return next(iter(quick(Departure({op.index: changed(other)})).values()))
+        return next(iter(quick(departure(other)).values()))
 
     try:
         other = _fit(array, value, target)
@@ -49,7 +61,7 @@ def _hypothesis(op: Op, number: Number, quick: Quick, target: np.ndarray) -> Hyp
     if other is None:
         return None
     text = f"{LABELS.get(name, name)}={short(value)} (it acts as {short(other)})"
-    return Hypothesis(text, Departure({op.index: changed(other)}))
+    return Hypothesis(text, departure(other))
 
 
 def _numbers(op: Op) -> Iterator[Number]:

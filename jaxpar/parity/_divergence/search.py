@@ -10,6 +10,7 @@ import itertools
 import math
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -160,6 +161,25 @@ def _explaining(hypotheses: list[Hypothesis], runs: _Runs) -> list[Explanation]:
 def known_mistakes(ops: Sequence[Op]) -> Iterator[list[Hypothesis]]:
     """Yield the catalogue's variations: of one call at a time, then of all calls of a kind together."""
     yield from _of(ops, variations)
+
+
+def repeated_mistakes(ops: Sequence[Op]) -> Iterator[list[Hypothesis]]:
+    """Yield variations of all calls of one line together, because a function may compute several layers.
+
+    Then all calls of a kind, as in `known_mistakes`.
+    """
+    lines = {op.index: op.line for op in ops}
+    repeated: dict[tuple[str, str, int], Departure] = {}
+    alike: dict[int, Counter[str]] = {}
+    for index, variation in _all(ops, variations):
+        # A call's variations may have one text, such as either operand that is left out.
+        nth = alike.setdefault(index, Counter())[variation.text]
+        alike[index][variation.text] += 1
+        key = lines[index], variation.text, nth
+        repeated[key] = repeated.get(key, Departure()) | Departure({index: variation.change})
+    yield [Hypothesis(text, departure) for (_, text, _), departure in repeated.items()]
+    *_, of_a_kind = _of(ops, variations)
+    yield of_a_kind
 
 
 def any_mistakes(ops: Sequence[Op]) -> Iterator[list[Hypothesis]]:

@@ -46,9 +46,11 @@ from .search import (
     causes_of,
     known_mistakes,
     quick,
+    repeated_mistakes,
 )
 from .torch_trace import Departure, LayerCall, Trace
-from .wording import after_all, between, inside, of_another_shape
+from .values import ValuePlace, value_place
+from .wording import INPUTS, after_all, between, inside, of_another_shape, without_layers
 
 SHARE = 1e-2  # of the largest change of the outputs; sites with a smaller change are listed last
 CLOSE = 40  # functions before a site whose known mistakes are tried before exchanges of layers
@@ -195,6 +197,7 @@ class SiteSearch:
         forward = self.forward
         flax_array, torch_array = forward.replay.outputs.get(name), self.outputs.get(name)
         error = self._output_error(name)
+        parting = value_place(forward) if self.first and not forward.layers else None
         explanations: list[Explanation] = []
         if flax_array is not None and torch_array is not None:
 
@@ -208,12 +211,40 @@ class SiteSearch:
                 tensor = flow.after(departure, self.expected.outputs[name])
                 return {} if tensor is None else {"": forward.reference.task.layout.outputs(to_numpy(tensor))}
 
-            explanations = self._causes_between(previous, None, watch, quick, flax_array, torch_array)
+            if parting is not None:
+                explanations = self._causes_at(parting, watch, quick, flax_array, torch_array)
+            explanations = explanations or self._causes_between(
+                previous, None, watch, quick, flax_array, torch_array
+            )
             self._depart(explanations, None)
-        last = forward.flax(previous) if previous else "the inputs"
+        last = forward.flax(previous) if previous else INPUTS
         where, causes = after_all(last, name, self.first), causes_of(explanations)
+        if parting is not None:
+            last = parting.line or last
+            where = without_layers(parting.op.name, parting.op.line, parting.line)
         path = previous.path if previous else ""
         return DivergenceSite(Divergence(path, last, "after the last layer", where, causes), error)
+
+    def _causes_at(
+        self,
+        parting: ValuePlace,
+        watch: Watch,
+        quick: Quick,
+        flax_array: np.ndarray,
+        torch_array: np.ndarray,
+    ) -> list[Explanation]:
+        """Search the nearest calls: first in all layers that a function computes, then in one."""
+        flax, before = {"": flax_array}, relative_error(flax_array, torch_array)
+        repeated = parting.repeated(self.expected.ops[: self.expected.model_ops])
+        for stages in (
+            repeated_mistakes(repeated),
+            fitted(parting.near, quick, flax, repeated),
+            known_mistakes(parting.near),
+            fitted(parting.near, quick, flax),
+        ):
+            if explanations := self.search.first(stages, watch, flax, quick, before):
+                return explanations
+        return []
 
     def _causes_between(
         self,

@@ -18,6 +18,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ..._typing import PyTree
+from .._sides.constants import users_line
 from .._sides.torch_side import named_leaves, to_numpy
 from .._tensors import tensor_of
 
@@ -36,6 +37,7 @@ class Op:
     kwargs: dict
     result: PyTree = None
     written: frozenset[int] = frozenset()  # the addresses of the storages that it modified in place
+    line: str = ""  # the user's, as net.py:12
 
     @property
     def name(self) -> str:
@@ -121,7 +123,7 @@ class _Ops(TorchFunctionMode):
         result = change(function, args, kwargs) if change else function(*args, **kwargs)
         if self.keep:
             written = frozenset(storage(x) for x, version in versions if x._version != version)
-            self.trace.ops.append(Op(index, function, args, kwargs, result, written))
+            self.trace.ops.append(Op(index, function, args, kwargs, result, written, users_line()))
         return result
 
     @contextmanager

@@ -37,6 +37,14 @@ def after_all(last: str, name: str, is_first: bool) -> str:
     return f"{what}: look after {last}."
 
 
+def without_layers(function: str, torch_line: str, jax_line: str) -> str:
+    computed = f"What it is given is computed in {jax_line}: look after it." if jax_line else "Look there."
+    return (
+        f"No line of JAX's code computes what torch's {function} in {torch_line} returns, or what follows "
+        f"from it. {computed}"
+    )
+
+
 def norm_position(flax: str, other: str, verb: str) -> str:
     wrong = f"it is given what {other} {verb}: is the norm in front of the branch, or behind the sum?"
     return f"{flax} is given what torch's is ({wrong})"
