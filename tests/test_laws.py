@@ -84,7 +84,6 @@ def across_rows(x):
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("N", [2, 3, 4, 8])
 @pytest.mark.parametrize("B", [1, 2, 3, 5, 8, 9, 17])
