@@ -322,7 +322,6 @@ def test_steps_are_those_by_hand(name, kind):
     assert jax.tree.structure(step.state.params) == jax.tree.structure(params)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("name", ["function", "Equinox dropout", "Haiku state"])
