@@ -110,6 +110,8 @@ def test_the_line_is_named(model, mistake, torchs, jaxs, cause):
     assert f"in {line(Block.forward, torchs)} returns" in divergence.where, divergence.where
 
 
-def test_without_an_equal_array_no_line_is_named():
+def test_without_an_equal_array_the_place_is_the_first_call():
     divergence = compared(lambda p, x: by_loop(p, x + 1)).divergence
-    assert divergence.where.endswith("look after the inputs.")
+    assert divergence.candidate == "the inputs"
+    assert f"torch's pow in {line(Block.forward, 'pow')} returns" in divergence.where
+    assert divergence.where.endswith("Look after the inputs.")

@@ -11,6 +11,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from functools import partial
+from types import MappingProxyType
 
 import numpy as np
 
@@ -200,10 +201,17 @@ class SiteSearch:
         parting = value_place(forward) if self.first and not forward.layers else None
         explanations: list[Explanation] = []
         if flax_array is not None and torch_array is not None:
+            agreeing = {
+                other: x
+                for other in self.outputs
+                if self._output_error(other) <= EQUAL and (x := forward.replay.outputs.get(other)) is not None
+            }
 
             def watch(departure: Departure) -> Named:
                 results, _ = rerun(forward, self.departure | departure)
-                return {"": results.outputs[name]} if results else {}
+                if not results:
+                    return {}
+                return {"": results.outputs[name], **{other: results.outputs[other] for other in agreeing}}
 
             flow = Dataflow(self.expected, self.expected.model_ops)
 
@@ -212,9 +220,9 @@ class SiteSearch:
                 return {} if tensor is None else {"": forward.reference.task.layout.outputs(to_numpy(tensor))}
 
             if parting is not None:
-                explanations = self._causes_at(parting, watch, quick, flax_array, torch_array)
+                explanations = self._causes_at(parting, watch, quick, flax_array, torch_array, agreeing)
             explanations = explanations or self._causes_between(
-                previous, None, watch, quick, flax_array, torch_array
+                previous, None, watch, quick, flax_array, torch_array, agreeing
             )
             self._depart(explanations, None)
         last = forward.flax(previous) if previous else INPUTS
@@ -232,9 +240,10 @@ class SiteSearch:
         quick: Quick,
         flax_array: np.ndarray,
         torch_array: np.ndarray,
+        agreeing: Named,
     ) -> list[Explanation]:
         """Search the nearest calls: first in all layers that a function computes, then in one."""
-        flax, before = {"": flax_array}, relative_error(flax_array, torch_array)
+        flax, before = {"": flax_array, **agreeing}, relative_error(flax_array, torch_array)
         repeated = parting.repeated(self.expected.ops[: self.expected.model_ops])
         for stages in (
             repeated_mistakes(repeated),
@@ -254,10 +263,14 @@ class SiteSearch:
         quick: Quick,
         flax_array: np.ndarray,
         torch_array: np.ndarray,
+        agreeing: Named = MappingProxyType({}),  # type: ignore[assignment]
     ) -> list[Explanation]:
-        """Search the ops since the previous layer, then all earlier ops outside layers."""
+        """Search the ops since the previous layer, then all earlier ops outside layers.
+
+        A cause leaves the outputs in `agreeing` as they are.
+        """
         # Earlier ones too: a residual connection brings arrays from before the previous layer.
-        trace, flax = self.expected, {"": flax_array}
+        trace, flax = self.expected, {"": flax_array, **agreeing}
         end = self._again(call).first if call else trace.model_ops
         near = trace.ops[self._again(previous).last if previous else 0 : end]
         far = [op for op in trace.ops[:end] if op.index not in trace.inside]

@@ -70,7 +70,7 @@ def value_place(forward: AlignedForward) -> ValuePlace | None:
     for position, op in enumerate(ops):
         if op.index in checkable and op.index not in reaching:
             near = ops[max(0, position - AROUND) : position + AROUND]
-            return ValuePlace(op, next(_before(op, ops[:position], lines), ""), near) if lines else None
+            return ValuePlace(op, next(_before(op, ops[:position], lines), ""), near)
     return None
 
 

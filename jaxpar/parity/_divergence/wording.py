@@ -38,7 +38,11 @@ def after_all(last: str, name: str, is_first: bool) -> str:
 
 
 def without_layers(function: str, torch_line: str, jax_line: str) -> str:
-    computed = f"What it is given is computed in {jax_line}: look after it." if jax_line else "Look there."
+    computed = (
+        f"What it is given is computed in {jax_line}: look after it."
+        if jax_line
+        else "Look after the inputs."
+    )
     return (
         f"No line of JAX's code computes what torch's {function} in {torch_line} returns, or what follows "
         f"from it. {computed}"

@@ -25,6 +25,7 @@ JOINING = ("cat", "concat", "concatenate")
 NAMES: dict[Entry, tuple[str, ...]] = {
     layers.activation: ACTIVATIONS,
     layers.epsilons: ("layer_norm", "rms_norm", "instance_norm"),
+    layers.deviation: ("layer_norm",),
     layers.added_epsilon: ("add", "add_", "__add__", "__radd__", "__iadd__"),
     layers.group_norm: ("group_norm",),
     layers.batch_norm: ("batch_norm",),

@@ -22,6 +22,7 @@ from .variation import (
     calling,
     orders,
     recalling,
+    recalling_as,
     reordered,
     replacing,
     short,
@@ -38,6 +39,30 @@ def epsilons(op: Op) -> Iterator[Variation]:
     if right is None:  # rms_norm defaults to the dtype's machine epsilon
         right = torch.finfo(op.args[0].dtype).eps
     yield from acting_as("eps", right, EPSILONS, short, "epsilon")
+
+
+def deviation(op: Op) -> Iterator[Variation]:
+    """layer_norm written by hand: with a different variance, or with epsilon behind the root."""
+    bound = arguments_of(op)
+    x, eps = bound["input"], bound["eps"]
+    axes = tuple(range(x.ndim - len(bound["normalized_shape"]), x.ndim))
+    ways = {
+        "the variance divides by n (it divides by n - 1)": (1, False),
+        "epsilon is added to the variance (it is added to the deviation)": (0, True),
+        "epsilon is added to the variance, of n (it is added to the deviation, of n - 1)": (1, True),
+    }
+    for text, (correction, outside) in ways.items():
+        yield recalling_as(text, partial(_normalised, axes, eps, correction, outside))
+
+
+def _normalised(
+    axes: tuple[int, ...], eps: float, correction: int, outside: bool, bound: Kwargs
+) -> torch.Tensor:
+    x = bound["input"]
+    variance = x.var(axes, correction=correction, keepdim=True)
+    y = (x - x.mean(axes, keepdim=True)) / (variance.sqrt() + eps if outside else (variance + eps).sqrt())
+    y = y if bound.get("weight") is None else y * bound["weight"]
+    return y if bound.get("bias") is None else y + bound["bias"]
 
 
 def added_epsilon(op: Op) -> Iterator[Variation]:

@@ -93,6 +93,32 @@ def recurrent(op: Op) -> Iterator[Variation]:
     for skipped, name in ((2, "bias_ih"), (3, "bias_hh")):
         is_used = lambda i, skipped=skipped: i % 4 != skipped  # noqa: E731
         yield Variation(f"{name} is added (it is left out)", _with_weights(plain, is_used))
+    if op.name == "lstm":
+        yield Variation("the forget gate has no bias of its own (1 is added to it)", _with_forget_bias)
+    _, _, _, _, layers, _, _, both_ways, batch_first = op.args
+    if both_ways and layers == 1:
+        time = 1 if batch_first else 0
+        text = "the backward direction reads from the end (it reads from the beginning)"
+        yield Variation(text, partial(_backward, True, time))
+        text = "the backward direction's results are in the order of time (they are in the order of reading)"
+        yield Variation(text, partial(_backward, False, time))
+
+
+def _with_forget_bias(function: Function, args: tuple, kwargs: Kwargs) -> PyTree:
+    """Add 1 to the forget gate, the second of four blocks, as TensorFlow's and Haiku's LSTM do."""
+    weights = list(args[2])
+    for i in range(2, len(weights), 4):
+        size = weights[i].shape[0] // 4
+        weights[i] = torch.cat([weights[i][:size], weights[i][size : 2 * size] + 1, weights[i][2 * size :]])
+    return function(*args[:2], weights, *args[3:], **kwargs)
+
+
+def _backward(reads_forward: bool, time: int, function: Function, args: tuple, kwargs: Kwargs) -> PyTree:
+    """Reverse what the backward direction of one layer reads or only what it returns."""
+    output, *states = function(*args, **kwargs)
+    other = function(args[0].flip(time), *args[1:], **kwargs)[0] if reads_forward else output
+    forward, _ = output.chunk(2, -1)
+    return (torch.cat([forward, other.chunk(2, -1)[1].flip(time)], -1), *states)
 
 
 def _with_weights(order: tuple[int, ...], is_used: Callable[[int], bool] = lambda i: True) -> Change:

@@ -82,6 +82,11 @@ def recalling(text: str, change: Callable[[Kwargs], Kwargs]) -> Variation:
     return Variation(text, again)
 
 
+def recalling_as(text: str, instead: Callable[[Kwargs], torch.Tensor]) -> Variation:
+    """Compute the result in a different way from the new run's arguments."""
+    return Variation(text, lambda function, args, kwargs: instead(arguments(function, args, kwargs)))
+
+
 def recalling_then(text: str, other: Kwargs, then: Callable[[Any], Any]) -> Variation:
     """Call the same function with some arguments replaced, and change its result."""
     again = recalling(text, lambda bound: other).change
