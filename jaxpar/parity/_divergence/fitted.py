@@ -23,8 +23,6 @@ SMALL = 1e-2  # positive numbers below stay positive
 STEP = 1e-4  # of a number, for the derivative by it
 DIGITS = 6
 LABELS = {"eps": "epsilon"}
-SCALING = ("div", "__truediv__", "__rtruediv__", "mul", "__mul__", "__rmul__")
-"""Whole numbers are fitted in these alone, such as the rows that a sum is divided by."""
 
 Number = tuple[str, float, Callable[[float], Change]]  # its name, torch's value, a call that takes a value
 
@@ -74,7 +72,7 @@ def _numbers(op: Op) -> Iterator[Number]:
         named = dict(op.kwargs)
     names = [*named] if len(named) >= len(op.args) + len(op.kwargs) else []
     for index, x in enumerate(op.args):
-        if _is_float(x) or (type(x) is int and op.name in SCALING):
+        if _is_float(x):
             name = names[index] if names else f"the number of {op.name}"
             yield name, x, partial(_positional, index)
     # Arguments are in the order of the parameters, so the positional ones are the first.
