@@ -97,9 +97,9 @@ MACHINE = ("torch.cuda", "torch.backends", "torch.distributed", "torch.mps", "to
 """Modules of torch whose functions and flags tell what a process runs on."""
 FLAGS = (
     *("is_cuda", "is_mps", "is_xpu", "is_sparse", "is_nested", "is_quantized", "is_mkldnn", "is_meta"),
-    *("requires_grad", "is_contiguous"),
+    "is_contiguous",
 )
-"""What a tensor is stored on or as, and what torch notes for gradients: JAX's arrays have one form."""
+"""What a tensor is stored on or as: JAX's arrays have one form."""
 
 
 def depends_on_machine(ctx: Context, node: ast.AST) -> bool:
