@@ -42,16 +42,16 @@ def epsilons(op: Op) -> Iterator[Variation]:
 
 
 def deviation(op: Op) -> Iterator[Variation]:
-    """layer_norm written by hand: with a different variance, or with epsilon behind the root."""
+    """layer_norm written by hand: with a different variance, or with epsilon outside the root."""
     bound = arguments_of(op)
     x, eps = bound["input"], bound["eps"]
     axes = tuple(range(x.ndim - len(bound["normalized_shape"]), x.ndim))
-    ways = {
+    corrections = {
         "the variance divides by n (it divides by n - 1)": (1, False),
         "epsilon is added to the variance (it is added to the deviation)": (0, True),
         "epsilon is added to the variance, of n (it is added to the deviation, of n - 1)": (1, True),
     }
-    for text, (correction, outside) in ways.items():
+    for text, (correction, outside) in corrections.items():
         yield recalling_as(text, partial(_normalised, axes, eps, correction, outside))
 
 
