@@ -342,6 +342,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "kthvalue": {"k": 1},
     "topk": {"k": 1},
     "jaxpar.nn.channels_first.functional.scatter": {"index": jnp.zeros((2, 4, 6), int), "src": X},
+    "linear_loss": {"parameters": {"w": X}, "batch": {"w": X}},
     "scatter_reduce": {"index": jnp.zeros((2, 4, 6), int), "src": X, "reduce": "amax"},
     "scatter_add": {"index": jnp.zeros((2, 4, 6), int), "src": X},
     "searchsorted": {"sorted_sequence": jnp.arange(4.0), "values": 2.0},

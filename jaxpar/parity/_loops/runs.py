@@ -75,12 +75,21 @@ def linear_loss(parameters: Any, batch: Any) -> jax.Array:
     Returns:
       A scalar.
 
+    Raises:
+      ValueError: `parameters` and `batch` have different structures.
+
     >>> import jax, jax.numpy as jnp
     >>> from jaxpar import parity
     >>> gradients = jax.grad(parity.linear_loss)({"w": jnp.ones(2)}, {"w": jnp.array([3.0, 4.0])})
     >>> gradients["w"].tolist()
     [3.0, 4.0]
     """
+    structures = [jax.tree.structure(tree) for tree in (parameters, batch)]
+    if structures[0] != structures[1]:
+        raise ValueError(
+            f"parity.linear_loss: parameters and batch have different structures: {structures[0]} and "
+            f"{structures[1]}. Give trees with the same keys."
+        )
     return sum(jax.tree.leaves(jax.tree.map(lambda p, g: jnp.sum(p * g), parameters, batch)), jnp.zeros(()))
 
 
