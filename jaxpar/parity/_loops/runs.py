@@ -84,7 +84,7 @@ def linear_loss(parameters: Any, batch: Any) -> jax.Array:
     >>> gradients["w"].tolist()
     [3.0, 4.0]
     """
-    structures = [jax.tree.structure(tree) for tree in (parameters, batch)]
+    structures: list[Any] = [jax.tree.structure(tree) for tree in (parameters, batch)]
     if structures[0] != structures[1]:
         raise ValueError(
             f"parity.linear_loss: parameters and batch have different structures: {structures[0]} and "
