@@ -17,11 +17,10 @@ os.environ.setdefault("JAXPAR_COMPILING", "off")
 os.environ.setdefault("KERAS_BACKEND", "jax")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-OLD_EMITTERS = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+OLD_EMITTERS = "--xla_cpu_use_fusion_emitters=false"
 if version("jaxlib").startswith("0.10.") and OLD_EMITTERS not in os.environ.get("XLA_FLAGS", ""):
     # XLA's newer code generator for the CPU takes four times as long to compile a small program. jaxlib 0.12
-    # knows no other, and has made it faster. In one piece the step of a network of three layers compiles in
-    # half the processor time of 32 pieces in as many threads; one operation takes the same.
+    # knows no other, and has made it faster.
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {OLD_EMITTERS}".strip()
 
 import jaxpar  # noqa: E402

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from jaxpar import parity
+from jaxpar.parity._sides import intermediate_values
 
 torch = pytest.importorskip("torch")
 tn = torch.nn
@@ -115,3 +116,31 @@ def test_without_an_equal_array_the_place_is_the_first_call():
     assert divergence.candidate == "the inputs"
     assert f"torch's pow in {line(Block.forward, 'pow')} returns" in divergence.where
     assert divergence.where.endswith("Look after the inputs.")
+
+
+def test_nested_scans_of_many_turns_are_not_taken_apart():
+    """Of 32 x 32 turns the program would have every equation."""
+
+    def nested(p, x):
+        def outer(x, _):
+            return jax.lax.scan(lambda x, _: (x * 1.0, None), x, None, length=32)[0], None
+
+        return by_loop(p, jax.lax.scan(outer, x, None, length=32)[0], epsilon=1e-5)
+
+    torch.manual_seed(0)
+    reference = Reference()
+    pair = reference, (nested, tree(reference)), X
+    turns = []
+    original = intermediate_values._Values._turns
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            intermediate_values._Values,
+            "_turns",
+            lambda self, equation, operands: (
+                turns.append(equation.params["length"]) or original(self, equation, operands)
+            ),
+        )
+        divergence = parity.compare(*pair).divergence
+    assert set(turns) == {32}
+    assert len(turns) <= 2, "the outer scan alone, in each of two traces"
+    assert divergence.candidate == line(block, "jnp.mean")

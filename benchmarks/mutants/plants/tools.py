@@ -72,7 +72,7 @@ PLANTS = [
         ('[v.rows for v in operands if v.state > Dependence.COMPLETE] or ', '', "tests/test_program_judge.py -k healthy"),
     ),
     *plants("jaxpar/_tools/program/judge.py",
-        ('passed = [m for m in value.marks if m.kind in REPEATED]', 'pass', "tests/test_program_passing.py -k added_again"),
+        ('program, passed = self.program, sorted(m for m in value.marks if m.kind in REPEATED)', 'pass', "tests/test_program_passing.py -k added_again"),
         ('if not alike or again or keys:', 'if not alike:', "tests/test_program_judge.py -k planted"),
         ('self.sums.values[n].marks', 'self.program.values[n].marks', "tests/test_program_judge.py -k factor"),
         ('if replaced is None:', 'if False:', "tests/test_program_judge.py -k planted"),

@@ -137,12 +137,13 @@ class Judge:
             m = copies[0]
             why = f"a reduction adds {m.text} equal numbers, which is right only with a factor elsewhere"
             return OPEN, f"{why} {self.sums.line(m.at)}".strip()
-        if not passed and self.sums.values[n].state != Dependence.COMPLETE:
+        program = self.sums
+        if not passed and program.values[n].state != Dependence.COMPLETE:
             # Without XLA's algebra not all loops are followed: the program that runs may show such a sum.
-            passed = [m for m in value.marks if m.kind in REPEATED]
+            program, passed = self.program, sorted(m for m in value.marks if m.kind in REPEATED)
         if passed:
             why = "a sum over the devices is passed on, and may be added to itself"
-            return OPEN, f"{passed[0].at}: {why} {self.sums.line(passed[0].at)}".strip()
+            return OPEN, f"{passed[0].at}: {why} {program.line(passed[0].at)}".strip()
         return (
             RIGHT,
             "complete sums" if value.state == Dependence.COMPLETE else "it does not depend on the batch",

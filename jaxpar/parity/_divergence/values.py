@@ -54,16 +54,16 @@ def value_place(forward: AlignedForward) -> ValuePlace | None:
     if not isinstance(forward.candidate, FlaxSide):
         return None
     ops = forward.trace.ops[: forward.trace.model_ops]
-    checkable = {op.index: x for op in ops if (x := _sorted(op)) is not None}
-    sizes = {x.numbers.size for x in checkable.values()}
+    checkable = {op.index: array for op in ops if (array := _sorted(op)) is not None}
+    sizes = {array.numbers.size for array in checkable.values()}
     computed: dict[int, list[tuple[str, Sorted]]] = {}
-    for line, array in values_of(forward.candidate, forward.batch, forward.observed.masks, sizes):
-        if np.isfinite(array).all():
-            computed.setdefault(array.size, []).append((line, Sorted(array)))
+    for line, x in values_of(forward.candidate, forward.batch, forward.observed.masks, sizes):
+        if np.isfinite(x).all():
+            computed.setdefault(x.size, []).append((line, Sorted(x)))
 
     lines: dict[int, str] = {}
-    for index, numbers in checkable.items():
-        equal = (line for line, x in computed.get(numbers.numbers.size, ()) if x.equals(numbers))
+    for index, array in checkable.items():
+        equal = (line for line, other in computed.get(array.numbers.size, ()) if other.equals(array))
         if (first := next(equal, None)) is not None:
             lines[index] = first
     reaching = _reaching(ops, lines)

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from .flax_side import FlaxSide
 
 LONGEST = 64
-"""Scans of more turns are not taken apart: a program has the equations of every turn."""
+"""Scans of more turns, those inside of scans multiplied, are not taken apart: the program has every turn."""
+MOVING = {"reshape", "transpose", "squeeze", "rev", "copy"}
+"""Primitives whose results have their operand's numbers, which are kept already."""
 
 
 def values_of(
@@ -47,7 +49,7 @@ class _Values:
     """Evaluates a program, nested programs and short scans included, and keeps results with their lines."""
 
     def __init__(self, sizes: Collection[int]):
-        self.sizes = sizes
+        self.sizes, self.turns = sizes, 1
         self.lines: list[str] = []
         self.arrays: list[jax.Array] = []
 
@@ -65,14 +67,14 @@ class _Values:
             line_here = line or line_of(equation, "")
             results = self._results(equation, [read(x) for x in equation.invars], line_here)
             numbers |= zip(equation.outvars, results, strict=True)
-            for x in results:
-                if line_here and jnp.issubdtype(x.dtype, jnp.floating) and x.size in self.sizes:
+            for x in results if line_here and equation.primitive.name not in MOVING else ():
+                if jnp.issubdtype(x.dtype, jnp.floating) and x.size in self.sizes:
                     self.lines.append(line_here)
                     self.arrays.append(x)
         return [read(x) for x in jaxpr.outvars]
 
     def _results(self, equation: JaxprEqn, operands: list[Any], line: str) -> Sequence[Any]:
-        if equation.primitive.name == "scan" and equation.params["length"] <= LONGEST:
+        if equation.primitive.name == "scan" and self.turns * equation.params["length"] <= LONGEST:
             return self._turns(equation, operands)
         program = called(equation)
         if program is None:
@@ -87,10 +89,12 @@ class _Values:
         fixed, carry = operands[:constants], operands[constants : constants + carried]
         rows, length = operands[constants + carried :], equation.params["length"]
         order = range(length)[:: -1 if equation.params["reverse"] else 1]
-        outputs = []
+        outputs, enclosing = [], self.turns
+        self.turns *= length
         for i in order:
             results = self.run(equation.params["jaxpr"], [*fixed, *carry, *(x[i] for x in rows)], "")
             carry = results[:carried]
             outputs.append(results[carried:])
+        self.turns = enclosing
         in_order = outputs[:: -1 if equation.params["reverse"] else 1]
         return [*carry, *(jnp.stack(column) for column in zip(*in_order, strict=True))]

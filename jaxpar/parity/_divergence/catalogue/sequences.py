@@ -93,7 +93,7 @@ def recurrent(op: Op) -> Iterator[Variation]:
     for skipped, name in ((2, "bias_ih"), (3, "bias_hh")):
         is_used = lambda i, skipped=skipped: i % 4 != skipped  # noqa: E731
         yield Variation(f"{name} is added (it is left out)", _with_weights(plain, is_used))
-    if op.name == "lstm":
+    if op.name == "lstm" and op.args[3]:  # with biases
         yield Variation("the forget gate has no bias of its own (1 is added to it)", _with_forget_bias)
     _, _, _, _, layers, _, _, both_ways, batch_first = op.args
     if both_ways and layers == 1:
