@@ -1,6 +1,7 @@
 """port: a package that requires torch for an extra, whose outputs are of a file that imports no torch."""
 
 import importlib
+import importlib.util
 import sys
 
 import pytest
@@ -96,3 +97,32 @@ def test_a_package_with_modules_is_written(package):
 def test_a_package_without_torch_is_not_ported(package):
     with pytest.raises(PortError):
         parity.port(package.Net, INPUTS)
+
+
+@pytest.mark.parametrize("package", [None], indirect=True)
+def test_a_package_that_takes_jax_arrays_as_well_stays(package, tmp_path):
+    folder = tmp_path / "site-packages" / "small"
+    (folder / "functions.py").write_text("def halved(x):\n    return x / 2\n")
+    (folder / "backends.py").write_text("def load():\n    import jax.numpy\n")
+    (tmp_path / "user.py").write_text(USER)
+    spec = importlib.util.spec_from_file_location("port_extra_user", tmp_path / "user.py")
+    sys.modules["port_extra_user"] = user = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(user)
+    port = parity.port(user.Net, INPUTS)
+    assert "from small.functions import halved" in port.source
+    assert port.status == 0, (port.differences, port.failure)
+
+
+USER = """
+from torch import nn
+from small.functions import halved
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return halved(self.linear(x))
+"""

@@ -43,6 +43,8 @@ INSTALLED = {"site-packages", "dist-packages"}  # The subfolders of installed pa
 FOREIGN = (Path(torch.__file__).resolve().parent, Path(__file__).resolve().parents[3])
 """The folders of torch and of jaxpar."""
 NUMERIC = {"numpy", "torch", "torchgen", "jax", "flax"}  # Packages that have their own rules, or none
+MODULES, JAX = r"class \w+\(.*\bnn\.Module\b", r"\s*(import|from) jax\b"
+"""Lines of packages: of those that have torch modules, and not only functions for any library's tensors."""
 
 
 def uncached(value: Any) -> Any:
@@ -241,25 +243,30 @@ def is_installed(package: str) -> bool:
 def _imports_torch(package: str, path: Path) -> bool:
     """Return whether a file imports torch and its package requires torch for an extra of that name.
 
-    If a package has modules and declares no requirements at all, each of its files counts.
+    If a package has modules and declares no requirements at all, each of its files counts; unless one of them
+    imports JAX, whose arrays its functions then take as they are.
     """
     required = [
         line for name in _distributions().get(package, ()) for line in importlib.metadata.requires(name) or ()
     ]
     if not required:
-        return package not in NUMERIC and _has_modules(package, path)
+        return (
+            package not in NUMERIC
+            and _has_a_line(MODULES, package, path)
+            and not _has_a_line(JAX, package, path)
+        )
     is_extra = any(re.match(r"torch\b.*\bextra *== *['\"]torch['\"]", line) for line in required)
     imports = re.compile(r"^\s*(import torch\b|from torch\b)", re.MULTILINE)
     imported = bool(imports.search(path.read_text(encoding="utf-8")))
-    return package not in NUMERIC and is_extra and imported and _has_modules(package, path)
+    return package not in NUMERIC and is_extra and imported and _has_a_line(MODULES, package, path)
 
 
 @functools.cache
-def _has_modules(package: str, path: Path) -> bool:
-    """Return whether a package has torch modules, and not only functions for the tensors of any library."""
+def _has_a_line(pattern: str, package: str, path: Path) -> bool:
+    """Return whether a line of a package's files begins with a pattern."""
     folder = next(parent for parent in path.parents if parent.name == package)
     texts = (file.read_text(encoding="utf-8") for file in sorted(folder.rglob("*.py")))
-    return any(re.search(r"^class \w+\(.*\bnn\.Module\b", text, re.MULTILINE) for text in texts)
+    return any(re.search(f"^{pattern}", text, re.MULTILINE) for text in texts)
 
 
 @functools.cache
