@@ -16,12 +16,17 @@ CACHE = Path(__file__).parent.parent / ".cache" / "compiled"
 os.environ.setdefault("JAXPAR_COMPILING", "off")
 os.environ.setdefault("KERAS_BACKEND", "jax")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
+# The tests compile some thousand programs and run each for a moment.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-OLD_EMITTERS = "--xla_cpu_use_fusion_emitters=false"
-if version("jaxlib").startswith("0.10.") and OLD_EMITTERS not in os.environ.get("XLA_FLAGS", ""):
+FLAGS = ["--xla_cpu_parallel_codegen_split_count=1"]
+"""A program in one part: to compile the parts of a small one takes a fifth longer."""
+if version("jaxlib").startswith("0.10."):
     # XLA's newer code generator for the CPU takes four times as long to compile a small program. jaxlib 0.12
     # knows no other, and has made it faster.
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {OLD_EMITTERS}".strip()
+    FLAGS.append("--xla_cpu_use_fusion_emitters=false")
+inherited = os.environ.get("XLA_FLAGS", "").split()
+os.environ["XLA_FLAGS"] = " ".join([*inherited, *(flag for flag in FLAGS if flag not in inherited)])
 
 import jaxpar  # noqa: E402
 
@@ -32,8 +37,6 @@ import next_defaults  # noqa: E402
 import pytest  # noqa: E402
 
 jax.config.update("jax_enable_x64", True)
-# The tests compile some hundred programs and run each for a moment.
-jax.config.update("jax_disable_most_optimizations", True)
 
 
 EVERY = 7

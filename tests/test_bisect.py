@@ -49,7 +49,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("runs")
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("a", "b", "plant"), ROWS)
 def test_a_difference_is_named_in_its_first_step(a, b, plant, folder):
     faulty = plant.make(b, Random(0))

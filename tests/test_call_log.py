@@ -137,6 +137,7 @@ def test_two_ranks_in_different_calls(one, other, tmp_path):
     found_apart([CALLS[one], CALLS[other]], {0: one, 1: other}, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.sampled(7)
 @pytest.mark.slow
 @pytest.mark.parametrize("other", ["train_step", "value_and_grad"])

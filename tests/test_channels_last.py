@@ -111,7 +111,7 @@ def positions(name, shape):
     return [numbers] if name == "MaxUnpool2d" else []
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("name", "args", "options", "shape"), LAYERS)
 def test_a_layer_gives_torchs_outputs_gradients_and_state(name, args, options, shape):
     theirs = getattr(torch.nn, name)(*args, **options).double()
@@ -136,6 +136,7 @@ def test_a_layer_gives_torchs_outputs_gradients_and_state(name, args, options, s
         assert_equal_numbers(key, state[key].numpy(), tensor.numpy())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "args", "options", "shape"), FUNCTIONS)
 def test_a_function_gives_torchs_outputs_and_gradients(name, args, options, shape):
     x = data(shape)

@@ -60,7 +60,7 @@ PAIRS = [
 
 
 @pytest.mark.full
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("chain", "change", "other", "way"), PAIRS)
 def test_a_change_is_named(chain, change, other, way):
     result = compared(chain, other, ("parts", way))
@@ -68,6 +68,7 @@ def test_a_change_is_named(chain, change, other, way):
     assert first_right(result, chain, other, way)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "change"), sorted(UNNAMED))
 def test_a_change_that_cannot_be_named_is_a_difference_without_a_guess(name, change):
     result = changed(name, change)

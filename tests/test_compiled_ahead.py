@@ -52,7 +52,7 @@ def step_of(wrap, **options):
 
 
 @pytest.mark.full
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("rows", [8, 7])
 @pytest.mark.parametrize("accumulate", [1, 2, 3])
 @pytest.mark.parametrize("wrap", [plain, data_parallel, distributed, divided], ids=lambda wrap: wrap.__name__)

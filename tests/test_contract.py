@@ -116,6 +116,7 @@ def test_a_right_port_meets_it(contract, tmp_path):
     assert answer["tensors"]["compared"] > 5
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS)
 def test_the_edits_of_the_answers_mend_a_port(contract, tmp_path, bug):
@@ -123,7 +124,7 @@ def test_the_edits_of_the_answers_mend_a_port(contract, tmp_path, bug):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("bug", KERAS_BUGS)
 def test_the_edits_of_the_answers_mend_a_keras_model(contract, tmp_path, bug):
     mend(contract, tmp_path, KERAS_PORT, KERAS_BUGS[bug])

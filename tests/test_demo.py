@@ -49,6 +49,7 @@ sys.meta_path.insert(0, Absent())
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @needs_torch
 def test_parity_holds_over_even_and_uneven_batches() -> None:

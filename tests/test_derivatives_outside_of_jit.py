@@ -115,6 +115,7 @@ WITH_AN_AXIS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.full
 @pytest.mark.parametrize("name", WITH_AN_AXIS)
 @pytest.mark.parametrize("B", [4, 5])

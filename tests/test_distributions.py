@@ -111,6 +111,7 @@ def test_numbers_and_gradients_are_torchs(case):
     compare(case)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.full
 @pytest.mark.parametrize("case", CASES)
 def test_float32_without_x64(case):
@@ -139,6 +140,7 @@ def test_a_planted_fault_is_found(case, monkeypatch):
 SHAPES = [(), (1,), (5,), (2, 3), (40,)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("case", CASES)
 def test_draws_are_torchs(case, dtype):

@@ -315,6 +315,7 @@ class FlaxScores(nnx.Module):
         return self.out(jax.nn.softmax(scores) @ q)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("added", [False, True], ids=["bool", "added"])
 @pytest.mark.parametrize(
     ("seen", "cause"),

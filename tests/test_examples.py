@@ -114,13 +114,14 @@ def test_every_twin_is_compared():
     assert set(BESIDE_TORCH) == {path.name for path in TWINS.glob("*.py")}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", marked(BESIDE_TORCH))
 def test_it_does_what_torch_does(name):
     assert beside_torch(name) <= 1e-9
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "old", "new"),

@@ -96,12 +96,15 @@ def is_same(name: str, dtype: str, differences: tuple[float, float], steps: int)
 @pytest.mark.slow
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize("dtype", scripts.BOUNDS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name == "imagenet")) for name in NAMES]
+)
 def test_both_give_the_same_numbers(name, dtype):
     differences = scripts.compare(name, dtype, steps=4)
     assert is_same(name, dtype, differences, steps=4), differences
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "change"), [("float64", 1e-9), ("float32", 1e-3)])
 def test_another_learning_rate_is_seen(dtype, change, monkeypatch):

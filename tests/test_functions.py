@@ -322,6 +322,7 @@ def test_steps_are_those_by_hand(name, kind):
     assert jax.tree.structure(step.state.params) == jax.tree.structure(params)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("name", ["function", "Equinox dropout", "Haiku state"])
@@ -379,7 +380,7 @@ def test_float32(name, kind):
     close(step.state.params, params, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("name", ["function", "Equinox dropout", "Haiku state"])
@@ -578,6 +579,7 @@ def test_errors_name_the_leaf(kind):
         step(jnp.ones((4, 3)))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.full
 @pytest.mark.parametrize("n", [1, 2, 3])
 @pytest.mark.parametrize("wrapper", [jaxpar.DataParallel, jaxpar.DistributedDataParallel])

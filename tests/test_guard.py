@@ -36,6 +36,7 @@ print("TRAINED", flush=True)
 """
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.slow
 @pytest.mark.parametrize(("bad", "n"), [(1, 2), (0, 2), (2, 3)])
 def test_one_rank_has_another_batch_while_the_others_wait_in_a_collective(bad, n):
@@ -138,6 +139,7 @@ print("GOES ON")
 """
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 3])
 def test_a_collective_that_all_ranks_refuse_leaves_the_group_usable(n):

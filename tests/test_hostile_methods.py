@@ -287,6 +287,7 @@ def outcome(name: str, argument: inspect.Parameter, hostile: str) -> str:
 OTHERS = re.compile(r"linen\.|wrt$|Generator\.(\w+\.dtype|rand\.size|bernoulli_?\.p$)|save_best\.metric|icdf")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", [c for c in ASKED if OTHERS.search(f"{c[0]}.{c[1].name}")], ids=str)
 def test_values_that_other_libraries_read_are_refused_by_name(case):
     name, argument = case

@@ -83,7 +83,7 @@ def across_rows(x):
     return x - x.mean(0), (x * x).max(0, keepdims=True)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("N", [2, 3, 4, 8])
 @pytest.mark.parametrize("B", [1, 2, 3, 5, 8, 9, 17])

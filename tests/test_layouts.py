@@ -151,6 +151,7 @@ class LinenAttention(linen.Module):
         return linen.MultiHeadDotProductAttention(2, name="attn")(x)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.full
 @pytest.mark.parametrize("out", ["o_proj", "out_proj"])
 @pytest.mark.parametrize("kind", ["nnx", "linen"])

@@ -64,6 +64,7 @@ def step(net, x):
 
 
 # docs/semantics.md rows B2, B3, B4: torch's own test is called Diff_Input_Sizes
+@pytest.mark.sampled(3)
 @pytest.mark.full
 @pytest.mark.parametrize("B", ROWS)
 def test_sync_batch_norm_is_one_batch_norm_on_all_rows(B):

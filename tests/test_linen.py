@@ -142,6 +142,7 @@ def test_legacy_keys():
 
 
 # a block inside a larger model
+@pytest.mark.sampled(3)
 @pytest.mark.full
 @pytest.mark.parametrize("style", ["compact", "setup"])
 @pytest.mark.parametrize("jit", [False, True])

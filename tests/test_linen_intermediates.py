@@ -57,6 +57,7 @@ WRAPPERS = [jaxpar.DataParallel, jaxpar.DistributedDataParallel]
 CAPTURES = [False, True, lambda module, method: isinstance(module, nn.Dense)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.full
 @pytest.mark.parametrize("B", [8, 10, 3])
 @pytest.mark.parametrize("wrap", WRAPPERS)

@@ -197,6 +197,7 @@ class TorchOwn(tn.Module):
         return self.late(self.norm(torch.tanh(self.early(x))))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.full
 @pytest.mark.parametrize("names", [("late", "early", "norm"), ("a", "b", "c")])
 @pytest.mark.parametrize("width", [4, 6])

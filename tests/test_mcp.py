@@ -27,7 +27,9 @@ def asked(conversation):
     """Return what an asynchronous function returns that is given a client of the real process."""
 
     async def run():
-        parameters = StdioServerParameters(command=COMMAND[0], args=COMMAND[1:], env=ENVIRONMENT)
+        parameters = StdioServerParameters(
+            command=COMMAND[0], args=COMMAND[1:], env={**os.environ, **ENVIRONMENT}
+        )
         async with Client(stdio_client(parameters)) as client:
             return await conversation(client)
 

@@ -372,6 +372,7 @@ def test_layers_that_are_bound_and_never_called_are_called(left, whole, is_made)
     assert (torchs in sources(HEADER + LAYERS.format(left))) == is_made
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("before", "after"), NEIGHBOURS)
 def test_a_mistakes_inverse_is_a_neighbour(before, after):
     assert ast.unparse(ast.parse(in_class(after))) in sources(in_class(before))
@@ -470,6 +471,7 @@ def test_ctrl_c_ends_the_search_and_keeps_what_agrees(contract, tmp_path, monkey
     assert len(runs) > 1
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MENDED)
 def test_the_answers_edit_mends_and_the_reproduction_ends_with_0_then(contract, tmp_path, name):
@@ -558,6 +560,7 @@ def test_a_program_that_agrees_shows_no_difference():
 # --------------------------------------------------------------------------- the planted bugs as files
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ports.PLANTS)
 def test_a_planted_file_computes_what_the_planted_module_does(name):

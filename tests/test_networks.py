@@ -252,13 +252,14 @@ def compare_with_torch(scene, kind):
 
 
 @pytest.mark.full
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
 def test_networks_train_as_in_torch(scene, kind):
     compare_with_torch(scene, kind)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("scene", [gan_in_two_steps, gan_in_one_step], ids=lambda scene: scene.__name__)
@@ -481,6 +482,7 @@ jaxpar.distributed.destroy_process_group()
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_processes_are_one_with_as_many_devices():
     def numbers(text):

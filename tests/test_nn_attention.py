@@ -22,6 +22,7 @@ F64 = {"param_dtype": jnp.float64}
 X = np.random.RandomState(0).randn(3, 2, 4)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_five_steps_equal_torch(case):
     assert difference(case) <= TOLERANCE

@@ -108,6 +108,7 @@ def linen_results(net, variables, B):
     return step.state.params, jax.tree.map(np.asarray, (outputs, gradients, losses, step.state.params))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.full
 @pytest.mark.parametrize("B", [16, 13])
 @pytest.mark.parametrize("boxed", [True, False])

@@ -213,6 +213,7 @@ def test_fifty_steps_in_float64(name, options):
     largest(run(WORDS[name](**options), np.float64), exact(name, **options))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "options"), CASES, ids=str)
 def test_float32_is_as_quiet_as_torchs(name, options):
     if name == "Adafactor":  # its eps is the type's unless given, which would be another algorithm in float64

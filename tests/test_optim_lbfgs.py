@@ -155,6 +155,7 @@ def test_running_freely_it_strays_as_torch_does(loss, options):
         assert max(np.abs(params[k] - want[k]).max() for k in want) <= 10 * spread
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("loss", "options"), CASES, ids=named)
 def test_maximize(loss, options):
     """To ascend is to descend the negative; torch has it from 2.15."""

@@ -164,13 +164,14 @@ def test_every_replica_sees_its_own_rows_alone(name, N, B):
     assert difference < 1e-10
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", CASES)
 def test_one_program_where_padding_provably_reaches_nothing(name):
     _, united = compared(name)
     assert united == (name not in MIXED)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", SUMMED)
 def test_without_masks_sums_would_be_wrong(name, monkeypatch):
     """The comparison catches a mask that is left out, with one padding or another."""

@@ -473,6 +473,7 @@ SEQUENCE = RANDOM.randn(3, 5, 4)
 ATTENTIONS = {"NNX": NNXAttention, "Linen": LinenAttention}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.full
 @pytest.mark.parametrize("weights", [False, True])
 @pytest.mark.parametrize("kind", ATTENTIONS)

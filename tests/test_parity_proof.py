@@ -66,6 +66,7 @@ def table(rows, marks=(pytest.mark.slow, *[pytest.mark.long] * 5)):
     return [pytest.param(row, id=row.name, marks=[] if row.name in EVERYDAY else next(marks)) for row in rows]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", table([*layers.CASES, *SMALL]))
 def test_healthy_twins_are_the_same(case: Case):
     answer = proof.ask(case)
@@ -73,6 +74,7 @@ def test_healthy_twins_are_the_same(case: Case):
     assert answer.tensors >= 2
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.full
 @pytest.mark.parametrize("bug", table(bugs.BUGS))
 def test_planted_bugs_are_different_and_named(bug):
@@ -81,6 +83,7 @@ def test_planted_bugs_are_different_and_named(bug):
     assert bug.cause is None or page.named(bug, answer), f"{bug.cause} is not in {answer.causes}"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "twin", {bug.healthy.name: bug.healthy for bug in bugs.BUGS}.values(), ids=lambda c: c.name

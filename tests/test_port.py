@@ -84,6 +84,7 @@ def test_ports_are_the_same(kind, tmp_path):
         assert done.returncode == 0, done.stdout + port.source
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.full
 @pytest.mark.parametrize("kind", HOLES, ids=lambda kind: kind.__name__)
 def test_what_cannot_be_said_is_a_hole_with_torchs_line(kind, tmp_path):

@@ -51,6 +51,7 @@ def test_what_is_not_proven_yet_is_not_called_wrong(case):
     assert judged(*case).verdict == "not proven"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", [case for case in HEALTHY if case not in UNPROVEN], ids=spaced)
 def test_a_healthy_step_is_proven(case):
     report = judged(*case)
@@ -75,6 +76,7 @@ def test_a_step_after_an_example_of_others_is_proven(name):
     assert {f.kind for f in report.findings} <= COSTS.get(name, set())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", FAULTS, ids=spaced)
 def test_a_planted_fault_is_named(case):
     report = judged(*case)
@@ -89,6 +91,7 @@ def test_a_planted_fault_is_named(case):
             report.check()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", OPEN, ids=spaced)
 def test_what_cannot_be_proven_is_not_right(case):
     report = judged(*case)
@@ -132,6 +135,7 @@ class Net(nnx.Module):
         return self.b(self.drop(nnx.relu(self.norm(self.a(x)))))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.full
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"on_nonfinite": "ignore"}], ids=str)
 @pytest.mark.parametrize("wrapper", [jaxpar.DataParallel, jaxpar.DistributedDataParallel])

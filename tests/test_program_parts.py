@@ -162,6 +162,7 @@ print("STOPPED", stopped)
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_one_changed_constant_in_twenty_forwards_is_stopped_in_twenty_first_steps():
     for out in outputs(ranks(2, TWENTY, timeout=100)):

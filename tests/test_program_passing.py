@@ -39,12 +39,14 @@ def reduced(name: str, fault: str) -> tuple[list[np.ndarray], np.ndarray]:
     return list(np.asarray(jax.jit(run)(rows))), rows.mean(0)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", MEANS, ids=lambda case: "-".join(case).replace(" ", "_"))
 def test_a_healthy_way_takes_the_mean(case):
     for on_device, mean in ((x, reduced(*case)[1]) for x in reduced(*case)[0]):
         np.testing.assert_allclose(on_device, mean, rtol=0, atol=1e-14)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", OTHERS, ids=lambda case: "-".join(case).replace(" ", "_"))
 def test_a_faulty_way_does_not(case):
     devices, mean = reduced(*case)

@@ -365,7 +365,7 @@ def mutated(module, right, wrong):
 
 
 @pytest.mark.full
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_mutation_is_found(name):
     with mutated(*MUTATIONS[name]):

@@ -150,6 +150,7 @@ def test_an_ensemble_by_vmap(kind):
         singles[0][0].load(both)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.full
 @pytest.mark.parametrize("k", [1, 2])
 @pytest.mark.parametrize("kind", [plain, distributed], ids=lambda kind: kind.__name__)

@@ -217,6 +217,7 @@ def test_ranks_with_one_secret_meet():
     assert [one.hosts for one in found] == [1] * 3
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.full
 @pytest.mark.parametrize("other", [THEIRS, secret.NOBODYS, secret.derived("SLURM_JOB_ID", "8")])
 @pytest.mark.parametrize("who", [0, 1])

@@ -116,7 +116,7 @@ def test_outputs_are_one_devices(name, B):
 
 
 @pytest.mark.full
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("staged", [False, True])
 @pytest.mark.parametrize("B", ROWS)
 @pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if floats(kind)])
@@ -347,6 +347,7 @@ def test_evaluation_is_one_devices(name, wrapper):
     close(evaluate(rows(10), marked(kind)), 2 * Net()(rows(10), kind))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("B", [8, 10])
 @pytest.mark.parametrize("name", KINDS)
 def test_value_and_grad_is_one_devices(name, B):

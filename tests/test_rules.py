@@ -598,6 +598,7 @@ def test_other_methods_see_the_whole_batch(devices):
 
 
 # rule 80
+@pytest.mark.sampled(3)
 @pytest.mark.full
 @pytest.mark.parametrize("module", [Linear, lambda: jnp.tanh])
 @pytest.mark.parametrize("B", [1, 4])

@@ -322,6 +322,7 @@ def test_an_array_that_has_a_parameters_shape_by_chance_stays_whole():
     assert divided.optimizer.opt_state["first"][...].shape == (13,)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.full
 @pytest.mark.parametrize("options", [{}, {"on_nonfinite": "ignore"}, {"accumulate": 2}], ids=str)
 @pytest.mark.parametrize("tx", [ADAM, CLIPPED], ids=["adam", "clipped"])

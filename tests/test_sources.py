@@ -86,6 +86,7 @@ WRAPS = {"plain": (lambda net: net, 0), "DataParallel": (jaxpar.DataParallel, No
 """What is done with the network, and where its batches belong."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("wrap", WRAPS)
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_source_trains_as_arrays_do(source, wrap):

@@ -158,6 +158,7 @@ def check_restart(program, wrap, folder, rows):
     jaxpar.check_replicas(again.state)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.full
 @pytest.mark.parametrize(("program", "wrap"), CASES)
 def test_a_restart_has_the_same_bits(program, wrap, tmp_path):
@@ -227,6 +228,7 @@ print("DONE")
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_processes_restart_with_the_same_bits(tmp_path):
     tests = Path(__file__).parent

@@ -67,7 +67,7 @@ def moved(net, optimizer, step, kind):
     return *other, state
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.full
 @pytest.mark.parametrize("calls", [3, 4, 5], ids="after {} calls".format)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

@@ -128,7 +128,7 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("rows", [16, 15])
 @pytest.mark.parametrize("wrap", [jaxpar.DataParallel, jaxpar.DistributedDataParallel, lambda net: net])

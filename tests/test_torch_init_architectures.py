@@ -30,6 +30,7 @@ def small(x, generator):
 PARAMETERS = {"vit": {"token": small, "position": small}}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "build",
     [

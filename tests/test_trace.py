@@ -110,6 +110,7 @@ def trace(tmp_path_factory):
     return recorder.record(tmp_path_factory.mktemp("trace"), T["torch_module"], T["inputs"], **options)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_trace_gives_the_verdict_the_place_and_the_cause_of_compare(trace, name):

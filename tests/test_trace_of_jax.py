@@ -34,6 +34,7 @@ from jaxpar.errors import FileError, MaskError, MatchError
 torch = pytest.importorskip("torch")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_trace_gives_the_verdict_the_place_and_the_cause_of_compare(tmp_path, name):
@@ -383,6 +384,7 @@ JUDGES = (
 )
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.slow
 @pytest.mark.parametrize("approximate", [False, True])
 def test_the_command_records_without_torch_and_judges_without_the_model(tmp_path, approximate):

@@ -211,6 +211,7 @@ def test_an_optimizer_is_traced_once_for_its_check_and_once_for_the_step():
     assert len(traces) == 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("cores", "competes", "before"),
@@ -248,6 +249,7 @@ def test_python_is_a_few_steps_ahead_of_virtual_devices(kind, cores, competes, b
     assert (made, len(returned)) == (before, STEPS + 2)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("B", [8, 11])
 @pytest.mark.parametrize("kind", [data_parallel, distributed], ids=lambda kind: kind.__name__)
 def test_a_host_batch_may_be_written_to_again(kind, B):
@@ -709,6 +711,7 @@ BAD_CALLS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("case", BAD_CALLS)
 def test_bad_input_is_said_and_nothing_has_moved(case, kind):

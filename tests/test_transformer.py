@@ -20,6 +20,7 @@ torch.set_num_threads(1)
 X = np.random.RandomState(0).randn(3, 2, 4)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 @pytest.mark.parametrize(
     "case",

@@ -75,7 +75,7 @@ def close(a, b):
         np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("name", REDUCTIONS)

@@ -81,12 +81,14 @@ def ours():
     return {kind: outcomes(kind) for kind in ("forkserver", "threads")}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", worker_cases.CASES)
 def test_processes_give_torchs_batches_and_random_numbers(case, ours, theirs):
     assert ours["forkserver"][case] == theirs[case]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", worker_cases.THREADS)
 def test_threads_give_torchs_batches_and_random_numbers(case, ours, theirs):
@@ -165,6 +167,7 @@ DEATHS = {
 }
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.full
 @pytest.mark.parametrize("death", DEATHS)
 def test_a_death_is_said_and_the_epoch_goes_on(death):

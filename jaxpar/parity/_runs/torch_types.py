@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .operation_types import FLOATS, OperationType
+from .uncompiled_mode import without_compiler
 
 NAMES = {
     "softmax": "_softmax _safe_softmax",
@@ -33,6 +34,7 @@ ATTENTION = ("_scaled_dot_product", "_flash_attention", "_efficient_attention")
 PRODUCTS = ("matmul", "convolution")
 
 
+@without_compiler
 class TorchTypes(TorchDispatchMode):
     """Collects `rows` while it is entered: autocast has chosen the types by then."""
 

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..._typing import PyTree
+from .._runs.uncompiled_mode import without_compiler
 from .._tensors import array_of
 from .constants import Constants
 
@@ -86,6 +87,7 @@ def wide(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(WIDE.get(tensor.dtype, tensor.dtype))
 
 
+@without_compiler
 class Rounding(TorchDispatchMode):
     """Perturbs the result of every forward and backward operation by up to 2**-51, relative, at random.
 
@@ -137,6 +139,7 @@ class _Numbers(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
+@without_compiler
 class _Operations(TorchDispatchMode):
     """Widens every operation at dispatch level, below autograd and torch's own functions."""
 
