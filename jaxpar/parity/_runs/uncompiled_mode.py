@@ -1,4 +1,4 @@
-"""Torch's compiler, importing which takes as long as importing torch."""
+"""Modes of torch without an import of its compiler, which takes as long as the import of torch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ Mode = TypeVar("Mode", bound=type)
 
 
 def without_compiler(mode: Mode) -> Mode:
-    """Leave torch's compiler unimported while nobody else uses it.
+    """Call `__torch_dispatch__` as written while torch's compiler is not imported.
 
-    torch wraps `__torch_dispatch__` of every mode, so that models compiled by `torch.compile` run the method
-    uncompiled; the wrapper imports the compiler at the first operation. Where nothing has imported it, no
-    model is compiled, and the method is called as written. An option of torch's modes would do.
+    torch wraps the method, so that it runs uncompiled in models compiled by `torch.compile`; the wrapper
+    imports the compiler at the first operation. Before an import of the compiler no model is compiled. An
+    option of torch's modes would do.
     """
     wrapped: Any = mode.__dict__["__torch_dispatch__"]
     written = inspect.unwrap(wrapped)
