@@ -11,7 +11,7 @@ from porting import habits, research
 
 from jaxpar import parity
 
-HOLES = (habits.Decides, research.Mixed, research.Autocast)
+HOLES = (habits.Decides, research.Mixed, research.Autocast, research.Refilled)
 KINDS = {**vars(habits), **vars(research)}.values()
 CASES = [kind for kind in KINDS if hasattr(kind, "inputs") and kind not in HOLES]
 
@@ -40,11 +40,16 @@ def test_what_decides_by_data_or_freezes_some_is_a_hole():
     ] == [True] * 3
 
 
+def test_what_a_constructor_draws_needs_no_stream():
+    assert "fork()" not in ported(research.Placed).source
+
+
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
         (research.Mixed, "changes x as well, in place, in some"),
         (research.Autocast, "computes in another type"),
+        (research.Refilled, "changes x as well, in place"),
     ],
 )
 def test_what_some_modules_do_in_place_or_in_another_type_is_a_hole(kind, reason):

@@ -282,3 +282,81 @@ class Partly(nn.Module):
         if x.ndim == 3:
             self.scale = torch.ones(x.shape[-1])
         return self.linear(x) * self.scale
+
+
+class Reversible(nn.Module):
+    """Statistics that one call of a part sets, and another call of it reads, as of time series."""
+
+    inputs = ((2, 5, 4),)
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.norm, self.linear = Statistics(width), nn.Linear(width, width)
+        self.drop = Attended(width)
+        self.calls, self.seen = 0, 0
+
+    def forward(self, x):
+        self.calls += 1
+        self.seen = self.seen + len(x)
+        x = self.linear(self.norm(x, "norm"))
+        return self.norm(self.drop(x), "denorm") + self.drop.weights.sum(-1, keepdim=True)
+
+
+class Statistics(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(width))
+        self.mean = None
+
+    def forward(self, x, mode):
+        if mode == "norm":
+            self._measure(x)
+            return (x - self.mean) / self.deviation * self.scale
+        return x / self.scale * self.deviation + self.mean
+
+    def _measure(self, x):
+        self.mean = x.mean(1, keepdim=True).detach()
+        self.deviation = torch.sqrt(x.var(1, keepdim=True, unbiased=False) + 1e-5).detach()
+
+
+class Attended(nn.Module):
+    """Weights that the module around it reads, after dropout."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.linear, self.drop = nn.Linear(width, width), nn.Dropout(0.5)
+
+    def forward(self, x):
+        self.weights = self.drop((self.linear(x) @ x.transpose(1, 2)).softmax(-1))
+        return self.weights @ x
+
+
+class FromTraining(nn.Module):
+    """Evaluation reads what a call in training has kept."""
+
+    inputs = ((2, 3, 4),)
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.mean = None
+
+    def forward(self, x):
+        if self.training:
+            self.mean = x.mean((0, 1))
+        return self.linear(x) if self.mean is None else self.linear(x - self.mean)
+
+
+class Warms(nn.Module):
+    """A count that a later call reads."""
+
+    inputs = ((2, 3, 4),)
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.linear(x) * min(1.0, self.calls / 100)

@@ -254,3 +254,66 @@ class Codebook(nn.Module):
         nearest[:] = chosen @ self.table
         loss = torch.tensor(0.0, requires_grad=self.training) + F.mse_loss(nearest.detach(), x)
         return x + (nearest - x).detach(), loss
+
+
+class Transpose(nn.Module):
+    """Axes that a tuple holds; no case of its own."""
+
+    def __init__(self, *dims):
+        super().__init__()
+        self.dims = dims
+
+    def forward(self, x):
+        return x.transpose(*self.dims)
+
+
+class Injected(nn.Module):
+    """Noise that is drawn into new tensors, and parameters that are trained if an argument has it so."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self, learned=True, fixed=False):
+        super().__init__()
+        self.linear, self.turn = nn.Linear(4, 4), Transpose(0, 1)
+        self.strength = nn.Parameter(torch.ones(3), requires_grad=learned)
+        self.places = nn.Parameter(torch.randn(4).mul_(0.5), fixed)
+        self.register_buffer("start", torch.empty(4).normal_())
+
+    def forward(self, x):
+        x = self.linear(x) + self.places + self.start
+        rows, columns = x.shape
+        noise = x.new_empty(columns, rows).normal_()
+        if self.training:
+            kept = torch.zeros_like(x)
+            kept.uniform_()
+            x = x * (kept > 0.5)
+            x = x + torch.FloatTensor(x.size()).normal_(0, 1)
+        return self.turn(x) + self.strength * noise
+
+
+class Refilled(nn.Module):
+    """A hole: noise that takes the place of numbers that another name reads."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = self.linear(x).detach()
+        noise = x.normal_()
+        return x + self.linear(noise)
+
+
+class Placed(nn.Module):
+    """Initial values that a constructor draws into a new tensor, in a class that draws nothing in its call."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self):
+        super().__init__()
+        self.places = nn.Parameter(torch.empty(4).normal_())
+
+    def forward(self, x):
+        return x * self.places

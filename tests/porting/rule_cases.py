@@ -11,6 +11,7 @@ x.view(2, 6), x.view(-1), x.reshape((4, 3)), x.reshape([12]), x.view_as(m[:3]), 
 x.unfold(1, 2, 1), b.unfold(1, 3, 2), b.unfold(-1, 2, 2), b.flatten(), b.flatten(1), b.flatten(0, 1),
 b.flatten(start_dim=1, end_dim=2), x.unflatten(1, (2, 2)),
 x.unflatten(-1, (2, -1)), b.permute(2, 0, 1), b.permute((1, 0, 2)), b.transpose(1, 2), b.swapaxes(0, -1),
+b.transpose(*(1, 2)), torch.transpose(b, *(0, 1)),
 b.movedim(0, 2), b.movedim((0, 1), (2, 0)), x.t(), x.contiguous(), x.clone(), x.detach() * x,
 x.unsqueeze(1), x[:, None].squeeze(), x[:, None].squeeze(1), x[:, None].squeeze(0), v.expand(3, 4),
 v.expand(3, -1), v.expand_as(x), v.broadcast_to((3, 4)), x.repeat(2, 1), v.repeat(2, 3), x.tile(2),
@@ -245,6 +246,8 @@ F.triplet_margin_loss(x, y, p), F.triplet_margin_loss(x, y, p, margin=0.5, swap=
 # Random numbers, parametrizations and runtimes of libraries are in other tests of ports; no GPU is here.
 ELSEWHERE = {
     *("torch.bernoulli(input)", "torch.bernoulli_(self, p)", "x.bernoulli_(p)", "torch.randn_like(input)"),
+    *("x.normal_(mean==0?, std==1?)", "torch.normal_(self, mean==0?, std==1?)"),
+    *("x.uniform_()", "torch.uniform_(self)"),
     *("torch.rand(*size, device?, requires_grad?)", "torch.randn(*size, device?, requires_grad?)"),
     *(f"torch.{call}" for call in ("where(condition)", "masked_select(self, mask)")),
     *(f"torch.{name}(self, as_tuple==False?)" for name in ("nonzero", "argwhere")),

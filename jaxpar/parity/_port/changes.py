@@ -21,6 +21,8 @@ from .reading.scope import defined_by_user
 NUMBERS = bool | int | float | str | torch.Size
 MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))  # The attributes of every module, which hold its tensors
 Location = str
+Unread = frozenset[tuple[type | None, str]]
+"""Attributes, by class and name, that calls change and no later call reads."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +37,10 @@ class Held:
 
 
 def hidden_changes(
-    make: Callable[[], nn.Module], inputs: Sequence[Any], kwargs: Mapping[str, Any]
+    make: Callable[[], nn.Module],
+    inputs: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    unread: Unread = frozenset(),
 ) -> list[Location]:
     """Return the paths of the uncompared tensors and numbers that a call changes, in either mode."""
     changes: set[Location] = set()
@@ -46,23 +51,23 @@ def hidden_changes(
             # A copy for each call: a module that writes to its arguments would change the next call's.
             first, arguments = (copy.deepcopy((tuple(inputs), dict(kwargs))) for _ in range(2))
             module(*first[0], **first[1])
-            tracked = _tensors("argument", arguments), _untracked(module)
+            tracked = _tensors("argument", arguments), _untracked(module, unread)
             before = [_with_versions(tensors) for tensors in tracked]
             module(*arguments[0], **arguments[1])
-            after = _with_versions(tracked[0]), _with_versions(_untracked(module))
+            after = _with_versions(tracked[0]), _with_versions(_untracked(module, unread))
         for was, now in zip(before, after, strict=True):
             changes |= {path for path in was.keys() | now.keys() if _differs(was.get(path), now.get(path))}
     return sorted(changes)
 
 
 def require_no_other_state(
-    make: Callable[[], nn.Module], inputs: Sequence[Any], kwargs: Mapping[str, Any]
+    make: Callable[[], nn.Module], inputs: Sequence[Any], kwargs: Mapping[str, Any], unread: Unread
 ) -> None:
-    if changes := hidden_changes(make, inputs, kwargs):
+    if changes := hidden_changes(make, inputs, kwargs, unread):
         raise PortError(f"a call changes {', '.join(changes)}, where no comparison looks")
 
 
-def _untracked(module: nn.Module) -> dict[Location, Any]:
+def _untracked(module: nn.Module, unread: Unread) -> dict[Location, Any]:
     # Without keep_vars, state_dict detaches its tensors, and their ids match nothing.
     state = {id(x) for x in module.state_dict(keep_vars=True).values()}
     tensors: dict[Location, Any] = {}
@@ -70,6 +75,7 @@ def _untracked(module: nn.Module) -> dict[Location, Any]:
         # spectral_norm's weight is computed from `weight_orig`, which is compared.
         hooks = submodule._forward_pre_hooks.values()
         computed = MODULE_ATTRIBUTES | {hook.name for hook in hooks if isinstance(hook, SpectralNorm)}
+        computed |= {name for kind, name in unread if kind in type(submodule).__mro__}
         attributes = {name: x for name, x in vars(submodule).items() if name not in computed}
         # Buffers with persistent=False are not in the state dict, so `state` leaves them in.
         for name, value in {**attributes, **submodule._buffers}.items():

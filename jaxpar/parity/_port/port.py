@@ -26,7 +26,7 @@ from .._sides.step_data import Layout
 from .._sides.torch_dropout import taking_fresh
 from .._sides.torch_side import one_thread
 from .as_used import differences
-from .changes import require_no_other_state
+from .changes import Unread, require_no_other_state
 from .images.flow import Flow
 from .initial_values import Initialisation
 from .layout import SAME, images_last
@@ -200,7 +200,8 @@ def port(
                 _log.info("proving that the file is the same: outputs, gradients, buffers")
                 file = imported(target)
                 flax = builder(file)
-                proof = _proven(make, flax, functools.partial(builder, file), inputs, kwargs, layout)
+                build_file = functools.partial(builder, file)
+                proof = _proven(make, flax, build_file, inputs, kwargs, layout, written.unread)
             except Exception as error:  # whatever a written file can do wrong: without a proof it is nothing
                 proof = Proof(failure=_failure(error))
     if not written.holes and (header := _unproven(proof)):
@@ -239,10 +240,16 @@ class Proof:
 
 @one_thread()
 def _proven(
-    make: Make, flax: nnx.Module, build: Callable[[], nnx.Module], inputs: Any, kwargs: Any, layout: Layout
+    make: Make,
+    flax: nnx.Module,
+    build: Callable[[], nnx.Module],
+    inputs: Any,
+    kwargs: Any,
+    layout: Layout,
+    unread: Unread,
 ) -> Proof:
     # Before the comparisons, which would succeed although the port lacks such an effect.
-    require_no_other_state(lambda: _seeded(make), inputs, kwargs)
+    require_no_other_state(lambda: _seeded(make), inputs, kwargs, unread)
     with taking_fresh():
         listed, notes = prove(make, flax, build, inputs, kwargs, layout)
     comparisons = tuple(listed)

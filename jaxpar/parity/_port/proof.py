@@ -235,7 +235,10 @@ def larger_inputs(net: nn.Module, inputs: Sequence[Any], kwargs: dict[str, Any])
 
 
 def remembers(make: Callable[[], torch.nn.Module], inputs: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Return whether outputs depend on earlier calls, with different numbers and shapes, in either mode."""
+    """Return whether outputs depend on earlier calls, with different numbers and shapes, in either mode.
+
+    What calls in training change in the state, as statistics, is not looked at in evaluation.
+    """
     net = perturbed(make)
     others = mapped(_other_numbers, (tuple(inputs), dict(kwargs)))
     before = [others, *((larger, kwargs) for larger in larger_inputs(net, inputs, kwargs))]
@@ -249,13 +252,15 @@ def remembers(make: Callable[[], torch.nn.Module], inputs: Sequence[Any], kwargs
     with torch.no_grad():
         for training in (True, False):
             fresh = outputs(copy.deepcopy(net).train(training))
-            for arguments, keywords in before:
-                module = copy.deepcopy(net).train(training)
+            for (arguments, keywords), first in itertools.product(before, (training, not training)):
+                module = copy.deepcopy(net).train(first)
                 try:
                     module(*copy.deepcopy(arguments), **copy.deepcopy(keywords))
                 except Exception:  # torch itself does not take these inputs
                     continue
-                again = outputs(module)
+                if first is not training:
+                    module.load_state_dict(net.state_dict(), strict=False)
+                again = outputs(module.train(training))
                 if not all(torch.allclose(x, again[name], equal_nan=True) for name, x in fresh.items()):
                     return True
     return False

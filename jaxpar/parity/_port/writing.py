@@ -52,13 +52,17 @@ STYLE_RULES = re.compile("(?!F[0-9])[A-Z]+[0-9]+")
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """The text of a file, its holes and notes, and the module of `jaxpar.nn` that has its layers."""
+    """The text of a file, its holes and notes, and the module of `jaxpar.nn` that has its layers.
+
+    `unread` are the attributes, by class and name, that calls change and no later call reads.
+    """
 
     text: str
     holes: tuple[str, ...]
     notes: tuple[str, ...]
     torch_lines: int
     layers: str
+    unread: frozenset[tuple[type | None, str]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +128,8 @@ class Writer:
         pieces = [(piece.source, piece.node) for piece in ordered if piece.source not in stand_in_sources()]
         # A hole may have been recorded for a text that was discarded.
         holes = tuple(hole for hole in self.needs.holes if repr(hole) in body)
-        return Written(text, holes, tuple(self.needs.notes), torch_lines(pieces), self.needs.layers)
+        unread = frozenset(self.needs.unread)
+        return Written(text, holes, tuple(self.needs.notes), torch_lines(pieces), self.needs.layers, unread)
 
     def _configs(self) -> list[str]:
         """They define `==` but no hash."""

@@ -25,6 +25,8 @@ BERNOULLI = {torch.bernoulli, torch.Tensor.bernoulli, torch.Tensor.bernoulli_}
 NORMAL = {torch.randn_like}
 RECURRENT = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
 FRESH = {torch.rand, torch.randn, torch.rand_like}
+FILLING = {torch.Tensor.normal_, torch.Tensor.uniform_}
+"""Methods that draw into their tensor; with other means and bounds than the usual ones they are OTHERS."""
 _takes_fresh: ContextVar[bool] = ContextVar("takes_fresh", default=False)
 # Their numbers stay torch's own. `Tensor` has no `rand`; the in-place methods end in an underscore.
 OTHERS = {
@@ -79,6 +81,12 @@ class Capture(TorchFunctionMode):
             fresh = self._replaced(fresh) if fresh.ndim else fresh
             self.masks += [fresh.detach()] * (fresh.ndim > 0)
             return fresh
+        if function in FILLING and not kwargs and args[1:] in ((), (0,), (0, 1)) and _takes_fresh.get():
+            with torch.no_grad():
+                filled: Any = function(*args)
+                filled.copy_(self._replaced(filled.clone()))
+            self.masks.append(filled.detach().clone())  # before later lines change it
+            return filled
         if function is torch.Tensor.item and self.masks and _takes_fresh.get():
             # A number that Python takes out decides a branch, for which Flax draws nothing.
             is_last = args[0].numel() == 1 and args[0].data_ptr() == self.masks[-1].data_ptr()

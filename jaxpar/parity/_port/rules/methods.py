@@ -14,6 +14,7 @@ METHODS = table("""
     unfold(dimension, size, step) -> F.sliding_windows({self}, {dimension}, {size}, {step})
     permute(*dims) -> {self:a}.transpose({dims})
     transpose|swapdims(dim0, dim1) -> {self:a}.swapaxes({dim0}, {dim1})
+    transpose|swapdims(*dims) -> {self:a}.swapaxes({dims})
     swapaxes(axis0, axis1) -> {self:a}.swapaxes({axis0}, {axis1})
     movedim|moveaxis(source, destination) -> jnp.moveaxis({self}, {source:t}, {destination:t})
     t() -> {self:a}.T
@@ -65,6 +66,8 @@ METHODS = table("""
     byte() -> {self:a}.astype(jnp.uint8)
     bool() -> {self:a}.astype(bool)
     bernoulli_(p) -> {rngs}.bernoulli({p}, {self:a}.shape).astype({self:a}.dtype)
+    normal_(mean==0?, std==1?) -> {rngs}.normal({self:a}.shape, {self:a}.dtype)
+    uniform_() -> {rngs}.uniform({self:a}.shape, {self:a}.dtype)
     new(rows, columns) -> jnp.zeros(({rows}, {columns}), {self:a}.dtype)
     new(first, second, third) -> jnp.zeros(({first}, {second}, {third}), {self:a}.dtype)
     new_empty(*size, dtype=, device?) -> jnp.zeros({size:t}, {self:a}.dtype)

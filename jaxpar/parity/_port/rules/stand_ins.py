@@ -3,6 +3,21 @@
 The proof compares them with torch's like every other line. Their docstrings are part of users' files.
 """
 
+import weakref
+
+
+class WithinCall:
+    """An attribute whose array a call sets first and reads later; a compiled call starts with None."""
+
+    def __init__(self):
+        self.arrays = weakref.WeakKeyDictionary()
+
+    def __get__(self, module, kind=None):
+        return self.arrays.get(module)
+
+    def __set__(self, module, array):
+        self.arrays[module] = array
+
 
 class ModelOutput:
     """Fields by name; those that are not None also by number."""

@@ -14,6 +14,7 @@ from .attributes import own_attribute
 from .blocks import statement
 from .caches import is_kept
 from .context import Context, variables_of
+from .counters import is_unread_count
 from .expressions import expression, is_none, list_as_tuple, spliced, text, translated
 from .fragment import Fragment, Hole
 from .gradients import value_of
@@ -32,7 +33,7 @@ def assign(ctx: Context, node: ast.Assign) -> str | None:
     target, single = node.targets[0], len(node.targets) == 1
     if memory := stored(ctx, node):
         return kept_in_variable(ctx, node, *memory)
-    if computed_first(ctx, node):
+    if computed_first(ctx, node) or is_unread_count(ctx, node):
         return None
     if (remaining := without_memory(ctx, node)) is not None:
         ctx.source.parents.update(dict.fromkeys(remaining, ctx.source.parents[node]))
@@ -50,12 +51,11 @@ def assign(ctx: Context, node: ast.Assign) -> str | None:
         isinstance(element, ast.Subscript) and ctx.is_tensor(element.value) for element in target.elts
     ):
         raise Hole(PART)
-    if (
-        not single
-        and ctx.in_call(node)
-        and ctx.is_tensor(node.value)
-        and any(map(own_attribute, node.targets))
-    ):
+    within_call = memory_of(ctx, node).within_call
+    if single and own_attribute(target) in within_call and ctx.only_making(node):
+        return None  # None, which it starts with
+    is_array = not single and ctx.in_call(node) and ctx.is_tensor(node.value)
+    if is_array and {*map(own_attribute, node.targets)} - {"", *within_call}:
         raise Hole(KEEPS)
     if single and isinstance(target, ast.Attribute):
         if _is_trained_already(ctx, node, target):
@@ -80,6 +80,7 @@ def kept_in_variable(ctx: Context, node: ast.stmt, name: str, value: ast.expr) -
         return None
     if name not in memory_of(ctx, node).read:
         ctx.note(node, f"no line reads self.{name}, so it is left out")
+        ctx.needs.unread.add((ctx.kind, name))
         return None
     ctx.note(node, f"self.{name} is computed in each call, and not kept")
     variable, written = memory_of(ctx, node).names[name], value_of(ctx, value).text
@@ -180,7 +181,11 @@ def _set_attribute(
         variable = f"{text(ctx, target.value)}.{target.attr}"
         return Fragment(f"{variable}[...]", variable=variable), written
     elif ctx.is_tensor(node.value) and not (
-        in_constructor or value.makes_variable or _is_ctx(ctx, target) or _is_record(ctx, target)
+        in_constructor
+        or value.makes_variable
+        or _is_ctx(ctx, target)
+        or _is_record(ctx, target)
+        or own_attribute(target) in memory_of(ctx, node).within_call
     ):
         raise Hole(KEEPS)
     # The source's parentheses around a value belong to the text between the nodes.
@@ -295,7 +300,7 @@ def _is_layer(ctx: Context, node: ast.expr, layer: type[nn.Module]) -> bool:
 
 
 @statement(ast.AugAssign)
-def augmented(ctx: Context, node: ast.AugAssign) -> str:
+def augmented(ctx: Context, node: ast.AugAssign) -> str | None:
     target, verb = node.target, VERBS.get(type(node.op))
     if isinstance(target, ast.Subscript) and ctx.is_tensor(target.value):
         if verb is None:
@@ -304,6 +309,8 @@ def augmented(ctx: Context, node: ast.AugAssign) -> str:
     if isinstance(target, ast.Attribute) and _is_buffer(ctx, target):
         middle = ctx.source.between(end_of(target), start_of(node.value))
         return f"{text(ctx, target.value)}.{target.attr}[...]{middle}{value_of(ctx, node.value).text}"
+    if is_unread_count(ctx, node):
+        return None
     if isinstance(target, ast.Attribute) and ctx.is_module(target.value) and ctx.in_call(node):
         raise Hole("it counts in the module, where a compiled step would not")
     return spliced(ctx, node).text

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from types import FunctionType, NoneType
 from typing import Any
 
+import torch
 from torch import nn
 
 from .. import rules
@@ -194,7 +195,9 @@ def _of_torch(ctx: Context, node: ast.Call, target: Any) -> Fragment:
     if several := pair(ctx, node):
         return several
     if len(node.args) == 1 and name in LISTED and not ctx.is_int(node.args[0]):
-        return Fragment(f"jnp.array({text(ctx, node.args[0])}, {LISTED[name]})")
+        site = ctx.site(node.args[0])
+        makes = "zeros" if site and site.kinds == {torch.Size} else "array"
+        return Fragment(f"jnp.{makes}({text(ctx, node.args[0])}, {LISTED[name]})")
     fills = getattr(target, "__module__", "") == nn.init.__name__ and target.__name__.endswith("_")
     if fills and node.args and ctx.only_making(node):
         ctx.needs.note_initial_values()
@@ -237,9 +240,11 @@ def _with_optional_bias(ctx: Context, node: ast.Call) -> Fragment | None:
 def parameter(ctx: Context, node: ast.Call) -> Fragment:
     value, flag = argument(node, 0, "data"), argument(node, 1, "requires_grad")
     assert value is not None
-    trained = flag is None or (isinstance(flag, ast.Constant) and flag.value)
-    written = f"nnx.{'Param' if trained else 'Variable'}({text(ctx, value)})"
-    return Fragment(written, makes_variable=True)
+    if flag is None or isinstance(flag, ast.Constant):
+        kind = "nnx.Param" if flag is None or flag.value else "nnx.Variable"
+    else:
+        kind = f"(nnx.Param if {text(ctx, flag)} else nnx.Variable)"
+    return Fragment(f"{kind}({text(ctx, value)})", makes_variable=True)
 
 
 def layer(ctx: Context, node: ast.Call, target: type) -> Fragment:

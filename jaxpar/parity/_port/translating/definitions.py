@@ -27,6 +27,7 @@ from .context import Context
 from .drawing import STREAM, draws, draws_first, is_static, method_needs_rngs, needs_rngs
 from .expressions import pieces, text
 from .functions import decorator, function, head_parts, registers
+from .memory import memory_of
 from .names import LITERALS, left_out, reference
 from .needs import Needs
 from .omitted import is_docstring
@@ -145,6 +146,10 @@ def _members(ctx: Context, value: type, node: ast.ClassDef) -> Iterator[tuple[as
     documented = ast.get_docstring(node) is not None
     if documented:
         yield node.body[0], written_statement(ctx, node.body[0])
+    for name in sorted(memory_of(ctx, node).within_call):
+        ctx.needs.stand_ins["WithinCall"] = None
+        ctx.needs.unread.add((value, name))
+        yield ast.Pass(), f"{name} = WithinCall()"
     if "__init__" not in vars(value):
         yield from _state(ctx, value, node)
     for member in node.body[documented:]:

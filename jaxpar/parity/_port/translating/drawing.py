@@ -117,6 +117,8 @@ def _rules_of(ctx: Context, node: ast.Call) -> list[CallRule]:
     if name or not isinstance(node.func, ast.Attribute):
         return function_rules(ctx, node, name)
     site = ctx.site(node.func.value)
+    if node.func.attr in rules.INITIAL and not ctx.of_call(node):
+        return []  # an initial value
     return rules.METHODS.get(node.func.attr, []) if site is None or site.is_tensor else []
 
 

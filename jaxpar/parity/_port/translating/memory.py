@@ -16,6 +16,7 @@ from torch import nn
 from ..reading.source import Function, Source, source_of, start_of
 from .attributes import ASKING, as_if_empty, asked, computes, is_get, loaded, own_attribute, reads, set_by
 from .context import Context, variables_of
+from .expressions import is_none
 from .fragment import Hole
 
 KEEPS = "it keeps an array in the module, which a compiled step would forget"
@@ -34,6 +35,7 @@ class ModuleMemory:
       arguments, returned: the attributes that a method needs from its caller, and those that it returns.
       read: the attributes that are read after they are set.
       entries: the dicts, of which the variable is the entry that the call uses.
+      within_call: the attributes that stay attributes, of no state: another method or module reads them.
     """
 
     names: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -41,6 +43,7 @@ class ModuleMemory:
     returned: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     read: frozenset[str] = frozenset()
     entries: frozenset[str] = frozenset()
+    within_call: frozenset[str] = frozenset()
 
     def variables(self, names: Iterable[str]) -> list[str]:
         return [self.names[name] for name in names]
@@ -153,21 +156,36 @@ class _Methods:
         self.constructing = [x for x in methods if x.name not in self.methods and ctx.ran(x.body[0])]
 
     def memory(self) -> ModuleMemory:
-        arrays, numbers, unread = self._candidates()
+        arrays, numbers, unread, elsewhere = self._candidates()
         names = arrays | numbers
         # Only what has a hole otherwise is worth several calls of torch's module.
-        if arrays and self.ctx.watched.remembers():
-            names = set()
+        if (arrays or elsewhere) and self.ctx.watched.remembers():
+            names, elsewhere, arrays = set(), set(), set()
         while names & arrays:
             memory = self._flow(names | unread)
             wrong = self._wrong(memory) | (numbers & names & memory.read)
             if not wrong:
-                return memory
+                break
             names = names - wrong
-        return self._flow(unread) if unread else ModuleMemory()
+        names = (names if names & arrays else set()) | unread
+        memory = self._flow(names) if names else ModuleMemory()
+        within_call = filter(self._is_set_first, (arrays - self.dicts - names) | elsewhere)
+        return dataclasses.replace(memory, within_call=frozenset(within_call))
 
-    def _candidates(self) -> tuple[set[str], set[str], set[str]]:
-        """Return the attributes that calls set: arrays and numbers that they read, other arrays."""
+    def _is_set_first(self, name: str) -> bool:
+        """Return whether only calls set an attribute, to arrays; the constructor at most to None."""
+        sets = [(x, set_by(x)[1]) for x in ast.walk(self.node) if set_by(x)[0] == name]
+        constructed = [value for x, value in sets if not self.ctx.in_call(x) and self.ctx.ran(x)]
+        sites = [self.ctx.site(value) for x, value in sets if value and self.ctx.in_call(x)]
+        only_arrays = all(site and site.is_tensor and len(site.kinds) == 1 for site in sites)
+        plainly = all(isinstance(x, ast.Assign) for x, _ in sets)
+        return (
+            bool(sites) and only_arrays and plainly and all(value and is_none(value) for value in constructed)
+        )
+
+    def _candidates(self) -> tuple[set[str], set[str], set[str], set[str]]:
+        """Return the attributes that calls set: arrays and numbers that they read, other arrays, and arrays
+        that other modules read."""
         arrays: set[str] = set()
         others: set[str] = set()
         for method in self.methods.values():
@@ -196,7 +214,8 @@ class _Methods:
         outside = in_state | elsewhere
         outside |= {name for name in arrays - outside if self._is_read_by_others(name)}
         unread = arrays - read - self.dicts - others
-        return (arrays & read) - outside, (others & read) - arrays - outside, unread - outside
+        sets = (arrays & read) - outside, (others & read) - arrays - outside, unread - outside
+        return *sets, (arrays & outside) - in_state - self.dicts
 
     def _is_read_by_others(self, name: str) -> bool:
         """Return whether a function of another file that ran may read an attribute of these modules."""

@@ -66,10 +66,11 @@ def _of_tensor(ctx: Context, node: ast.Call, func: ast.Attribute, owner: Site | 
     if several := pair(ctx, node):
         return several
     if name in rules.INITIAL or name in DISTRIBUTIONS:
-        if ctx.in_call(node):
+        if not ctx.in_call(node):
+            ctx.needs.note_initial_values()
+            return translated(ctx, func.value)
+        if not is_method(name):
             raise Hole(DRAWN)
-        ctx.needs.note_initial_values()
-        return translated(ctx, func.value)
     candidates = rules.METHODS.get(rules.IN_PLACE.get(name, name), [])
     return by_rule(ctx, node, candidates, f"a tensor's {name}", func.value)
 

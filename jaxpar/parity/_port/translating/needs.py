@@ -31,6 +31,7 @@ class Needs:
       notes: what was left out.
       written_holes: the number of calls of `hole` in the text, including lines that did not run.
       stand_ins: the names of a library runtime's stand-ins to copy.
+      unread: the attributes of modules, by class and name, that calls change and no later call reads.
       refused: the locations of blocks that did not run and raise.
       turned: definitions, and the names of their arguments that have their channels last.
       images: the expressions that change if all images have their channels last.
@@ -45,6 +46,7 @@ class Needs:
         self.notes: list[str] = []
         self.written_holes = 0
         self.stand_ins: dict[str, None] = {}
+        self.unread: set[tuple[type | None, str]] = set()
         self.refused: set[tuple[str, int]] = set()
         self.turned: dict[ast.stmt, tuple[str, ...]] = {}
         self.images: LayoutPlan | None = None
