@@ -25,6 +25,7 @@ from .pairs import assigned_field
 from .registries import registered
 
 VERBS = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide", ast.Pow: "power"}
+CONVERTING = ("to", "type_as", "type", "float", "double", "cuda", "cpu")
 GROWING = ("append", "extend", "insert", "pop", "add", "update")
 
 
@@ -62,6 +63,9 @@ def assign(ctx: Context, node: ast.Assign) -> str | None:
             return None
         if ctx.in_call(node) and text(ctx, node.value) == ctx.source.segment(target):
             return None  # self.table = self.table.to(x.device)
+        if _only_converts(ctx, node, target):
+            ctx.note(node, f"self.{target.attr} keeps the type that the constructor has given it")
+            return None
         owner, value = _set_attribute(ctx, node, target)
         return f"{owner.text} = {value}"
     if single and isinstance(target, ast.Name) and text(ctx, node.value) == target.id:
@@ -182,6 +186,7 @@ def _set_attribute(
         return Fragment(f"{variable}[...]", variable=variable), written
     elif ctx.is_tensor(node.value) and not (
         in_constructor
+        or ctx.only_making(node)
         or value.makes_variable
         or _is_ctx(ctx, target)
         or _is_record(ctx, target)
@@ -192,6 +197,15 @@ def _set_attribute(
     before = ctx.source.between(end_of(target), start_of(node.value))
     written = f"({written})" if "(" in before and "\n" in written else written
     return Fragment(f"{text(ctx, target.value)}.{target.attr}"), written
+
+
+def _only_converts(ctx: Context, node: ast.Assign, target: ast.Attribute) -> bool:
+    """Return whether a call only converts an array that is not in the state: `self.t = self.t.type_as(x)`."""
+    call = node.value
+    if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and ctx.in_call(node)):
+        return False
+    is_same = own_attribute(target) and own_attribute(call.func.value) == target.attr
+    return bool(is_same) and call.func.attr in CONVERTING and not _is_buffer(ctx, target)
 
 
 def _is_ctx(ctx: Context, target: ast.Attribute) -> bool:

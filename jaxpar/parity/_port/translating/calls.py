@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from types import FunctionType, NoneType
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 import torch
 from torch import nn
 
@@ -91,6 +93,9 @@ def call(ctx: Context, node: ast.Call) -> Fragment:
         return Fragment(f"nn.deepcopy({text(ctx, node.args[0])})")
     if applied_function(target) is not None:
         return spliced(ctx, node)
+    if _takes_arrays(ctx, node, target):
+        arguments = arguments_of(ctx, node)
+        return Fragment(f"jnp.{target.__name__}({arguments})")
     if target is not UNKNOWN and (is_torchs(target) or rule_name(target)):
         return _of_torch(ctx, node, target)
     if target is not UNKNOWN and (chosen := _choice(ctx, node, target)):
@@ -106,6 +111,15 @@ def call(ctx: Context, node: ast.Call) -> Fragment:
     elif any(draws(ctx, target) for target in targets):
         extra.append(f"rngs={stream(ctx)}")
     return extended(ctx, node, ", ".join(extra))
+
+
+def _takes_arrays(ctx: Context, node: ast.Call, target: Any) -> bool:
+    """Return whether a function of NumPy takes its arrays in a call; those of a module are traced in Flax."""
+    name = getattr(target, "__name__", "")
+    if not ctx.in_call(node) or getattr(np, name, None) is not target or not hasattr(jnp, name):
+        return False
+    parts = (ctx.site(part) for argument in (*node.args, *node.keywords) for part in ast.walk(argument))
+    return any(site and np.ndarray in site.kinds for site in parts)
 
 
 def _partial(ctx: Context, node: ast.Call) -> Fragment | None:

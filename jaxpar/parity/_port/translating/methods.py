@@ -22,6 +22,7 @@ from .pairs import pair
 
 COLLECTIONS = {nn.ParameterList: "List", nn.ParameterDict: "Dict"}
 """Collections of parameters, and the names of NNX's."""
+OF_SIZES = {torch.prod: "math.prod", torch.sum: "sum", torch.max: "max", torch.min: "min"}
 DISTRIBUTIONS = ("exponential_", "random_", "geometric_", "log_normal_", "cauchy_")
 LEAVES = {"parameters": "nnx.Param", "buffers": "nnx.Not(nnx.Any(nnx.Param, nnx.RngState))"}
 """Methods that yield a module's tensors, and NNX's filters of them."""
@@ -59,6 +60,8 @@ def _of_tensor(ctx: Context, node: ast.Call, func: ast.Attribute, owner: Site | 
     name = func.attr
     if name in ("item", "tolist") and ctx.only_making(node):
         return Fragment(f"{text(ctx, func.value, 'a')}.{name}()")
+    if name == "item" and (number := _of_sizes(ctx, func.value)):
+        return number
     if name in ("to", "type"):
         return _to(ctx, node, func.value)
     if name == "requires_grad_" and owner and owner.kinds & {nn.Parameter}:
@@ -73,6 +76,20 @@ def _of_tensor(ctx: Context, node: ast.Call, func: ast.Attribute, owner: Site | 
             raise Hole(DRAWN)
     candidates = rules.METHODS.get(rules.IN_PLACE.get(name, name), [])
     return by_rule(ctx, node, candidates, f"a tensor's {name}", func.value)
+
+
+def _of_sizes(ctx: Context, node: ast.expr) -> Fragment | None:
+    """Write `torch.prod(torch.tensor(x.shape[1:]))`, a number of sizes, as a function of Python."""
+    makes = node.args[0] if isinstance(node, ast.Call) and len(node.args) == 1 else None
+    function = OF_SIZES.get(ctx.scope.value(node.func)) if isinstance(node, ast.Call) else None
+    if function is None or not isinstance(makes, ast.Call) or len(makes.args) != 1 or makes.keywords:
+        return None
+    site = ctx.site(makes.args[0])
+    if ctx.scope.value(makes.func) not in (torch.tensor, torch.as_tensor) or not site:
+        return None
+    if function == "math.prod":
+        ctx.needs.imports["math"] = "import math"
+    return Fragment(f"{function}({text(ctx, makes.args[0])})") if site.kinds == {torch.Size} else None
 
 
 def is_method(name: str) -> bool:
