@@ -308,7 +308,7 @@ class Refilled(nn.Module):
 
 
 class Placed(nn.Module):
-    """Initial values that a constructor draws into a new tensor, in a class that draws nothing in its call."""
+    """Initial values that a constructor draws into a new tensor, of a class whose call draws nothing."""
 
     inputs = ((3, 4),)
 
@@ -341,7 +341,7 @@ class Forecasts(nn.Module):
         self.steps = self.steps.type_as(x)
         size = torch.prod(torch.tensor(x.shape[1:])).item()
         x = self.linear(x.view(-1, size))
-        for first, second in zip(self.steps[:-1], self.steps[1:]):
+        for first, second in zip(self.steps[:-1], self.steps[1:], strict=True):
             x = x + (second - first) * torch.tanh(x)
         return x @ seasons(5, self.times) + self.encoding(x).sum() + (x * self.start).sum()
 
@@ -355,9 +355,8 @@ class Encoding(nn.Module):
         self.extend(torch.tensor(0.0).expand(longest, width))
 
     def extend(self, x):
-        if self.table is not None:
-            if len(self.table) >= len(x):
-                return
+        if self.table is not None and len(self.table) >= len(x):
+            return
         self.table = torch.arange(len(x) * self.width, dtype=torch.float32).view(-1, self.width).sin()
 
     def forward(self, x):

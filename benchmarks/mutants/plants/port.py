@@ -114,7 +114,7 @@ PLANTS = [
         ('(numbers & names & memory.read)', 'numbers', "tests/test_port_memory.py -k \"table and Rotary\""),
         ('if len(remaining) == len(pairs) or', 'if', "tests/test_port_memory.py -k \"table and Keyed\""),
         ('return bool(sites) and only_arrays and', 'return False and', "tests/test_port_memory.py -k \"no_state and Reversible\""),
-        ('and all(value and is_none(value) for value in constructed)', '', "tests/test_port_memory.py -k \"hole and Partly\""),
+        ('and plainly and only_none', 'and plainly', "tests/test_port_memory.py -k \"hole and Partly\""),
         ('names, elsewhere, arrays = set(), set(), set()', 'names = set()', "tests/test_port_memory.py -k \"hole and FromTraining\""),
     ),
     *plants("jaxpar/parity/_port/translating/methods.py",

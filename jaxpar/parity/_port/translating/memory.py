@@ -179,9 +179,8 @@ class _Methods:
         sites = [self.ctx.site(value) for x, value in sets if value and self.ctx.in_call(x)]
         only_arrays = all(site and site.is_tensor and len(site.kinds) == 1 for site in sites)
         plainly = all(isinstance(x, ast.Assign) for x, _ in sets)
-        return (
-            bool(sites) and only_arrays and plainly and all(value and is_none(value) for value in constructed)
-        )
+        only_none = all(value and is_none(value) for value in constructed)
+        return bool(sites) and only_arrays and plainly and only_none
 
     def _candidates(self) -> tuple[set[str], set[str], set[str], set[str]]:
         """Return the attributes that calls set: arrays and numbers that they read, other arrays, and arrays
