@@ -10,7 +10,7 @@ class WithinCall:
     """An attribute whose array a call sets first and reads later; a compiled call starts with None."""
 
     def __init__(self):
-        self.arrays = weakref.WeakKeyDictionary()
+        self.arrays: weakref.WeakKeyDictionary[object, object] = weakref.WeakKeyDictionary()
 
     def __get__(self, module, kind=None):
         return self.arrays.get(module)

@@ -114,7 +114,7 @@ def call(ctx: Context, node: ast.Call) -> Fragment:
 
 
 def _takes_arrays(ctx: Context, node: ast.Call, target: Any) -> bool:
-    """Return whether a call passes NumPy's arrays to NumPy's function; Flax traces those of a module."""
+    """Return whether a call passes NumPy's arrays to NumPy's function; in Flax a module's are traced."""
     name = getattr(target, "__name__", "")
     if not ctx.in_call(node) or getattr(np, name, None) is not target or not hasattr(jnp, name):
         return False
