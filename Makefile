@@ -14,10 +14,10 @@ QUICK = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal --qui
 
 help:
 	@echo "make demo       train in jaxpar and PyTorch side by side"
-	@echo "make test       all tests but the longest"
+	@echo "make test       each law once, in its smallest form"
 	@echo "make gpu-programs  steps as XLA compiles them for GPUs, without one; downloads 280 MB"
 	@echo "make gpu        tests and benchmarks on this host's GPUs, into benchmarks/gpu.md; ON=cpu tries them without"
-	@echo "make proof      the longest: many processes, jobs that are killed, a ResNet, more sizes"
+	@echo "make proof      the same laws in more sizes and processes, jobs that are killed, a ResNet"
 	@echo "make quick      the tests of everyday work, about three minutes"
 	@echo "make lint       ruff and mypy"
 	@echo "make docs       the site, in docs/_build/html; a broken link fails"

@@ -41,8 +41,9 @@ jax.config.update("jax_enable_x64", True)
 
 EVERY = 7
 """Of a table, quick runs the first row and every seventh: few tables have an axis of seven values, of which a
-product of settings would then always have the same. Of one marked `sampled(n)`, `make test` runs the rows of
-quick and every n-th, and `make proof` the others."""
+product of settings would then always have the same. Of one marked `sampled(n)`, `make test` runs these and
+every n-th, or, where n is above seven and quick leaves the table out, every n-th alone. `make proof` runs the
+others."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -53,10 +54,12 @@ def pytest_collection_modifyitems(items):
             table = (item.path, item.originalname)
             row = seen[table]
             if row % EVERY:
-                sampled = item.get_closest_marker("sampled")
                 item.add_marker(pytest.mark.full)
-                if sampled and row % sampled.args[0]:
-                    item.add_marker(pytest.mark.long)
+            is_quick = not any(map(item.get_closest_marker, ("slow", "full")))
+            sampled = item.get_closest_marker("sampled")
+            n = sampled.args[0] if sampled else 1
+            if row % n and (row % EVERY or (n > EVERY and not is_quick)):
+                item.add_marker(pytest.mark.long)
             seen[table] += 1
         why = next_defaults.reason(item.nodeid)
         if why is not None:

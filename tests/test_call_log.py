@@ -174,6 +174,7 @@ THREE = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.sampled(7)
 @pytest.mark.slow
 @pytest.mark.parametrize("names", THREE.values(), ids=THREE)

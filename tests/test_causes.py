@@ -97,6 +97,7 @@ class FlaxWindow(nnx.Module):
         return self.out(nnx.softmax(scores) @ q)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.full
 @pytest.mark.parametrize("written", [False, True], ids=["made", "written in place"])
 def test_a_window_is_named_beside_a_table_of_float32(written, monkeypatch):
@@ -225,6 +226,7 @@ def those_that_train(parameters):
     return torch.optim.AdamW([p for p in parameters if p.requires_grad], 1e-2)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.full
 @pytest.mark.parametrize("build", [all_of, those_that_train])
 def test_a_frozen_parameter_is_left_alone(build):

@@ -70,7 +70,7 @@ print("DONE")
 """
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
@@ -348,6 +348,7 @@ for i in range(1000):
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("hit", [0, 1])
 def test_after_a_sigterm_rank_0_saves_and_all_ranks_ask_to_be_started_again(hit, tmp_path):

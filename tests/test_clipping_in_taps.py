@@ -96,8 +96,9 @@ def test_optaxs_norm_lacks_torchs_1e_6(tmp_path, monkeypatch):
     assert result.causes == ("both clip the global norm at 4; one by the norm + 1e-6, one by the norm alone",)
 
 
-@pytest.mark.parametrize("form", CLIPS)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("form", CLIPS)
 def test_float32(optimizer, form, tmp_path):
     """A rate twice as large is named in float32, too, and the clipping is not."""
     tap_torch(tmp_path / "a", optimizer, form, torch.float32)

@@ -126,6 +126,7 @@ def test_a_planted_fault_is_seen_placed_and_named(fault, place, cause):
     assert different <= {place}  # the layers behind it are given the reference's inputs, and agree
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("optimizer", "cause"),
@@ -196,6 +197,7 @@ def test_a_wrong_loss_is_named():
     assert found.divergence.causes[0].text == "reduction='mean' (it acts as 'sum')"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.full
 @pytest.mark.parametrize("rows", [8, 7, 3])
 def test_replicas(rows):
@@ -252,6 +254,7 @@ class TorchScaled(torch.nn.Module):
         return self.dense(x)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.full
 @pytest.mark.parametrize("rows", [6, 7])
 def test_linen_with_replicas(rows):

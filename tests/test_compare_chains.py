@@ -60,7 +60,7 @@ PAIRS = [
 
 
 @pytest.mark.full
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(("chain", "change", "other", "way"), PAIRS)
 def test_a_change_is_named(chain, change, other, way):
     result = compared(chain, other, ("parts", way))

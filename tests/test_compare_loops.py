@@ -34,7 +34,7 @@ def test_a_healthy_loop_is_the_same(loop):
 
 
 @pytest.mark.full
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(("loop", "plant", "faulty"), PAIRS)
 def test_a_fault_is_named(loop, plant, faulty):
     result, _ = comparison(loop, faulty)

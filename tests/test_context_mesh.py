@@ -200,7 +200,7 @@ TABLE = [
 
 
 @pytest.mark.full
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize(("case", "mesh", "placed", "B"), TABLE)
 def test_a_mesh_in_context_changes_no_number(case, mesh, placed, B):
     pairs = zip(results(case, B, mesh_of(mesh), placed == "placed"), without_mesh(case, B), strict=True)

@@ -147,6 +147,7 @@ def test_two_processes(tmp_path):
     assert "0.gradient.c.weight" not in of_case(theirs, "unused")[0]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_groups_of_two_processes(tmp_path):
     """docs/semantics.md rows D30, B7: two models, and statistics of two groups in one model."""

@@ -192,9 +192,10 @@ class FlaxPositions(nnx.Module):
 TOKENS = np.random.RandomState(1).randint(9, size=(3, 5))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.full
-@pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("shape", [(5,), (1, 5), (3, 5)], ids=str)
+@pytest.mark.parametrize("rows", [1, 3])
 def test_an_index_is_compared_where_a_layer_reads_it(rows, shape):
     assert parity.compare(Positions(rows), FlaxPositions(shape), TOKENS).same
     for count, cause in [

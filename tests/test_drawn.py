@@ -46,6 +46,7 @@ def test_a_same_that_is_neither_equivalent_nor_listed_is_wrong():
     assert drawn.of_same(Edited("one_row", (FACTOR,)), Comparison()).outcome == drawn.WRONG
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("pair", ["one_row", "trained"])
 def test_equal_texts_are_equivalent_and_the_sides_alike(pair):
     texts = {side: source(pair, side) for side in syntax_edits.SIDES}

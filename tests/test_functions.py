@@ -334,9 +334,10 @@ def test_a_planted_fault_is_found(name, kind):
         close(step.state.params, params)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.full
-@pytest.mark.parametrize("mode", ["batch", "ema"])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("mode", ["batch", "ema"])
 def test_module_buffers(kind, mode):
     """Equinox's BatchNorm: the loss function is given its state and returns the new one."""
     model, buffers = eqx.nn.make_with_state(Normalised)(mode)
@@ -462,6 +463,7 @@ def test_a_restart_is_bit_identical(name, kind, tmp_path):
             np.testing.assert_array_equal(x, y, err_msg=jax.tree_util.keystr(path))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_evaluation(kind):
@@ -654,6 +656,7 @@ def test_a_leaf_that_no_device_holds(wrapper):
         WRAPPERS[wrapper](Text()).apply({"params": {"w": "a text"}}, jnp.ones((4, 3)))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_a_hook_and_a_pure_step(kind):

@@ -142,6 +142,7 @@ SWAPPED = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("planted", SWAPPED)
 def test_pieces_in_another_order_are_another_model(planted):

@@ -200,6 +200,7 @@ def test_complex_parameters(backend):
     assert_close(jax.tree.leaves(got), jax.tree.leaves(nnx.grad(loss)(Complex())))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.full
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_low_precision_keeps_its_dtype(dtype):

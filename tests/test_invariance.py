@@ -410,13 +410,20 @@ def test_a_suspect_is_removed(options, words, named, script):
 
 
 @pytest.mark.slow
-def test_a_loop_with_a_tap_reads_the_number_of_batches(script):
-    path = script(LOOP)
-    for arguments in ([], ["--", "{accumulate}"]):
-        ended = invariance("--worlds", "1x1", "--accumulate", "1,4", "--steps", "5", path, *arguments)
-        assert ended.returncode == 0, ended.stdout + ended.stderr
-        assert "1x1/4 is as 1x1: 5 steps, to" in ended.stdout
-    ended = invariance("--worlds", "1x1", "--accumulate", "1,4", "--steps", "5", path, "1")
+@pytest.mark.parametrize(
+    "arguments",
+    [["--", "{accumulate}"], pytest.param([], marks=pytest.mark.long)],
+    ids=["argument", "variable"],
+)
+def test_a_loop_with_a_tap_reads_the_number_of_batches(arguments, script):
+    ended = invariance(*("--worlds", "1x1", "--accumulate", "1,4", "--steps", "5", script(LOOP), *arguments))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "1x1/4 is as 1x1: 5 steps, to" in ended.stdout
+
+
+@pytest.mark.slow
+def test_a_loop_that_reads_no_number_of_batches_is_refused(script):
+    ended = invariance("--worlds", "1x1", "--accumulate", "1,4", "--steps", "5", script(LOOP), "1")
     assert ended.returncode == 2
     assert "takes no number of batches to accumulate. Read int(os.environ" in ended.stdout
 
@@ -453,6 +460,7 @@ for step in range(5):
 )
 
 
+@pytest.mark.long
 @pytest.mark.sampled(7)
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -475,7 +483,7 @@ FAILURES = [
 ]  # fmt: skip
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "error", "options"), FAILURES, ids=["raises", "no_taps", "hangs", "one_world"]

@@ -35,6 +35,7 @@ def test_a_layer_is_the_same_as_torchs_and_a_planted_mistake_is_not(name):
     assert not PAIRS[name].compared(wrong=True).same
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.full
 @pytest.mark.parametrize("i", range(2))
 def test_a_drawn_model_is_the_same_and_a_planted_mistake_has_its_place(i):
@@ -117,6 +118,7 @@ CAUSES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CAUSES)
 def test_a_mistake_has_its_place_and_cause(case):
     options, training, place, text = CAUSES[case]

@@ -736,6 +736,7 @@ def test_where_a_process_stands():
     assert not waits([])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("stuck", [0, 1])
 def test_of_ranks_that_stopped_together_the_one_outside_of_jax_is_blamed(stuck, tmp_path):

@@ -141,6 +141,7 @@ def value_by_hand(params, statistics, x):
     return (y**2).mean() + 0.1 * penalty + (hidden**2).mean(), updates
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.full
 @pytest.mark.parametrize("wrap", [plain, *WRAPPERS])
 def test_in_a_step(wrap):

@@ -182,6 +182,7 @@ print("ok")
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_ranks_count_all_rows():
     assert [text.split()[-1] for text in outputs(ranks(2, SCRIPT, devices=2))] == ["ok", "ok"]

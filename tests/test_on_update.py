@@ -95,9 +95,10 @@ def rows_of(kind):
     return ROWS[4 if kind is distributed else 1]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.full
-@pytest.mark.parametrize("make", [nnx_step, linen_step], ids=lambda make: make.__name__)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("make", [nnx_step, linen_step], ids=lambda make: make.__name__)
 def test_a_hook_is_given_the_update(kind, make):
     average = Average(parameters())
     step, _ = make(kind, TX, on_update=average)
@@ -360,6 +361,7 @@ except jaxpar.errors.DivergenceError as error:
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_ranks_have_the_same_update():
     assert [text.split()[-1] for text in outputs(ranks(2, SCRIPT, devices=2))] == ["True", "True"]

@@ -68,7 +68,7 @@ def trained(net, B, around_gradients=contextlib.nullcontext):
 
 
 @pytest.mark.full
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("B", [16, 13])
 @pytest.mark.parametrize("shape", [(1, 2), (2, 2), (4, 2)], ids=str)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)

@@ -100,6 +100,7 @@ TRAINING = (
 )
 
 
+@pytest.mark.long
 def test_training_over_one_axis_of_a_mesh_of_two_processes():
     for output in outputs(ranks(2, TRAINING, devices=4, timeout=300)):
         assert output.count("as by hand") == 3

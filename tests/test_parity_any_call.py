@@ -344,8 +344,9 @@ FLAGS = {
 }
 
 
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("flag", FLAGS)
+@pytest.mark.parametrize("training", [True, False])
 def test_the_flag_follows_the_mode(flag, training):
     build, mapping = FLAGS[flag]
     module = TorchMode()

@@ -198,6 +198,7 @@ class FlaxStem(nnx.Module):
         return self.out(self.function(self.norm(self.conv(x))))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.full
 @pytest.mark.parametrize("size", [(4, 4), (5, 6)], ids=["axes of one length", "axes of their own"])
 @pytest.mark.parametrize(

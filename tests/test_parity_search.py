@@ -117,6 +117,7 @@ torch_module, flax_module, inputs = Torch, Flax, X
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("search", "lines"), [("quick", 2), ("none", 1)])
 def test_the_command_prints_the_verdict_before_the_places(search, lines, tmp_path):

@@ -46,6 +46,7 @@ def test_lines_of_code_are_counted(name, tmp_path):
     assert code_lines(path) == count
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_jaxpar_has_the_weights_of_torch_and_statistics_of_the_whole_batch_are_seen(tmp_path):
     """JAX by hand normalises over the whole batch and drops five rows, which is the planted difference."""

@@ -69,6 +69,7 @@ def test_a_class_in_a_class_is_written_there():
 RECURRENT = {"LSTM": {"proj_size": 2}, "GRU": {"bidirectional": True}, "RNN": {"batch_first": True}}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.*oneDNN.*")
 @pytest.mark.parametrize("kind", RECURRENT)

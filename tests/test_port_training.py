@@ -381,6 +381,7 @@ RETURNED = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.full
 @pytest.mark.parametrize("returned", RETURNED)
 def test_the_command_prints_the_lines(returned, tmp_path):

@@ -61,8 +61,9 @@ def reduced_elements(text):
     return found
 
 
-@pytest.mark.parametrize("backend", ["shard_map", "pmap"])
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("B", [8, 11, 6])
+@pytest.mark.parametrize("backend", ["shard_map", "pmap"])
 def test_one_all_reduce_of_gradients_and_replica_zeros_state(B, backend):
     compiled, _, _ = compiled_gradient(B, backend)
     text = compiled.as_text()
@@ -170,6 +171,7 @@ def lines_of(error):
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.full
 @pytest.mark.parametrize("wrap", [jaxpar.DataParallel, jaxpar.DistributedDataParallel])
 @pytest.mark.parametrize("trains", [False, True])
@@ -186,6 +188,7 @@ def test_debug_nans_shows_the_users_line(wrap, trains):
     assert line in lines_of(caught.value)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.full
 @pytest.mark.parametrize("wrap", [jaxpar.DataParallel, jaxpar.DistributedDataParallel])
 def test_debug_nans_changes_no_number(wrap):

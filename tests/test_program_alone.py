@@ -116,6 +116,7 @@ def test_a_right_step_is_still_proven(name):
 FACTORS = {"sum for mean": "8", "mean twice": "0.125"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", FACTORS, ids=[f.replace(" ", "_") for f in FACTORS])
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_factor_is_named(name, fault):

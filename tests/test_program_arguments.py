@@ -197,6 +197,7 @@ def test_rows_that_fill_up_a_batch(how):
     assert {f.kind for f in report.findings} == kinds
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("wrapper", [jaxpar.DataParallel, jaxpar.DistributedDataParallel])
 @pytest.mark.parametrize("rows", [30, 5])
 def test_uneven_batches_of_a_wrapper_are_no_alarm_and_no_proof(wrapper, rows):

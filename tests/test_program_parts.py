@@ -112,7 +112,7 @@ SAID = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("other", SAID)
 def test_a_rank_with_other_code_is_stopped_before_its_first_update(other):

@@ -138,7 +138,7 @@ CIRCLE = ("step", "step", "save_one"), ("step", "save_one"), ("step", "accumulat
 
 
 @pytest.mark.full
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("job", [(2, 2, 300), (2, 3, 60), (3, 2, 12), (3, 3, 4)], ids=str)
 def test_given_programs_end_in_every_order_as_in_the_explored_ones(job):
     size, length, count = job

@@ -129,6 +129,7 @@ def test_the_same_program_gives_the_same_bits():
     assert all(map(np.array_equal, values(), expected()))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_an_ensemble_by_vmap(kind):

@@ -563,6 +563,7 @@ def number_in_join(steps):
         return [float(step(rows(4, t), t + 0.5)) for t in range(steps)]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_processes():
     said = outputs(ranks(2, PROCESSES, devices=2))

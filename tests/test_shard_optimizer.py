@@ -252,6 +252,7 @@ def on_one_device(optimizer):
     ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.full
 @pytest.mark.parametrize("devices", [8, 3])
 def test_a_device_holds_its_part(devices):

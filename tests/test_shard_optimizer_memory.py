@@ -102,6 +102,7 @@ def test_a_report_names_the_division():
     assert "is replicated like" in plain.as_dict()["sources"]["jaxpar"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("b", [24, 11, 5])
 def test_both_are_what_the_devices_hold(b):
     net = wrapped(True)

@@ -113,6 +113,7 @@ def compare(folder, n, tensors):
             assert_equal_numbers(f"rank {r}: {name}", ours[name], want)
 
 
+@pytest.mark.long
 def test_ranks_with_different_numbers_of_batches(tmp_path):
     weights = []
     for shard in (False, True):

@@ -142,6 +142,7 @@ def test_a_carry_replaces_what_was_written():
     assert step.state.opt_state.hyperparams["learning_rate"] == pytest.approx(0.1)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("wrap", WRAPPERS, ids=lambda wrap: wrap.__name__)
 @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
 def test_a_state_that_is_set(make, wrap):

@@ -202,6 +202,7 @@ jaxpar.distributed.destroy_process_group()
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_in_two_processes():
     """Both ranks have the kept gradients and the hook's errors of all replicas."""

@@ -79,6 +79,12 @@ def test_third(i):
     pass
 
 @pytest.mark.full
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("i", range(20))
+def test_eighth(i):
+    pass
+
+@pytest.mark.full
 def test_seconds():
     pass
 
@@ -87,11 +93,17 @@ def test_alone():
 """
 SELECTED = {
     "not slow and not long and not full": {"test_row": [0, 7, 14], "test_third": [0, 7]},
-    "not long": {"test_row": range(20), "test_third": [0, 3, 6, 7, 9], "test_seconds": [None]},
-    "long": {"test_third": [1, 2, 4, 5, 8]},
+    "not long": {
+        "test_row": range(20),
+        "test_third": [0, 3, 6, 7, 9],
+        "test_eighth": [0, 8, 16],
+        "test_seconds": [None],
+    },
+    "long": {"test_third": [1, 2, 4, 5, 8], "test_eighth": [i for i in range(20) if i % 8]},
     "not slow and (not long or full)": {
         "test_row": range(20),
         "test_third": range(10),
+        "test_eighth": range(20),
         "test_seconds": [None],
     },
 }

@@ -37,6 +37,7 @@ class Flax(nnx.Module):
         return self.decoder(self.encoder(places))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("embed", [nn.Embedding, nnx.Embed])
 def test_it_trains_as_in_torch(bias, embed):

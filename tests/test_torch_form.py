@@ -34,6 +34,7 @@ def test_the_page_has_a_row_for_each_case_and_refusal():
     assert torch_form.FAILS not in text
 
 
+@pytest.mark.long
 @pytest.mark.full
 def test_differences_are_measured():
     text = "\n".join(torch_form.lines(["activations"]))

@@ -113,6 +113,7 @@ def test_a_planted_fault_is_found():
         close(arrays(*ours), arrays(*theirs))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_parameter_groups(kind):
@@ -302,6 +303,7 @@ class Scaled(nnx.Module):
         return self.inner(x) * self.scale
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_an_array_that_is_no_variable_stays(kind):
@@ -335,8 +337,9 @@ def test_the_ways_differ():
     assert len(set(WAYS.values())) == 2
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("way", WAYS)
 def test_a_gradient_that_is_not_finite_raises_and_nothing_has_moved(kind, way):
     net, optimizer = pair(kind)
     step = on(way, jaxpar.train_step(net, optimizer, mse))

@@ -99,9 +99,10 @@ def by_hand(net, B):
 # ---------------------------------------------------------------------------------- three kinds
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.full
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("B", BATCHES)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_nnx(B, backend):
     module = Net()
     loss, outputs, gradients, buffers = by_hand(module, B)
@@ -120,9 +121,10 @@ def test_nnx(B, backend):
             assert_close(grads, whole, NEAR)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.full
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("B", BATCHES)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_linen(B, backend):
     module = LinenNet()
     net = ddp(module, backend=backend)
@@ -179,6 +181,7 @@ def test_several_dtypes():
     assert_close(gradients, expected, 1e-6)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.full
 @pytest.mark.parametrize("B", BATCHES)
 def test_two_forwards_before_a_backward(B):
@@ -309,6 +312,7 @@ def test_in_one_process_own_buffers_are_the_first_replicas(words):
     assert_close(*(nnx.to_pure_dict(nnx.state(n)) for n in nets), NEAR)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.full
 @pytest.mark.parametrize("B", BATCHES)
 def test_sync_batch_norm_sees_all_rows(B):

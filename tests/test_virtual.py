@@ -231,6 +231,7 @@ def test_an_environment_that_comes_too_late_is_refused(devices, environment):
 # -------------------------------------------------------------------------------- a loop does not stop
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("callback", [False, True])
 def test_a_loop_that_never_waits_does_not_stop(callback):

@@ -184,8 +184,9 @@ def train(wrap, mode, rows):
     return [np.asarray(x) for x in [*seen, outputs]]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["batch", "ema"])
 @pytest.mark.parametrize("rows", [12, 7, 2])
+@pytest.mark.parametrize("mode", ["batch", "ema"])
 def test_equinox_trains_with_state_as_on_one_device(mode, rows):
     close(train(lambda m: jaxpar.DataParallel(m, range(4)), mode, rows), train(lambda m: m, mode, rows))

@@ -206,6 +206,7 @@ print("DONE")
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_processes_go_on_with_a_training(ends):
     source = str(PROGRAM.parent)

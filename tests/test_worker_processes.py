@@ -105,6 +105,7 @@ def test_the_cases_can_fail(theirs):
     assert "KeyError" in theirs["errors"][0]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.full
 @pytest.mark.parametrize(("base", "worker"), [(0, 0), (1, 3), (2**31, 1), (2**63 - 1, 200)])
 def test_numpy_seed(base, worker):
@@ -242,6 +243,7 @@ def test_an_error_is_its_own_class_with_the_workers_traceback():
     assert [b.tolist() for b in epoch] == [[4, 5], [6, 7], [8, 9], [10, 11]]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("fault", "name"), [("leaves_quietly", "SystemExit(0)"), ("raises_ctrl_c", "KeyboardInterrupt()")]
@@ -344,6 +346,7 @@ def patient(epoch):
 # ---------------------------------------------------------------------------------------------- ends
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.full
 @pytest.mark.parametrize("end", ["break", "dropped", "ended", "persistent"])
 def test_processes_end_with_the_loop(end):
@@ -400,9 +403,10 @@ def alive_in_session(session: int) -> list[int]:
     return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["spawn", "forkserver"])
 @pytest.mark.parametrize("how", ["ctrl-c", "killed", "terminated"])
+@pytest.mark.parametrize("kind", ["spawn", "forkserver"])
 def test_a_script_that_ends_early_leaves_no_process(how, kind, tmp_path):
     """In the middle of a batch that takes an hour; Ctrl-C goes to all processes of the terminal."""
     path = tmp_path / "run.py"
@@ -444,9 +448,10 @@ def test_nobody_is_a_worker_here():
 # ------------------------------------------------------------------------------------- its place
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.full
-@pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("taken", [1, 5, 7])
+@pytest.mark.parametrize("persistent", [False, True])
 def test_a_loader_goes_on_where_it_was(persistent, taken):
     make = lambda: loader(faults.Rows(), shuffle=True, seed=3, persistent_workers=persistent)  # noqa: E731
     batches = lambda one, epochs: (b.tolist() for _ in range(epochs) for b in one)  # noqa: E731
