@@ -209,7 +209,7 @@ net.value_and_grad(loss)(x, x)
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("late", SLOW.values(), ids=SLOW)
 def test_a_slow_rank_is_none_that_is_in_another_call(late, tmp_path):
     for out in outputs(ranks(2, SCRIPT + late, env={"RUN": str(tmp_path)}, timeout=90)):

@@ -107,6 +107,7 @@ print("DONE", step.updates)
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_a_rate_in_every_iteration_and_a_save_on_rank_0_alone(n, tmp_path):
@@ -277,6 +278,7 @@ print("DONE")
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_rank_0_saves_alone_while_others_meet_in_a_group_without_it(tmp_path):
     """Rank 1 waits for rank 2, which waits for rank 0, which waits until rank 1 has passed its save."""

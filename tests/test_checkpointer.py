@@ -949,6 +949,7 @@ except (CheckpointError, IndexError) as error:
 )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_large_states_of_several_processes(tmp_path):
     for out in outputs(ranks(3, LARGE, env={"RUN": str(tmp_path)})):

@@ -381,6 +381,7 @@ def test_folders_whose_names_look_like_numbers_are_no_steps(run):
     assert {"²", "٣", "007", "-1", "1e3", "5 notes.tmp"} < {path.name for path in run.iterdir()}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_benchmark_of_what_survives():
     """It kills, damages and restores at random; a few of each here."""

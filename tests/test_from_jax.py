@@ -94,7 +94,7 @@ def is_same(name: str, dtype: str, differences: tuple[float, float], steps: int)
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize("dtype", scripts.BOUNDS)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.long] * (name == "imagenet")) for name in NAMES]

@@ -152,7 +152,7 @@ def problems(case: Case, ours: Any) -> list[str]:
     ]
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize("name", CASES)
 def test_a_wrong_input_is_refused_by_the_layers_name(name):
     assert problems(CASES[name], layer(CASES[name])) == []

@@ -108,6 +108,7 @@ def run(kind, loss_fn=loss_fn):
     return net, step, theirs
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_a_step_is_the_one_by_hand(kind):

@@ -471,7 +471,7 @@ def test_ctrl_c_ends_the_search_and_keeps_what_agrees(contract, tmp_path, monkey
     assert len(runs) > 1
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(7)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MENDED)
 def test_the_answers_edit_mends_and_the_reproduction_ends_with_0_then(contract, tmp_path, name):

@@ -118,6 +118,7 @@ def resync(fresh, theirs):
     return fresh._replace(inner_state=new)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.full
 @pytest.mark.parametrize(("loss", "options"), CASES, ids=named)
 def test_each_step_from_torchs_state(loss, options):

@@ -322,7 +322,7 @@ SHAPES = {"two optimizers": TWO_NETS}
 
 
 @pytest.mark.full
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", ROWS, ids=lambda name: name.replace(" ", "_"))
 def test_a_mistake_is_named(name):
     torchs, jaxs, text = ROWS[name]

@@ -169,6 +169,7 @@ def test_one_changed_constant_in_twenty_forwards_is_stopped_in_twenty_first_step
         assert "STOPPED 20" in out
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_ranks_with_the_same_code_train():
     for out in outputs(ranks(2, SCRIPT.replace("CASE", "'nothing'"), timeout=60)):

@@ -125,7 +125,7 @@ def test_jobs_with_one_canonical_state_go_on_equally(length):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("job", [(2, 1), (2, 2), (3, 1)], ids=str)
+@pytest.mark.parametrize("job", [(2, 1), (2, 2), pytest.param((3, 1), marks=pytest.mark.long)], ids=str)
 def test_every_order_ends_as_the_explored_ones(job):
     explored, every = Explorer(*job).run(), Explorer(*job, every_order=True).run()
     assert explored.states < every.states

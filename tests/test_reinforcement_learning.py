@@ -43,6 +43,7 @@ def test_both_sides_print_the_same(theirs, monkeypatch):
     assert len(theirs) == 3
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("old", "new"),
     [

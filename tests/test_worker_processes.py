@@ -81,7 +81,7 @@ def ours():
     return {kind: outcomes(kind) for kind in ("forkserver", "threads")}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", worker_cases.CASES)
 def test_processes_give_torchs_batches_and_random_numbers(case, ours, theirs):
