@@ -258,13 +258,26 @@ PUBLIC = public()
 CASES = [(name, argument) for name, function in PUBLIC.items() for argument in arguments(function)]
 
 
-@pytest.mark.full
-@given(st.sampled_from(CASES), st.sampled_from(sorted(HOSTILE)))
-@settings(max_examples=600, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-def test_a_hostile_value_is_refused_by_name(case, hostile):
-    name, argument = case
+def assert_refused(name: str, argument: inspect.Parameter, hostile: str) -> None:
     wrong = outcome(name, PUBLIC[name], argument, hostile)
     assert not wrong, f"{name}({argument.name}={hostile}) {wrong}"
+
+
+DRAWN = settings(deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+
+
+@pytest.mark.full
+@given(st.sampled_from(CASES), st.sampled_from(sorted(HOSTILE)))
+@settings(DRAWN, max_examples=300)
+def test_a_hostile_value_is_refused_by_name(case, hostile):
+    assert_refused(*case, hostile)
+
+
+@pytest.mark.long
+@given(st.sampled_from(CASES), st.sampled_from(sorted(HOSTILE)))
+@settings(DRAWN, max_examples=600)
+def test_more_hostile_values_are_refused_by_name(case, hostile):
+    assert_refused(*case, hostile)
 
 
 @pytest.mark.full
