@@ -116,3 +116,24 @@ def test_the_start_can_be_left_out_or_drawn_by_flax(monkeypatch):
 def test_rows_of_tensors_that_are_not_there_are_refused():
     with pytest.raises(ValueError, match=r"no array is named 'scale'; those of '' are "):
         initialise(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), [("scale", "zeros_")], 0)
+
+
+class Bounded(torch.nn.Module):
+    """A start within a bound that NumPy computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 4)
+        bound = np.sqrt(6 / 3)
+        with torch.no_grad():
+            self.linear.weight.uniform_(-bound, bound)
+
+    def forward(self, x):
+        return self.linear(x)
+
+
+def test_bounds_that_numpy_computes_are_numbers():
+    port = parity.port(Bounded, X[0, :, :3])
+    assert port.status == 0, port.failure
+    assert '"uniform_", -1.4142135623730951, 1.4142135623730951)' in port.source
+    assert largest_difference(seeded(Bounded, 0), port.module) < 1e-5

@@ -362,3 +362,31 @@ class Encoding(nn.Module):
     def forward(self, x):
         self.extend(x)
         return self.table[: len(x)] * x
+
+
+def chunk(width, device=None):
+    q, r = torch.linalg.qr(torch.eye(width) + 0.5, mode="reduced")
+    q, r = map(lambda x: x.to(device), (q, r))  # noqa: C417
+    return q.t()
+
+
+class Moved(nn.Module):
+    """Layers and tensors that are moved to devices, and a table that is marked as not trained."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self, device="cpu"):
+        super().__init__()
+        self.linear = nn.Linear(4, 4).to(device)
+        self.other = nn.Linear(4, 4).cpu()
+        table = torch.linspace(0, 1, 4)
+        table.requires_grad = False
+        table.require_grad = False
+        self.register_buffer("table", table)
+        self.register_buffer("turn", chunk(4))
+        self.device = torch.device(device)
+        self.to(self.device)
+
+    def forward(self, x):
+        x = self.other(self.linear(x.to(self.device))) @ self.turn
+        return nn.LayerNorm(x.shape[1:]).to(x.device)(x) + self.table

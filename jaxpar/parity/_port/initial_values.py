@@ -167,7 +167,8 @@ def _is_default(net: nn.Module, name: str, function: str, arguments: Sequence[An
 
 def _trimmed(function: str, arguments: Sequence[Any]) -> tuple[Any, ...]:
     """Return arguments as plain numbers, without defaults at the end."""
-    plain = [x.item() if isinstance(x, torch.Tensor) and x.numel() == 1 else x for x in arguments]
+    numbers = torch.Tensor | np.generic  # np.sqrt(6 / width), a bound in many constructors
+    plain = [x.item() if isinstance(x, numbers) and np.prod(x.shape) == 1 else x for x in arguments]
     parameters = inspect.signature(getattr(init, function)).parameters if hasattr(init, function) else {}
     defaults = [x.default for x in list(parameters.values())[1:]]
     while plain and len(plain) <= len(defaults) and plain[-1] == defaults[len(plain) - 1]:

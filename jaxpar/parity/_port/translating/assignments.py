@@ -59,7 +59,7 @@ def assign(ctx: Context, node: ast.Assign) -> str | None:
     if is_array and {*map(own_attribute, node.targets)} - {"", *within_call}:
         raise Hole(KEEPS)
     if single and isinstance(target, ast.Attribute):
-        if _is_trained_already(ctx, node, target):
+        if _is_trained_already(ctx, node, target) or _only_marks(ctx, node, target):
             return None
         if ctx.in_call(node) and text(ctx, node.value) == ctx.source.segment(target):
             return None  # self.table = self.table.to(x.device)
@@ -222,6 +222,20 @@ def _is_trained_already(ctx: Context, node: ast.Assign, target: ast.Attribute) -
     owners = ctx.modules(weight.value) if isinstance(weight, ast.Attribute) else []
     weights = [owner._parameters.get(weight.attr) for owner in owners]  # type: ignore[attr-defined]
     return bool(weights) and all(x is not None and x.requires_grad for x in weights)
+
+
+def _only_marks(ctx: Context, node: ast.Assign, target: ast.Attribute) -> bool:
+    """Return whether a constructor sets what a plain tensor has anyway, or an attribute that no line reads.
+
+    The first is `table.requires_grad = False`, the second often `table.require_grad = False`.
+    """
+    site = ctx.site(target.value)
+    if not ctx.only_making(node) or site is None or site.kinds != {torch.Tensor}:
+        return False
+    if target.attr == "requires_grad":
+        return ast.unparse(node.value) == "False"
+    loads = (x for x in ast.walk(ctx.source.tree) if isinstance(x, ast.Attribute) and x.attr == target.attr)
+    return not hasattr(torch.Tensor, target.attr) and all(isinstance(x.ctx, ast.Store) for x in loads)
 
 
 def _is_record(ctx: Context, target: ast.Attribute) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+from types import NoneType
 from typing import Any
 
 import torch
@@ -115,6 +116,9 @@ def _to(ctx: Context, node: ast.Call, owner: ast.expr) -> Fragment:
             return Fragment(f"{array.grouped}.astype({text(ctx, other, 'a')}.dtype)")
         if isinstance(dtype := getattr(value, "dtype", None), torch.dtype):  # torch.FloatTensor
             return Fragment(f"{array.grouped}.astype({rules.NAMES[str(dtype)]})")
+        if site and site.kinds == {NoneType} and argument in node.args:
+            ctx.note(node, f"{ctx.code(argument)} is None, and taken for a device")
+            continue
         if isinstance(value, torch.device | torch.memory_format) or (site and site.kinds <= {torch.device}):
             continue
         if argument is keywords.get("dtype") and isinstance(owner, ast.Name | ast.Attribute):
@@ -140,6 +144,8 @@ def _of_module(ctx: Context, node: ast.Call, func: ast.Attribute, owner: Site) -
     name = func.attr
     if name == "forward":
         return Fragment(f"{text(ctx, func.value)}({arguments_of(ctx, node)})")
+    if is_placed(ctx, node):
+        return translated(ctx, func.value)
     # jaxpar's containers have torch's methods; nnx.Module does not.
     if name == "add_module" and not any(issubclass(kind, CONTAINERS) for kind in owner.kinds):
         return Fragment(f"setattr({text(ctx, func.value)}, {arguments_of(ctx, node)})")
@@ -162,6 +168,20 @@ def _of_module(ctx: Context, node: ast.Call, func: ast.Attribute, owner: Site) -
     if any(map(is_torchs, methods)) and not all(hasattr(_counterpart(kind), name) for kind in owner.kinds):
         raise Hole(f"Flax's modules have no {name}")
     return None
+
+
+def is_placed(ctx: Context, node: ast.Call) -> bool:
+    """Return whether a call only moves a module to a device: `net.to(device)`, `net.cuda()`."""
+    if not isinstance(node.func, ast.Attribute) or not ctx.is_module(node.func.value):
+        return False
+    devices = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg == "device")]
+    if len(devices) < len(node.args) + len(node.keywords) or node.func.attr not in ("to", "cuda", "cpu"):
+        return False
+    methods = {getattr(x, "__func__", x) for x in (getattr(ctx.site(node.func), "objects", {})).values()}
+    sites = [(ctx.site(x), getattr(x, "value", None)) for x in devices]
+    return methods <= {vars(nn.Module)[node.func.attr]} and all(
+        isinstance(value, str) or (site and site.kinds <= {torch.device, str}) for site, value in sites
+    )
 
 
 def _counterpart(kind: type) -> Any:

@@ -28,7 +28,7 @@ from .gradients import is_in_place, stops_gradients, value_of
 from .in_place_layers import changed_variable
 from .indexing import PARTS, changed_in_place, rebound
 from .memory import KEEPS, computed_first, decided, returned_by, stored
-from .methods import is_method
+from .methods import is_method, is_placed
 from .names import LITERALS, reference
 from .omitted import is_below, is_drawn_for_chance
 
@@ -226,6 +226,8 @@ def call_statement(ctx: Context, node: ast.Expr) -> str | None:
         return text(ctx, call)
     if memory := stored(ctx, node):
         return kept_in_variable(ctx, node, *memory)
+    if is_placed(ctx, call):
+        return None
     if variables := returned_by(ctx, call):
         return None if ctx.only_making(node) else f"{variables} = {text(ctx, call)}"
     if any(ctx.scope.value(call.func) is check for check in ASSERTIONS):
