@@ -118,8 +118,9 @@ def _takes_arrays(ctx: Context, node: ast.Call, target: Any) -> bool:
     name = getattr(target, "__name__", "")
     if not ctx.in_call(node) or getattr(np, name, None) is not target or not hasattr(jnp, name):
         return False
-    parts = (ctx.site(part) for argument in (*node.args, *node.keywords) for part in ast.walk(argument))
-    return any(site and np.ndarray in site.kinds for site in parts)
+    parts = (part for argument in (*node.args, *node.keywords) for part in ast.walk(argument))
+    sites = (ctx.site(part) for part in parts if isinstance(part, ast.expr))  # operators have no place
+    return any(site and np.ndarray in site.kinds for site in sites)
 
 
 def _partial(ctx: Context, node: ast.Call) -> Fragment | None:
