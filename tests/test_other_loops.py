@@ -300,7 +300,7 @@ ROWS = {
             ),
             0.9,
         ),
-        "torch's is a cosine over 20 updates, JAX's over 24",
+        "update 5, then falls along a cosine over 20 updates to 0; JAX's .* over 24 updates to 0",
     ),
     "a polynomial": (
         scheduled(lambda x: lr_scheduler.PolynomialLR(x, 24, power=0.9), lr=0.01, momentum=0.9),

@@ -131,4 +131,4 @@ def test_a_larger_difference_of_gradients_is_no_rounding(tmp_path):
             arrays = {"gradients": {"w": gradient}, "parameters": {"w": np.ones(shape)}}
             tap(0, batch=np.ones((2, 3)), loss=1.0 + 1e-2 * change, **arrays)
     causes = parity.bisect(tmp_path / "a", tmp_path / "b").causes
-    assert "the forward pass differs" in causes[0]
+    assert "the forward pass differs: " in causes[0]

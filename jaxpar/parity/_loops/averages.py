@@ -74,7 +74,8 @@ def _decays(
         decay = float(direction @ (x - w)) / square if square > 0 else 0.0
         if np.abs(x - w - decay * direction).max() > NEAR * np.abs(x - w).max() + rounding:
             return None
-        error = rounding / max(float(np.abs(direction).max()), 1e-300)
+        # Roundings are independent, so that they nearly cancel in the sum that gives the decay.
+        error = rounding / max(square**0.5, 1e-300)
         decays.append(round(decay, 9) if error < VAGUE else np.nan)
         errors.append(error)
         previous = x

@@ -173,11 +173,19 @@ def _formulas(recipe: Recipe, first: Any) -> Iterator[Change]:
 
 def _other_kinds(recipe: Recipe, first: Any) -> Iterator[Change]:
     kind = recipe.kind
-    for other in ("adam", "adamax", "lion") if "betas" in first else ():
-        if other != kind:
-            text = f"torch's optimizer is {NAMES[kind]} (JAX acts as {NAMES[other]})"
-            defaults = {key: x for key, x in USUAL[other].items() if key not in first}
-            yield text, replace(recipe.with_settings(**defaults), kind=other)
+    for other, usual in USUAL.items():
+        if other == kind or (kind, other) == ("sgd", "adam"):
+            continue
+        # What both kinds have, such as eps, is as in torch's or has the usual value; the decay stays.
+        defaults = {key: x for key, x in usual.items() if key not in first}
+        text = f"torch's optimizer is {NAMES[kind]} (JAX acts as {NAMES[other]})"
+        yield text, replace(recipe.with_settings(**defaults), kind=other)
+        defaults = {key: x for key, x in usual.items() if key not in ("weight_decay", "coupled")}
+        if any(first.get(key, x) != x for key, x in defaults.items()):
+            yield (
+                f"{text[:-1]} with its usual settings)",
+                replace(recipe.with_settings(**defaults), kind=other),
+            )
     if kind == "sgd":
         for betas in VALUES["betas"][:2]:
             changed = recipe.with_settings(betas=betas, eps=1e-8)

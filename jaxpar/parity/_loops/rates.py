@@ -11,6 +11,8 @@ from .fitting import Fit
 from .shapes import power, ratio_pieces, shapes
 
 Rates = Mapping[str, Sequence[float]]
+Row = tuple[np.ndarray, np.ndarray, np.ndarray]  # torch's rates, JAX's, and their rounding errors
+Candidate = tuple[str, Callable[[np.ndarray], np.ndarray]]
 
 NEAR = 2e-7
 """Relative to the largest rate: optax's schedules divide an int32 count in float32, even with x64 enabled."""
@@ -26,21 +28,32 @@ def rate_changes(torch_rates: Rates, result: Fit) -> tuple[str, ...] | None:
     different = {name: table for name, table in tables.items() if not _equal(*table)}
     if not different:
         return ()
+    ratio = _common_ratio(different.values())
     # A schedule may count all updates, or those alone that are not skipped.
     for rows in (list(different.values()), [_taken(*table) for table in different.values()]):
-        for text, change in _candidates(min(len(q) for q, _, _ in rows)):
-            if all(_fits(change(q), r, bound, q) for q, r, bound in rows):
-                return (text + _whose(different, tables),)
-    ratio = _common_ratio(different.values())
+        count = min(len(q) for q, _, _ in rows)
+        texts = [_first_fit(rows, _candidates(count))]
+        if ratio is None:  # few steps of a schedule may be far too late, or too seldom: then both are named
+            texts.append(_first_fit(rows, _far_shifts(count)))
+        if any(texts):
+            return ("; or ".join(text + _whose(different, tables) for text in texts if text),)
     if ratio == 0:
         return (f"torch trains it (JAX does not){_whose(different, tables)}",)
     if ratio is not None:
         return (
             f"torch's rate is not JAX's (JAX's is {ratio:.6g} times as large){_whose(different, tables)}",
         )
-    texts = {ratio_pieces(q, r) or power(q, r) for q, r, _ in different.values()}
-    text = texts.pop()
-    return (text + _whose(different, tables),) if text and not texts else None
+    sentences = {ratio_pieces(q, r) or power(q, r) for q, r, _ in different.values()}
+    text = sentences.pop()
+    return (text + _whose(different, tables),) if text and not sentences else None
+
+
+def _first_fit(rows: Sequence[Row], candidates: Iterable[Candidate]) -> str:
+    """Return the first sentence whose change of torch's rates makes JAX's, or nothing."""
+    return next(
+        (text for text, change in candidates if all(_fits(change(q), r, bound, q) for q, r, bound in rows)),
+        "",
+    )
 
 
 def equal_rates(torch_rates: Rates, result: Fit, names: Iterable[str]) -> bool:
@@ -67,7 +80,7 @@ def first_rates(torch_rates: Rates, result: Fit) -> str:
     return f"the rates differ from update {i + 1} on: {rates[0]:.6g} and {rates[1]:.6g}{leaf}{shape}"
 
 
-def _table(torch_rates: Rates, result: Fit, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _table(torch_rates: Rates, result: Fit, name: str) -> Row:
     """Return torch's rates, JAX's and their rounding errors, in the updates that both loops make."""
     columns = torch_rates[name], result.rates[name], result.bounds[name]
     count = min(map(len, columns))
@@ -75,7 +88,7 @@ def _table(torch_rates: Rates, result: Fit, name: str) -> tuple[np.ndarray, np.n
     return q, r, bound
 
 
-def _taken(q: np.ndarray, r: np.ndarray, bound: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _taken(q: np.ndarray, r: np.ndarray, bound: np.ndarray) -> Row:
     """Return the rates of updates that the first loop takes."""
     applied = np.isfinite(q)
     return q[applied], r[applied], bound[applied]
@@ -99,7 +112,7 @@ def _fits(changed: np.ndarray, r: np.ndarray, bound: np.ndarray, q: np.ndarray) 
     )
 
 
-def _common_ratio(tables: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> float | None:
+def _common_ratio(tables: Iterable[Row]) -> float | None:
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios, errors = (
             np.concatenate(columns)
@@ -118,7 +131,14 @@ def _whose(different: Mapping, tables: Mapping) -> str:
     return "" if len(different) == len(tables) else f", for {', '.join(different)}"
 
 
-def _candidates(count: int) -> Iterator[tuple[str, Callable[[np.ndarray], np.ndarray]]]:
+def _far_shifts(count: int) -> Iterator[Candidate]:
+    """Yield shifts by many updates; a schedule that begins so late has its first rate until then."""
+    for steps in range(4, count // 2 + 1):
+        yield f"the rate's schedule (JAX's is {steps} updates ahead)", partial(_shifted, steps=steps)
+        yield f"the rate's schedule (JAX's is {steps} updates late)", partial(_delayed, steps=steps)
+
+
+def _candidates(count: int) -> Iterator[Candidate]:
     """Yield sentences with the function that makes JAX's rates of torch's."""
     schedule = "the rate's schedule"
     for steps in range(1, min(4, count)):
@@ -134,6 +154,7 @@ def _candidates(count: int) -> Iterator[tuple[str, Callable[[np.ndarray], np.nda
         yield text, partial(_held, period=period)
         text = f"{schedule} (JAX's moves on in each update {period} times as far as torch's)"
         yield text, partial(_stretched, period=period)
+        yield text, partial(_stretched, period=period, start=period - 1)
         text = f"{schedule} (torch's moves on once in {period} updates, JAX's in each)"
         yield text, partial(_unrepeated, period=period)
     for steps, direction in ((1, "ahead"), (-1, "late")):
@@ -165,8 +186,12 @@ def _shifted(q: np.ndarray, steps: int) -> np.ndarray:
     return np.concatenate([q[steps:], unknown] if steps > 0 else [unknown, q[:steps]])
 
 
-def _stretched(q: np.ndarray, period: int) -> np.ndarray:
-    indices = np.arange(len(q)) * period
+def _delayed(q: np.ndarray, steps: int) -> np.ndarray:
+    return np.concatenate([np.full(steps, q[0]), q[:-steps]])
+
+
+def _stretched(q: np.ndarray, period: int, start: int = 0) -> np.ndarray:
+    indices = np.arange(len(q)) * period + start
     return np.where(indices < len(q), q[np.minimum(indices, len(q) - 1)], np.nan)
 
 

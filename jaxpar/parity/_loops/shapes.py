@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from .schedules import described
+
 LEAST = 5
 """Rates that a shape must explain."""
 CLOSE = 1e-6
 """The relative error of a ratio of two rates, which optax computes in float32."""
-LONGEST = 512
-"""Rates in which a cosine is searched for."""
 MOST = 4
 """Pieces of constant ratio, or changes of a rate, that a sentence lists."""
 
@@ -55,13 +55,13 @@ def power(q: np.ndarray, r: np.ndarray) -> str:
 
 def shapes(q: np.ndarray, r: np.ndarray) -> str:
     """Return what distinguishes the shapes of two schedules, as the end of a sentence."""
+    texts = described(q), described(r)
+    if texts[0] and texts[1] and texts[0] != texts[1]:
+        return f"; torch's {texts[0]}; JAX's {texts[1]}"
     return "".join(f"; torch's {verb} {x}, JAX's {y}" for verb, x, y in _shapes(q, r))
 
 
 def _shapes(q: np.ndarray, r: np.ndarray) -> Iterator[tuple[str, str, str]]:
-    lengths = _cosine(q), _cosine(r)
-    if lengths[0] and lengths[1] and abs(lengths[0] - lengths[1]) > 0.02 * lengths[0]:
-        yield "is a cosine", f"over {lengths[0]:.3g} updates", f"over {lengths[1]:.3g}"
     starts = _restarts(q), _restarts(r)
     if starts[0] != starts[1]:
         yield "starts again", _listed(starts[0]), _listed(starts[1])
@@ -73,28 +73,6 @@ def _shapes(q: np.ndarray, r: np.ndarray) -> Iterator[tuple[str, str, str]]:
 def _listed(updates: list[int]) -> str:
     texts = [str(update) for update in updates[:MOST]] + ["..."] * (len(updates) > MOST)
     return f"in update {', '.join(texts)}" if updates else "in none"
-
-
-def _cosine(x: np.ndarray) -> float:
-    """Return over how many updates a rate falls along half a cosine in its longest such part; 0 for none."""
-    y = np.diff(x[:LONGEST])
-    best, start = (0, 0.0), 0
-    while start <= len(y) - LEAST:
-        end, length = start + LEAST, _half_turn(y[start : start + LEAST])
-        while length and end < len(y) and (further := _half_turn(y[start : end + 1])):
-            end, length = end + 1, further
-        best = max(best, (end - start, length)) if length else best
-        start = end - 2 if length else start + 1
-    return best[1]
-
-
-def _half_turn(changes: np.ndarray) -> float:
-    """Return the updates of half a cosine that has these changes of its values; 0 if none has."""
-    middle, sides = changes[1:-1], changes[2:] + changes[:-2]
-    square = float(middle @ middle)
-    half = float(middle @ sides) / square / 2 if square > 0 else 0.0
-    fits = np.abs(sides - 2 * half * middle).max() <= 1e-4 * np.abs(changes).max()
-    return float(np.pi / np.arccos(half)) if fits and 0 < half < 1 - 1e-6 else 0.0
 
 
 def _restarts(x: np.ndarray) -> list[int]:

@@ -69,7 +69,8 @@ def batch_causes(a: TappedRun, b: TappedRun, steps: Sequence[int], k: int) -> li
         return [_count_cause(one, other, usual, (a.absent, b.absent))]
     order = list(_order_causes(a, b, steps, k, rows))
     return (
-        list(_value_causes(a.steps[k], b.steps[k]))
+        list(_exchanged(a.steps[k], b.steps[k]))
+        or list(_value_causes(a.steps[k], b.steps[k]))
         or order
         or ["run B has other rows than run A: other data"]
     )
@@ -131,9 +132,24 @@ def _shift(x: np.ndarray, y: np.ndarray) -> int:
 # ------------------------------------------------------------------------------------------- values of rows
 
 
+def _exchanged(a: TappedStep, b: TappedStep) -> Iterator[str]:
+    """Name arrays of one batch that are another array of the other."""
+    pairs = leaf_pairs(a, b)
+    for i, (x, _) in enumerate(pairs):
+        for j, (_, y) in enumerate(pairs):
+            if i != j and x.shape == y.shape and np.array_equal(x.digests[0], y.digests[0]):
+                yield f"run B's {_label(a, j)} is run A's {_label(a, i)}: arrays of the batch are exchanged"
+                return
+
+
+def _label(step: TappedStep, i: int) -> str:
+    name = list(step.batch)[i]
+    return f"batch[{name}]" if name.isdigit() else name
+
+
 def _value_causes(a: TappedStep, b: TappedStep) -> Iterator[str]:
     for i, (x, y) in enumerate(leaf_pairs(a, b)):
-        name = list(a.batch)[i]
+        name = _label(a, i)
         if np.array_equal(np.sort(x.digests[0]), np.sort(y.digests[0])):
             continue
         if x.layout == y.layout and np.array_equal(x.digests[1], y.digests[1]):
@@ -169,18 +185,30 @@ def _target_causes(a: TappedStep, b: TappedStep, rows_a: np.ndarray, rows_b: np.
     """Name how labels differ whose inputs are the same."""
     order = np.argsort(rows_a, kind="stable"), np.argsort(rows_b, kind="stable")
     for i, (x, y) in enumerate(leaf_pairs(a, b)):
-        name = list(a.batch)[i]
+        name = _label(a, i)
         if x.digests.shape == y.digests.shape and np.array_equal(
             x.digests[0][order[0]], y.digests[0][order[1]]
         ):
             continue
         if x.full is None or y.full is None or x.shape != y.shape:
-            yield f"the inputs are the same, and {name} is not"
+            yield f"the inputs are the same, and {name} is not{_repetition(a, b, i)}"
             continue
         one, other = (np.asarray(leaf.full) for leaf in (x, y))
         yield f"the inputs are the same, and {name} is not: " + _label_text(
             one, other, one[order[0]], other[order[1]]
         )
+
+
+def _repetition(a: TappedStep, b: TappedStep, i: int) -> str:
+    """Return which run has one row everywhere in this array, or another array once more."""
+    for run, leaves in zip("AB", zip(*leaf_pairs(a, b), strict=True), strict=True):
+        digests = leaves[i].digests[0]
+        if (different := len(np.unique(digests))) * 4 <= len(digests):
+            return f": its {len(digests)} rows in run {run} are {different} different ones"
+        for j, leaf in enumerate(leaves):
+            if j != i and leaf.shape == leaves[i].shape and np.array_equal(leaf.digests[0], digests):
+                return f": it is {_label(a, j)} once more in run {run}"
+    return ""
 
 
 def _label_text(x: np.ndarray, y: np.ndarray, sorted_x: np.ndarray, sorted_y: np.ndarray) -> str:

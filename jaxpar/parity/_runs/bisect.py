@@ -12,6 +12,7 @@ from typing import Any
 
 from ...errors import FileError
 from .batches import batch_causes
+from .buffers import extra_causes
 from .clipping import with_clipped_gradients
 from .envelope import ORDER, PartCurve, Parting, Walk, walked
 from .matching import MatchedNames, matched
@@ -19,7 +20,7 @@ from .operation_types import differences, together
 from .passes import gradient_causes, loss_causes
 from .run import TappedRun, read_run
 from .scene import Scene
-from .updates import extra_causes, optimizer_causes, rate_causes, update_causes
+from .updates import optimizer_causes, rate_causes, update_causes, updates_in_turn
 from .world_causes import guesses, world_causes
 from .worlds import WorldSize, compare_ends, compare_ranks, compare_starts, narrow, parsed
 
@@ -43,10 +44,20 @@ CAUSES = {
     "extra": extra_causes,
 }
 
+UNEXPLAINED = (
+    "the forward pass differs: ",
+    "the forward pass differs from step",
+    "the gradients differ, at",
+    "gradients differ by",
+)
+GUESSES = (*UNEXPLAINED, "the forward pass differs by little", "only the gradients of")
+"""Beginnings of sentences about what nothing explains, and of those that leave several reasons."""
+
 CONSEQUENCES = (
-    "the forward pass of one run rounds",
-    "gradients are rounded",
+    *UNEXPLAINED[2:],
     "only the gradients of",
+    "the forward pass differs by little",
+    "gradients are rounded",
     "extra are",
 )
 """Beginnings of sentences that operations in other types make true."""
@@ -229,10 +240,12 @@ def _judged(
         else:
             causes = CAUSES[first.part](scene)
         passes = first.part in ("loss", "gradients")
+        if worlds is None and passes and all(text.startswith(GUESSES) for text in causes):
+            causes = updates_in_turn(scene) or causes
         if passes and types and all(text.startswith(CONSEQUENCES) for text in causes):
             causes = [f"perhaps {text} (parity.compare proves it)" for text in types]
             types = []
-        if worlds is not None and passes and (not causes or "dropout" in causes[0]):
+        if worlds is not None and passes and all(text.startswith(UNEXPLAINED) for text in causes):
             causes = guesses(scene, worlds)
     consequence = ", too" if first else ", which is harmless"
     return Bisection(

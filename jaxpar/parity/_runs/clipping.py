@@ -10,7 +10,7 @@ import numpy as np
 from .._loops.fitting import Fit
 from .._loops.recipe import Recipe
 from .digests import COLUMNS
-from .envelope import unit_of
+from .envelope import common_factor, unit_of
 from .matching import Aligned, MatchedNames
 from .run import BITS, LARGEST, LEAST, MEAN, NORM, Table, TappedRun
 from .sampled_updates import SampledUpdates, sampled_updates
@@ -22,6 +22,8 @@ FORMS = ("the global norm", "the values", "the norm of each array")
 STEPS = 16
 """Updates that show whether a run clips after its gradients are tapped."""
 
+USUAL_LIMITS = (1.0, 0.5, 0.1, 5.0, 10.0, 0.25)
+
 EVEN, CLEARLY = 1e-3, 10.0
 """Rates whose ratio varies by less follow one schedule, if other rates vary `CLEARLY` times as much."""
 
@@ -29,11 +31,13 @@ EVEN, CLEARLY = 1e-3, 10.0
 def clip_cause(scene: Scene) -> str:
     """Name a limit that the gradients of one run, or of each run, meet in several steps."""
     limits = [gradient_limits(run, scene.walk.steps) for run in (scene.a, scene.b)]
+    parallel = common_factor(scene.aligned("gradients"))[1] <= scene.walk.tolerance("gradients")
     for i, form in enumerate(FORMS):
         one, other = limits[0][i], limits[1][i]
         if one and other:
             if abs(one - other) <= 1e-4 * one:
-                if abs(one - other) > 1e-12 * one:
+                # Clipped gradients of one norm may differ in their direction, for another reason.
+                if parallel and abs(one - other) > 1e-12 * one:
                     return f"both clip {form} at {one:.4g}; one by the norm + 1e-6, one by the norm alone"
                 continue
             return f"run A clips {form} at {one:.4g}, run B at {other:.4g}"
@@ -47,9 +51,33 @@ def clip_cause(scene: Scene) -> str:
     if not texts[0] and not texts[1]:
         return ""
     side = 0 if texts[0] else 1
+    name, unclipped, kind = "AB"[side], "BA"[side], kinds[side] or 0
+    text = f"run {name} {texts[side]}{_unscaled(limits[side][kind])}"
+    largest = _largest((scene.a, scene.b)[1 - side], scene.walk.steps, kind)
+    if largest < limits[side][kind]:
+        return (
+            f"{text}; in run {unclipped} it is at most {largest:.4g}: run {name} clips larger gradients "
+            "(a sum for a mean, a loss scale), or scales them to this size"
+        )
     shown = scene.walk.clips_later is False
     does_not = "does not" if shown else "does not, or clips after its gradients are tapped"
-    return f"run {'AB'[side]} {texts[side]}; run {'BA'[side]} {does_not}"
+    return f"{text}; run {unclipped} {does_not}"
+
+
+def _largest(run: TappedRun, steps: Sequence[int], kind: int) -> float:
+    """Return the largest magnitude of a form in all steps."""
+    tables = [run.steps[k].parts["gradients"] for k in steps if "gradients" in run.steps[k].parts]
+    return max((x for table in tables if np.isfinite(x := magnitudes(table)[kind])), default=np.inf)
+
+
+def _unscaled(limit: float) -> str:
+    """Return that a limit is a usual one divided by a loss scale, if it is."""
+    for usual in USUAL_LIMITS:
+        scale = usual / limit
+        exponent = round(np.log2(scale))
+        if exponent >= 6 and abs(scale - 2.0**exponent) <= 1e-4 * scale:
+            return f" ({usual:g} / {2**exponent}: before gradients are unscaled?)"
+    return ""
 
 
 def gradient_limits(run: TappedRun, steps: Sequence[int]) -> list[float]:
@@ -190,7 +218,12 @@ def _schedule(runs: Sequence[TappedRun], steps: Sequence[int]) -> np.ndarray | N
 
 def _rates(fitted: Fit | None) -> np.ndarray | None:
     """Return the rate of each step, if an optimizer explains all of them."""
-    return None if fitted is None else np.nanmedian(list(fitted.rates.values()), 0)
+    if fitted is None:
+        return None
+    columns = [
+        [rate for rate in rates if np.isfinite(rate)] for rates in zip(*fitted.rates.values(), strict=True)
+    ]
+    return np.array([np.median(rates) if rates else np.nan for rates in columns])
 
 
 def _unevenness(rates: np.ndarray | None, schedule: np.ndarray | None) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from .casts import representable
-from .clipping import clip_cause
+from .clipping import clip_cause, gradient_limits
 from .digests import sample_indices
 from .envelope import UNITS, common_factor
 from .matching import Aligned
@@ -18,6 +18,9 @@ NOISE = 1e-4
 """A gradient so much smaller than the others is rounding."""
 NEAR_ONE = 0.05
 """Of 1 - cosine: gradients of a pass in a smaller type differ by less, with other dropout masks by more."""
+
+CLIPPED = 1e-4
+"""A factor of gradients so close to 1 comes from the 1e-6 that torch adds to their norm."""
 
 FAR = 0.1
 """A change of a gradient's element, relative to its array, that is too large for a smaller type."""
@@ -35,8 +38,8 @@ def loss_causes(scene: Scene) -> list[str]:
     gradients = scene.aligned("gradients")
     if gradients:
         factor, residue = common_factor(gradients)
-        # A factor that rounding can make is not a cause.
-        if residue <= tolerance and abs(factor - 1) <= tolerance:
+        # A factor that rounding can make is not a cause, nor one that clipping by norm + 1e-6 makes.
+        if residue <= tolerance and abs(factor - 1) <= max(tolerance, CLIPPED):
             if abs(ratio - 1) > tolerance:
                 return [_reported(scene, ratio)]
         elif residue <= tolerance:
@@ -50,6 +53,10 @@ def loss_causes(scene: Scene) -> list[str]:
             return [f"{cause}, as a penalty in the loss"]
         if cause := _smoothing(scene, gradients):
             return [cause]
+        if (name := _reduction(scene, ratio, of_any_number=False)) and gradient_limits(
+            scene.a, scene.walk.steps
+        ) != [0.0] * 3:
+            return [f"the loss is {ratio:.6g} times as large in run B{name}; the gradients are clipped"]
     elif name := _reduction(scene, ratio):
         return [f"the loss is {ratio:.6g} times as large in run B{name}"]
     causes = [*mode_causes(scene), *cast_causes(scene, ("gradients", "extra"))]
@@ -57,14 +64,19 @@ def loss_causes(scene: Scene) -> list[str]:
 
 
 def _reported(scene: Scene, ratio: float) -> str:
-    return (
-        f"only the reported loss differs ({ratio:.6g} times as large in run B{_reduction(scene, ratio)}); "
-        "the gradients are the same"
-    )
+    name = _reduction(scene, ratio)
+    limits = [gradient_limits(run, scene.walk.steps)[0] for run in (scene.a, scene.b)]
+    if limits[0] and abs(limits[0] - limits[1]) <= CLIPPED * limits[0]:
+        return (
+            f"the loss is {ratio:.6g} times as large in run B{name}; its gradients are the same because both "
+            f"runs clip them to a norm of {limits[0]:.4g}, or because the loss is reported otherwise"
+        )
+    text = f"only the reported loss differs ({ratio:.6g} times as large in run B{name})"
+    return f"{text}; the gradients are the same"
 
 
-def _reduction(scene: Scene, factor: float) -> str:
-    """Return what the factor is, such as the number of rows."""
+def _reduction(scene: Scene, factor: float, of_any_number: bool = True) -> str:
+    """Return what the factor is: a number of rows or elements, and else a small number or a loss scale."""
     counts: dict[str, float] = {}
     for leaf in scene.a.steps[scene.step].batch.values():
         counts.setdefault("rows", float(leaf.digests.shape[1]))
@@ -74,6 +86,8 @@ def _reduction(scene: Scene, factor: float) -> str:
         for value, run in ((count, "B"), (1 / count, "A")):
             if count > 1 and abs(factor - value) <= 1e-5 * value:
                 return f": run {run} has the sum where the other has the mean, over {count:.0f} {text}"
+    if not of_any_number:
+        return ""
     for count in range(2, 65):
         for value, run in ((float(count), "B"), (1.0 / count, "A")):
             if abs(factor - value) <= 1e-5 * value:
@@ -194,8 +208,17 @@ def _pass_causes(scene: Scene, gradients: Aligned, change: float) -> Iterator[st
         rounding = 1 - cosine < NEAR_ONE * 0.01 and change < 2.0**-6 and gradients.distance < FAR
     if rounding:
         yield (
-            f"the forward pass of one run rounds more: the loss differs by {change:.2g}, as a smaller type "
-            "in a part makes it (bfloat16, float16, TF32), or an epsilon"
+            f"the forward pass differs by little, the loss by {change:.2g}: one run rounds more, as a "
+            "smaller type in a part makes it (bfloat16, float16, TF32), or a constant of the model or the "
+            "loss differs (an epsilon, a weight). parity.compare finds the layer"
+        )
+        return
+    earlier = [k for k in scene.walk.steps if k < scene.step]
+    if earlier:
+        yield (
+            f"the forward pass differs from step {scene.step} on, not before: a run carries something from "
+            "step to step that is not tapped (a hidden state, a target network, random numbers), or computes "
+            "what earlier rows did not need; rows, parameters, reduction, buffers and types do not explain it"
         )
     else:
         yield (
@@ -219,6 +242,8 @@ def gradient_causes(scene: Scene) -> list[str]:
             ]
     if causes := list(_zero_causes(aligned)):
         return causes
+    if cause := _not_reset(scene, aligned):
+        return [cause]
     if cause := clip_cause(scene):
         return [cause]
     factor, residue = common_factor(aligned)
@@ -250,7 +275,41 @@ def _zero_causes(aligned: Aligned) -> Iterator[str]:
             yield f"{listed(leaves)} has no gradient in run {name}: frozen, or cut off (stop_gradient)"
 
 
+def _not_reset(scene: Scene, aligned: Aligned) -> str:
+    """Return that one run adds its gradients of the step before, which may be clipped, if it does."""
+    earlier = [k for k in scene.walk.steps if k < scene.step]
+    previous = earlier and scene.aligned("gradients", earlier[-1])
+    if not previous or previous.names != aligned.names:
+        return ""
+    current, last = (
+        [table.samples[aligned.sampled].ravel() for table in (x.a, x.b)] for x in (aligned, previous)
+    )
+    for i, name in enumerate("AB"):
+        parts = np.stack([current[1 - i], last[i]], 1)
+        (share, added), *_ = np.linalg.lstsq(parts, current[i])
+        error = np.linalg.norm(parts @ (share, added) - current[i]) / np.linalg.norm(current[i])
+        if error <= 8 * scene.walk.tolerance("gradients") and share > 0 and added > 0.01 * share:
+            return (
+                f"run {name} adds the gradients of the step before: they are not set to zero (zero_grad), or "
+                "accumulate over updates"
+            )
+    return ""
+
+
 def _partial_causes(scene: Scene, aligned: Aligned, tolerance: float) -> Iterator[str]:
     different = [name for name, d in zip(aligned.names, aligned.distances, strict=True) if d > tolerance]
-    if len(different) < len(aligned.names) and different:
-        yield f"only the gradients of {listed(different)} differ: the backward pass of that part"
+    if aligned.distance < FAR:
+        yield (
+            f"gradients differ by little (by {aligned.distance:.2g}) at the same loss: one run rounds more, "
+            "or has an approximation or another constant (a form of GELU, an epsilon)"
+        )
+        return
+    which = f" of {listed(different)}" if len(different) < len(aligned.names) else ""
+    only = "only " if which else ""
+    several = len(scene.a.steps[scene.step].losses) > 1
+    batches = ", or adds up other batches" if several else ""
+    yield (
+        f"{only}the gradients{which} differ, at the same loss: one run cuts a part of it off (detach, "
+        "stop_gradient), has another backward pass there, or changes gradients before they are tapped"
+        f"{batches}"
+    )

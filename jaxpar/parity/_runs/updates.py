@@ -1,24 +1,18 @@
-"""Name why parameters differ after equal gradients, and why running statistics or the optimizer's state do.
+"""Name why rates differ, and why parameters or the optimizer's state do after equal gradients.
 
 Sampled elements are a small training by themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
-
 import numpy as np
 
-from .._loops.averages import average_cause
 from .._loops.explaining import Explainer
 from .._loops.fitting import Fit
 from .._loops.rates import first_rates, rate_changes
-from .._loops.runs import Run
 from .._loops.wording import renamed
-from .matching import Aligned, plain_name
-from .passes import cast_causes, listed, mode_causes, unchanged
-from .sampled_updates import precision, sampled_updates, samples
+from .passes import cast_causes, listed, unchanged
+from .sampled_updates import precision, sampled_updates
 from .scene import Scene
 
 STEPS = 48
@@ -26,8 +20,6 @@ STEPS = 48
 
 RUNS = ("run A", "run B")
 """What sentences of `compare_loops` have for torch and for JAX."""
-
-VARIANCES = ("var", "running_var")
 
 
 def rate_causes(scene: Scene) -> list[str]:
@@ -66,21 +58,54 @@ def update_causes(scene: Scene) -> list[str]:
     return setting_causes(scene)
 
 
+def updates_in_turn(scene: Scene) -> list[str]:
+    """Name why parameters differ whose gradients agree, in a step whose loss or other gradients do not.
+
+    Of networks that are trained in turn, as in a GAN, the second one's loss needs the first one's update.
+    """
+    gradients, after, before = scene.aligned("gradients"), scene.aligned("parameters"), scene.before()
+    if not (gradients and after and before):
+        return []
+    agree, moved, began = (
+        {
+            name
+            for name, d in zip(x.names, x.distances, strict=True)
+            if bool(d > scene.walk.tolerance(part)) == parts
+        }
+        for x, part, parts in (
+            (gradients, "gradients", False),
+            (after, "parameters", True),
+            (before, "parameters", False),
+        )
+    )
+    names = [name for name in after.names if name in agree & moved & began]
+    if not names or len(agree) == len(gradients.names):
+        return []
+    return update_causes(scene) or [
+        f"the update of {listed(names)} differs, whose gradients agree; the rest of the step follows from it"
+    ]
+
+
 def setting_causes(scene: Scene) -> list[str]:
     """Name the optimizer's settings that differ: as torch has them, or as the updates show them."""
     return _different_settings(scene) or _recipes(scene)
 
 
 def _skipped(scene: Scene) -> str:
-    """Return that one run makes no update in this step, if it does not."""
+    """Return that one run makes no update in this step, or not of all arrays, if it does not."""
     after = scene.aligned("parameters")
     before = scene.before()
     if not before or before.names != after.names:
         return ""
-    moved = [bool((x.values != y.values).any()) for x, y in ((before.a, after.a), (before.b, after.b))]
-    if moved[0] == moved[1]:
-        return ""
-    return f"run {'B' if moved[0] else 'A'} makes no update in step {scene.step}: it skips or accumulates"
+    moved = [(x.values != y.values).any(1) for x, y in ((before.a, after.a), (before.b, after.b))]
+    for i, run in enumerate("AB"):
+        still = moved[1 - i] & ~moved[i]
+        if still.any() and not moved[i].any():
+            return f"run {run} makes no update in step {scene.step}: it skips or accumulates"
+        if still.any():
+            names = [after.names[j] for j in np.flatnonzero(still)]
+            return f"run {run} makes no update of {listed(names)} in step {scene.step}"
+    return ""
 
 
 def _different_settings(scene: Scene) -> list[str]:
@@ -120,62 +145,6 @@ def _recipes(scene: Scene) -> list[str]:
         return []
     texts = [explainer.causes(recipe, pair[0].groups, depth) for depth in (1, 2)]
     return [renamed(text, *runs) for text in texts[0] or texts[1]]
-
-
-def extra_causes(scene: Scene) -> list[str]:
-    """Name how the updates of running statistics differ: the momentum, the variance's divisor, the mode."""
-    if causes := [*mode_causes(scene), *cast_causes(scene, ("extra",)), *_average_causes(scene)]:
-        return causes
-    after = scene.aligned("extra")
-    before = Aligned("extra", scene.a.before(scene.step), scene.b.before(scene.step), scene.names)
-    if not before or before.names != after.names:
-        return []
-    ratios: dict[str, float] = {}
-    for i, name in enumerate(after.names):
-        x, y = (t.samples[i] - u.samples[i] for t, u in ((after.a, before.a), (after.b, before.b)))
-        square = float(np.vdot(x, x))
-        ratio = float(np.vdot(x, y)) / square if square else np.nan
-        if square and np.abs(y - ratio * x).max() <= 1e-4 * np.abs(y).max() and abs(ratio - 1) > 1e-6:
-            ratios[name] = ratio
-    means = [r for name, r in ratios.items() if name.split(".")[-1] not in VARIANCES]
-    variances = [r for name, r in ratios.items() if name.split(".")[-1] in VARIANCES]
-    if means and max(means) - min(means) <= 1e-3 * max(means):
-        reversed_ = min(abs(means[0] - 9), 81 * abs(means[0] - 1 / 9)) < 0.1
-        suffix = " (0.9 for 0.1: the two conventions)" if reversed_ else ""
-        return [f"running statistics move {means[0]:.4g} times as far in run B: another momentum{suffix}"]
-    if variances and not means:
-        return ["the running variance alone differs: one run divides by n, the other by n - 1"]
-    return []
-
-
-def _average_causes(scene: Scene) -> Iterator[str]:
-    """Name how averages of the parameters differ, if the buffers are those."""
-    steps = scene.walk.steps[:STEPS]
-    runs, averages = [], []
-    for side, run in enumerate((scene.a, scene.b)):
-        parameters = {plain_name(pair[side], ""): pair for pair in scene.names.pairs.get("parameters", [])}
-        pairs = {
-            pair: parameters.get(_parameter_of(plain_name(pair[side], ""), parameters))
-            for pair in scene.names.pairs.get("extra", [])
-        }
-        tables = [run.start, *(run.steps[k] for k in steps)]
-        if not pairs or None in pairs.values() or any("parameters" not in x.parts for x in tables):
-            return
-        if any("extra" not in x.parts for x in tables[1:]):
-            return
-        names = {pair: str(other and other[0]) for pair, other in pairs.items()}
-        weights = [samples(x.parts["parameters"], list(filter(None, pairs.values())), side) for x in tables]
-        rows = [samples(x.parts["extra"], list(pairs), side) for x in tables[1:]]
-        averages.append([{names[pair]: row[pair[0]] for pair in pairs} for row in rows])
-        runs.append(Run(weights=weights))
-    if cause := average_cause(averages[0], runs[0], averages[1], runs[1], scene.walk.unit):
-        yield renamed(cause, *RUNS)
-
-
-def _parameter_of(name: str, parameters: Mapping[str, Any]) -> str:
-    """Return the parameter whose name ends the name of its average."""
-    parts = name.split(".")
-    return next((x for i in range(len(parts)) if (x := ".".join(parts[i:])) in parameters), "")
 
 
 def optimizer_causes(scene: Scene) -> list[str]:

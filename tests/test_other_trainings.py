@@ -1,0 +1,320 @@
+"""bisect names what other trainings do: state carried along, teachers beside statistics, other batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jaxpar import parity
+
+STEPS, ROWS = 8, 16
+SHAPES = {"w": (3, 4), "b": (4,)}
+
+
+class Training:
+    """A training in NumPy; methods that a row replaces are what its fault changes."""
+
+    start, rate = True, 0.1
+    follows = False  # whether updates take the gradients that are tapped, or those of all trainings
+
+    def batch(self, step, x, noise):
+        return x, noise
+
+    def loss(self, step, loss):
+        return loss
+
+    def gradients(self, step, gradients):
+        return gradients
+
+    def updated(self, step, weights, gradients):
+        return {name: w - self.rate * gradients[name] for name, w in weights.items()}
+
+    def extra(self, step, weights, before, x):
+        return {}
+
+    def tapped(self, folder):
+        random = np.random.default_rng(0)
+        weights = {name: random.standard_normal(shape) for name, shape in SHAPES.items()}
+        with parity.Tap(folder, start=weights if self.start else None) as tap:
+            for step in range(STEPS):
+                x, noise = random.standard_normal((2, ROWS, 3))
+                gradients = {name: random.standard_normal(w.shape) for name, w in weights.items()}
+                entering = self.gradients(step, gradients)
+                before = weights
+                weights = self.updated(step, weights, entering if self.follows else gradients)
+                tap(
+                    step,
+                    batch=self.batch(step, x, noise),
+                    loss=self.loss(step, 1.0 + step),
+                    gradients=entering,
+                    parameters=weights,
+                    extra=self.extra(step, weights, before, x) or None,
+                )
+        return folder
+
+
+def with_norm(gradients, limit):
+    norm = np.sqrt(sum(np.sum(g**2) for g in gradients.values()))
+    return {name: g * limit / norm for name, g in gradients.items()}
+
+
+class Clipped(Training):
+    def gradients(self, step, gradients):
+        return with_norm(gradients, 0.2)
+
+
+class OtherDirection(Training):
+    def gradients(self, step, gradients):
+        other = {name: np.roll(g, 1) for name, g in gradients.items()}
+        return with_norm(other, 0.2 * (1 - 3e-6))
+
+
+class Kept(Training):
+    sum = None
+
+    def gradients(self, step, gradients):
+        self.sum = gradients if self.sum is None else {k: self.sum[k] + g for k, g in gradients.items()}
+        return with_norm(self.sum, 0.2)
+
+
+class ClippedSum(Clipped):
+    def loss(self, step, loss):
+        return ROWS * loss
+
+
+class Values(Training):
+    def gradients(self, step, gradients):
+        return {name: np.clip(g, -0.5, 0.5) for name, g in gradients.items()}
+
+
+class ValuesOfSum(ClippedSum):
+    def gradients(self, step, gradients):
+        return {name: np.clip(ROWS * g, -0.5, 0.5) for name, g in gradients.items()}
+
+
+class Carried(Training):
+    def loss(self, step, loss):
+        return loss * (1.5 if step >= 3 else 1.0)
+
+    def gradients(self, step, gradients):
+        return {name: np.roll(g, 1) if step >= 3 else g for name, g in gradients.items()}
+
+
+class Cut(Training):
+    def gradients(self, step, gradients):
+        return {name: np.roll(g, 1) for name, g in gradients.items()}
+
+
+class CutInPart(Training):
+    def gradients(self, step, gradients):
+        return gradients | {"w": np.roll(gradients["w"], 1)}
+
+
+class Doubled(Training):
+    follows = True
+
+    def gradients(self, step, gradients):
+        return {name: g * (2 if step else 1) for name, g in gradients.items()}
+
+
+class Approximated(Training):
+    def gradients(self, step, gradients):
+        return {name: g + 0.01 * np.sin(g) for name, g in gradients.items()}
+
+
+class Larger(Training):
+    follows = True
+
+    def gradients(self, step, gradients):
+        return with_norm(gradients, 8.0)
+
+
+class Scaled(Training):
+    follows = True
+
+    def gradients(self, step, gradients):
+        return with_norm(gradients, 1 / 1024)
+
+
+class InTurn(Training):
+    """The array b is of another network, whose update comes first and which w's gradients need."""
+
+    follows = True
+
+    def updated(self, step, weights, gradients):
+        return super().updated(step, weights, gradients) | {"b": weights["b"] - 0.2 * gradients["b"]}
+
+    def gradients(self, step, gradients):
+        return gradients | {"w": np.roll(gradients["w"], 1)}
+
+
+class LeftAlone(Training):
+    def updated(self, step, weights, gradients):
+        updated = super().updated(step, weights, gradients)
+        return updated | ({"b": weights["b"]} if step % 2 else {})
+
+
+class Exchanged(Training):
+    def batch(self, step, x, noise):
+        return noise, x
+
+
+class OneNoise(Training):
+    def batch(self, step, x, noise):
+        return x, np.broadcast_to(noise[:1], noise.shape)
+
+
+class Twice(Training):
+    def batch(self, step, x, noise):
+        return x, x
+
+
+class Teacher(Training):
+    """A teacher whose decay has a schedule, beside statistics that two passes update."""
+
+    decay, divided, momentum = 0.96, ROWS - 1, 0.1
+
+    def __init__(self):
+        self.teacher, self.mean, self.var, self.last = None, np.zeros(3), np.ones(3), np.zeros(3)
+
+    def extra(self, step, weights, before, x):
+        decay = self.decay + 0.001 * step
+        teacher = before if self.teacher is None else self.teacher
+        self.teacher = {name: decay * w + (1 - decay) * weights[name] for name, w in teacher.items()}
+        for rows in (x, x[::-1] ** 2):
+            variance = np.sum((rows - rows.mean(0)) ** 2, 0) / self.divided
+            self.mean = (1 - self.momentum) * self.mean + self.momentum * rows.mean(0)
+            self.var = (1 - self.momentum) * self.var + self.momentum * variance
+        self.last = (1 - self.momentum) * self.last + self.momentum * x.mean(0)
+        return {
+            "teacher": self.teacher,
+            "norm": {"running_mean": self.mean, "running_var": self.var},
+            "last": {"running_mean": self.last},  # one pass in each step
+        }
+
+
+class OtherDecay(Teacher):
+    decay = 0.97
+
+
+class WithoutStart(Teacher):
+    start = False
+
+
+class OtherDecayWithoutStart(OtherDecay):
+    start = False
+
+
+class Slow(Teacher):
+    """Updates so small that a decay is lost in the rounding of one element, but not in that of all."""
+
+    rate = 1.5e-3
+
+    def gradients(self, step, gradients):
+        return {name: g.astype(np.float32) for name, g in gradients.items()}
+
+    def extra(self, step, weights, before, x):
+        return {name: {k: v.astype(np.float32) for k, v in arrays.items()}
+                for name, arrays in super().extra(step, weights, before, x).items()}  # fmt: skip
+
+
+class SlowOtherDecay(Slow):
+    decay = 0.5
+
+
+class Biased(Teacher):
+    divided = ROWS
+
+
+class OtherMomentum(Teacher):
+    momentum = 0.2
+
+
+class OtherMomentumLater(Teacher):
+    def extra(self, step, weights, before, x):
+        self.momentum = 0.1 if step < 2 else 0.2
+        return super().extra(step, weights, before, x)
+
+
+CASES = {
+    "gradients that are kept": (Clipped, Kept, 1, "run B adds the gradients of the step before"),
+    "another direction of one norm": (Clipped, OtherDirection, 0, "the gradients differ, at the same loss"),
+    "a sum that is clipped": (
+        Clipped,
+        ClippedSum,
+        0,
+        "the loss is 16 times as large in run B: run B has the sum where the other has the mean, "
+        "over 16 rows; "
+        "its gradients are the same because both runs clip them to a norm of 0.2",
+    ),
+    "a sum whose values are clipped": (
+        Values,
+        ValuesOfSum,
+        0,
+        "the loss is 16 times as large in run B: run B has the sum where the other has the mean, "
+        "over 16 rows; "
+        "the gradients are clipped",
+    ),
+    "state": (Training, Carried, 3, "the forward pass differs from step 3 on, not before"),
+    "cut off": (Training, Cut, 0, "the gradients differ, at the same loss: one run cuts a part of it off"),
+    "cut off in a part": (Training, CutInPart, 0, "only the gradients of w differ, at the same loss"),
+    "a factor from step 1 on": (Training, Doubled, 1, "gradients are 2 times as large in run B"),
+    "a little": (Training, Approximated, 0, "gradients differ by little (by 0.0"),
+    "larger ones that are clipped": (Training, Larger, 0, "run B clips larger gradients (a sum for a mean"),
+    "clipped before they are unscaled": (
+        Training,
+        Scaled,
+        0,
+        "run B clips the global norm at 0.0009766 (1 / 1024: before gradients are unscaled?); run A",
+    ),
+    "networks that train in turn": (Training, InTurn, 0, "times as large), for b"),
+    "an array that is left alone": (Training, LeftAlone, 1, "run B makes no update of b in step 1"),
+    "exchanged arrays": (Training, Exchanged, 0, "run B's batch[1] is run A's batch[0]"),
+    "one noise": (Training, OneNoise, 0, "batch[1] is not: its 16 rows in run B are 1 different ones"),
+    "one array twice": (Training, Twice, 0, "batch[1] is not: it is batch[0] once more in run B"),
+    "a teacher": (
+        Teacher,
+        OtherDecay,
+        0,
+        "teacher: run A's is an average of the parameters after the update",
+    ),
+    "a slow teacher": (Slow, SlowOtherDecay, 0, "teacher: run A's is an average of the parameters after"),
+    "a biased variance": (
+        Teacher,
+        Biased,
+        0,
+        "the running variance alone differs: run A divides by n - 1 (n = 16), run B by n",
+    ),
+    "another momentum in two passes": (
+        Teacher,
+        OtherMomentum,
+        0,
+        "another momentum, or another number of passes in a step",
+    ),
+    "another momentum later, in one pass and in two": (
+        Teacher,
+        OtherMomentumLater,
+        2,
+        "another momentum, or another number of passes in a step",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES, ids=lambda name: name.replace(" ", "_"))
+def test_a_difference_is_named_in_its_step(name, tmp_path):
+    a, b, step, text = CASES[name]
+    result = parity.bisect(a().tapped(tmp_path / "a"), b().tapped(tmp_path / "b"))
+    assert result.step == step, str(result)
+    (cause,) = result.causes
+    assert text in cause
+
+
+def test_an_average_that_is_not_explained_has_no_statistics(tmp_path):
+    a, b = WithoutStart().tapped(tmp_path / "a"), OtherDecayWithoutStart().tapped(tmp_path / "b")
+    result = parity.bisect(a, b)
+    assert (result.part, result.causes) == ("extra", ())
+
+
+@pytest.mark.parametrize("training", [Training, Clipped, Values, Teacher, Slow], ids=lambda x: x.__name__)
+def test_the_same_is_the_same(training, tmp_path):
+    assert parity.bisect(training().tapped(tmp_path / "a"), training().tapped(tmp_path / "b")).same

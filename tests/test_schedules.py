@@ -1,0 +1,151 @@
+"""A schedule is described by its phases: of torch, of optax and by hand, at any scale."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import optax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxpar.parity._loops.fitting import Fit
+from jaxpar.parity._loops.rates import rate_changes
+from jaxpar.parity._loops.schedules import described
+
+UPDATES = 40
+
+
+def rates_of(schedule):
+    return np.array([float(schedule(i)) for i in range(UPDATES)])
+
+
+def warm_up(updates, total=UPDATES, lowest=0.0):
+    def rate(i):
+        turn = math.pi * (i - updates) / (total - updates)
+        return (i + 1) / updates if i < updates else lowest + (1 - lowest) * (1 + math.cos(turn)) / 2
+
+    return rate
+
+
+joined = optax.join_schedules
+ROWS = {
+    "constant": (lambda i: 0.1, "stays at 0.1"),
+    "warm-up": (
+        joined([optax.linear_schedule(0, 0.1, 8), optax.constant_schedule(0.1)], [8]),
+        "rises linearly from 0 to 0.1 until update 9, then stays at 0.1",
+    ),
+    "warm-up and cosine": (
+        optax.warmup_cosine_decay_schedule(0, 1e-2, 5, 40, 1e-3),
+        "rises linearly from 0 to 0.01 until update 6, then falls along a cosine over 35 updates to 0.001",
+    ),
+    "warm-up that begins at its first step": (
+        warm_up(5),
+        "rises linearly from 0.2 to 1 until update 5, then stays until update 6, "
+        "then falls along a cosine over 35 updates to 0",
+    ),
+    "cosine that ends": (
+        optax.warmup_cosine_decay_schedule(1e-4, 1e-2, 5, 30, 1e-3),
+        "rises linearly from 0.0001 to 0.01 until update 6, then falls along a cosine over 25 updates to "
+        "0.001, then stays at 0.001 from update 31 on",
+    ),
+    "linear": (
+        optax.linear_schedule(0.1, 0, 30),
+        "falls linearly by 0.003333 an update, then stays at 0 from update 31 on",
+    ),
+    "exponential": (optax.exponential_decay(0.1, 1, 0.9), "falls to 0.9 of it in each update"),
+    "steps": (
+        optax.exponential_decay(0.1, 10, 0.5, staircase=True),
+        "falls to 0.5 of it every 10 updates, first in update 11",
+    ),
+    "milestones": (
+        optax.piecewise_constant_schedule(0.1, {10: 0.1, 30: 0.1}),
+        "falls to 0.1 of it in update 11, 31",
+    ),
+    "warm-up and steps": (
+        joined(
+            [optax.linear_schedule(0, 0.1, 8), optax.piecewise_constant_schedule(0.1, {4: 0.5, 14: 0.5})], [8]
+        ),
+        "rises linearly from 0 to 0.1 until update 9, then falls to 0.5 of it in update 13, 23",
+    ),
+    "power": (
+        optax.polynomial_schedule(0.1, 0, 2, 50),
+        "falls linearly to the power 2 over 50 updates",
+    ),
+    "inverse root": (
+        joined([optax.linear_schedule(0, 0.1, 8), lambda i: 0.1 * (1 + abs(i) / 8) ** -0.5], [8]),
+        "rises linearly from 0 to 0.1 until update 9, then falls with the inverse square root of the update",
+    ),
+    "trapezoid": (
+        joined(
+            [
+                optax.linear_schedule(0, 0.1, 8),
+                optax.constant_schedule(0.1),
+                optax.linear_schedule(0.1, 0, 12),
+            ],
+            [8, 20],
+        ),
+        "rises linearly from 0 to 0.1 until update 9, then stays until update 21, "
+        "then falls linearly by 0.008333 an update, then stays at 0 from update 33 on",
+    ),
+    "one cycle": (
+        optax.cosine_onecycle_schedule(40, 0.1),
+        "rises along a cosine from 0.004 to 0.1 until update 13, then falls along a cosine over 28 updates "
+        "to 0",
+    ),
+    "a small part of a cosine": (optax.cosine_decay_schedule(0.1, 400), ""),
+    "no schedule": (lambda i: (7 * i + 3) % 11 + 1.0, ""),
+    "a rate that is not finite": (lambda i: np.nan if i == 3 else 0.1, ""),
+}
+
+
+@pytest.mark.parametrize("name", ROWS, ids=lambda name: name.replace(" ", "_"))
+def test_the_phases_are_named(name):
+    schedule, text = ROWS[name]
+    assert described(rates_of(schedule)) == text
+
+
+@given(warm=st.integers(3, 9), other=st.integers(3, 9), lowest=st.sampled_from([0.0, 0.01, 0.1]))
+def test_two_texts_are_equal_exactly_where_the_schedules_are(warm, other, lowest):
+    texts = [described(rates_of(warm_up(n, lowest=low))) for n, low in ((warm, lowest), (other, 0.0))]
+    assert all(texts)
+    assert (texts[0] == texts[1]) == (warm == other and lowest == 0.0)
+
+
+STEPS = 0.5 ** np.arange(24.0)
+CHANGES = {
+    "an epoch late": (STEPS[np.arange(24) // 8], STEPS[[0] * 16 + [1] * 8], "JAX's is 8 updates late)"),
+    "an epoch early": (
+        STEPS[np.arange(24) // 8],
+        STEPS[np.minimum((np.arange(24) + 8) // 8, 2) * 1],
+        "JAX's is 8 updates ahead)",
+    ),
+    "half as large, which steps of a half are one step early": (
+        STEPS[np.arange(24) // 5],
+        STEPS[np.arange(24) // 5] / 2,
+        "0.5 times as large)",
+    ),
+    "twice as large": (STEPS[np.arange(24) // 5], 2 * STEPS[np.arange(24) // 5], "2 times as large)"),
+    "once a batch of two": (
+        np.linspace(1, 0.1, 24),
+        np.append(np.linspace(1, 0.1, 24)[1::2], [0.1] * 12),
+        "in each update 2 times as far as torch's)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES, ids=lambda name: name.replace(" ", "_"))
+def test_a_change_of_a_schedule_is_named(name):
+    rates, others, text = CHANGES[name]
+    if name == "once a batch of two":
+        rates, others = rates[:24], others[:12]
+    (sentence,) = rate_changes({"w": list(rates)}, Fit({"w": list(others)}, {"w": [0.0] * len(others)}))
+    assert text in sentence
+    assert "; or " not in sentence or name == "an epoch late"
+
+
+def test_a_schedule_is_late_only_if_the_first_rate_lasts_until_then():
+    rates = STEPS[np.arange(24) // 5]
+    others = np.concatenate([[0.3, 0.2, 0.5, 0.4, 0.35], rates[:-5]])
+    assert rate_changes({"w": list(rates)}, Fit({"w": list(others)}, {"w": [0.0] * 24})) is None
