@@ -272,7 +272,12 @@ CASES = {
         "run B clips the global norm at 0.0009766 (1 / 1024: before gradients are unscaled?); run A",
     ),
     "networks that train in turn": (Training, InTurn, 0, "times as large), for b"),
-    "an array that is left alone": (Training, LeftAlone, 1, "run B makes no update of b in step 1"),
+    "an array that is left alone": (
+        Training,
+        LeftAlone,
+        1,
+        "run B leaves b alone in 4 of 8 updates (run A trains it in all)",
+    ),
     "exchanged arrays": (Training, Exchanged, 0, "run B's batch[1] is run A's batch[0]"),
     "one noise": (Training, OneNoise, 0, "batch[1] is not: its 16 rows in run B are 1 different ones"),
     "one array twice": (Training, Twice, 0, "batch[1] is not: it is batch[0] once more in run B"),

@@ -104,8 +104,28 @@ def _skipped(scene: Scene) -> str:
             return f"run {run} makes no update in step {scene.step}: it skips or accumulates"
         if still.any():
             names = [after.names[j] for j in np.flatnonzero(still)]
-            return f"run {run} makes no update of {listed(names)} in step {scene.step}"
+            counts = [_left_alone(scene, names, side) for side in (i, 1 - i)]
+            others = f"in {counts[1]}" if counts[1] else "trains it in all"
+            return (
+                f"run {run} leaves {listed(names)} alone in {counts[0]} of {len(scene.walk.steps)} updates "
+                f"(run {'BA'[i]} {others})"
+            )
     return ""
+
+
+def _left_alone(scene: Scene, names: list[str], side: int) -> int:
+    """Return in how many steps all of these parameters stay as they are."""
+    run = (scene.a, scene.b)[side]
+    pairs = {pair[0]: pair[side] for pair in scene.names.pairs["parameters"]}
+    columns = [pairs[name] for name in names]
+    steps = [
+        [step.parts.get("parameters") for step in (run.before(k), run.steps[k])] for k in scene.walk.steps
+    ]
+    return sum(
+        np.array_equal(before.rows(columns).values, after.rows(columns).values)
+        for before, after in steps
+        if before is not None and after is not None
+    )
 
 
 def _different_settings(scene: Scene) -> list[str]:
