@@ -4,6 +4,14 @@
 from ..plant import plants
 
 PLANTS = [
+    *plants("jaxpar/parity/contract/operation_edits.py",
+        ('OPERATORS[wrong][0], OPERATORS[right][1]', 'OPERATORS[right][0], OPERATORS[wrong][1]', "tests/test_operation_edits.py -k operator"),
+        ('code.calls(wrong, f"a{wrong}")', 'code.calls(right)', "tests/test_operation_edits.py -k reduction"),
+        ('strict=True) if r != w}', 'strict=True) if r == w}', "tests/test_operation_edits.py -k index"),
+        ('(f"({2 * size}, 0)", f"(0, {2 * size})")', '(f"({size}, 0)", f"(0, {size})")', "tests/test_operation_edits.py -k padding"),
+        ('code.with_all(divisors | texts)', 'code.with_all(texts)', "tests/test_operation_edits.py -k epsilon"),
+        ('one.value == 1', 'one.value == 2', "tests/test_operation_edits.py -k gate"),
+    ),
     *plants("jaxpar/parity/contract/tries.py",
         ('after_edit <= before_edit', 'after_edit < before_edit', 'tests/test_seldom_run.py -k mends'),
         ('if again is not None and mends(comparison, again)', 'if again is not None', "tests/test_seldom_run.py -k only_if_the_whole"),

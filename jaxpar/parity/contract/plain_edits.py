@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from .axis_edits import axis, degrees, factors_of_axis, pieces, softmax_axis, split, transposition
+from .operation_edits import deviation, forget_bias, index, operator, padding, reduction_of_axes
 from .source import Code, changes, last_name, module_of, with_keyword
 
 Rule = Callable[..., Iterator[str]]
@@ -277,6 +278,12 @@ def reduction(code: Code, *_: str) -> Iterator[str]:
 
 
 RULES: list[tuple[str, Rule]] = [
+    (r"^the operands are (\w+) \(they are (\w+)\)$", operator),
+    (r"^(mean|sum|amax|amin) \(it acts as (mean|sum|max|min)\)$", reduction_of_axes),
+    (r"^\[(.+)\] \(it acts as \[(.+)\]\)$", index),
+    (r"^padding=(\d+|\(.*?\)) \(all of it is (?:before|after) the input\)$", padding),
+    (r"^the variance divides by n \(|^epsilon is added to the variance", deviation),
+    (r"^the forget gate has no bias of its own", forget_bias),
     (r"^(.+), written by hand \(it acts as (.+)\)$", activation),
     (r"^(\w+)=(\S+?)(?:, written by hand)? \(it acts as (.+)\)$", setting),
     (r"^(?!.*written by hand)(\w+) \(it acts as (\w+(?:\(.*\))?)\)$", activation),
