@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxpar import parity
+from jaxpar.parity._loops.explaining import _together
 
 STEPS, ROWS = 8, 16
 SHAPES = {"w": (3, 4), "b": (4,)}
@@ -27,7 +28,7 @@ class Training:
         return gradients
 
     def updated(self, step, weights, gradients):
-        return {name: w - self.rate * gradients[name] for name, w in weights.items()}
+        return {name: w - self.rate * gradients.get(name, 0.0) for name, w in weights.items()}
 
     def extra(self, step, weights, before, x):
         return {}
@@ -166,6 +167,66 @@ class OneNoise(Training):
         return x, np.broadcast_to(noise[:1], noise.shape)
 
 
+class Computed(Training):
+    """Rows that each run computes: in float64, or in float32."""
+
+    dtype = np.float64
+
+    def batch(self, step, x, noise):
+        noise = noise.astype(self.dtype)
+        return x, ((noise - noise.mean()) / noise.std()).astype(np.float32)
+
+
+class ComputedInFloat32(Computed):
+    dtype = np.float32
+
+
+class OtherDivisor(Computed):
+    def batch(self, step, x, noise):
+        return x, super().batch(step, x, noise)[1] * np.float32(1.016)
+
+
+class OneOtherElement(Computed):
+    def batch(self, step, x, noise):
+        computed = super().batch(step, x, noise)[1].copy()
+        computed[7, 1] += 1e-3
+        return x, computed
+
+
+class WithB(Clipped):
+    follows = True
+
+
+class WithoutB(Training):
+    follows = True
+
+    def gradients(self, step, gradients):
+        return with_norm({"w": gradients["w"]}, 0.2)
+
+
+class Noise(Training):
+    """The gradient of b is rounding, of which an update like Adam's makes a whole step."""
+
+    seed, follows = 1, True
+
+    def gradients(self, step, gradients):
+        noise = 1e-15 * np.random.default_rng([self.seed, step]).standard_normal(4)
+        return gradients | {"b": noise}
+
+    def updated(self, step, weights, gradients):
+        updated = super().updated(step, weights, gradients)
+        return updated | {"b": weights["b"] - 0.1 * np.sign(gradients["b"])}
+
+
+class OtherNoise(Noise):
+    seed = 2
+
+
+class OtherNoiseAndCut(OtherNoise):
+    def gradients(self, step, gradients):
+        return super().gradients(step, gradients | {"w": np.roll(gradients["w"], 1)})
+
+
 class Twice(Training):
     def batch(self, step, x, noise):
         return x, x
@@ -280,6 +341,20 @@ CASES = {
     ),
     "exchanged arrays": (Training, Exchanged, 0, "run B's batch[1] is run A's batch[0]"),
     "one noise": (Training, OneNoise, 0, "batch[1] is not: its 16 rows in run B are 1 different ones"),
+    "rows with another divisor": (
+        Computed,
+        OtherDivisor,
+        0,
+        "batch[1] is not: run B's is 1.016 times run A's: scaled or normalised otherwise",
+    ),
+    "one element of computed rows": (
+        Computed,
+        OneOtherElement,
+        0,
+        "the inputs are the same, and batch[1] is not",
+    ),
+    "a gradient of one run alone": (WithoutB, WithB, 0, "b has a gradient in run B alone"),
+    "noise beside a cut": (Noise, OtherNoiseAndCut, 0, "only the gradients of w differ, at the same loss"),
     "one array twice": (Training, Twice, 0, "batch[1] is not: it is batch[0] once more in run B"),
     "a teacher": (
         Teacher,
@@ -322,6 +397,23 @@ def test_an_average_that_is_not_explained_has_no_statistics(tmp_path):
     a, b = WithoutStart().tapped(tmp_path / "a"), OtherDecayWithoutStart().tapped(tmp_path / "b")
     result = parity.bisect(a, b)
     assert (result.step, result.part, result.causes) == (2, "extra", ())
+
+
+@pytest.mark.parametrize(
+    "pair", [(Computed, ComputedInFloat32), (Noise, OtherNoise)], ids=lambda x: x[0].__name__
+)
+def test_rounding_is_the_same(pair, tmp_path):
+    a, b = (training().tapped(tmp_path / training.__name__) for training in pair)
+    result = parity.bisect(a, b)
+    assert result.same, str(result)
+
+
+def test_alternatives_of_a_setting_are_one_sentence():
+    eps = "torch's eps is 1e-05 (JAX acts as with "
+    scaled = "torch's gradients are as they are (JAX's are multiplied by 512: a loss scale)"
+    beta = "torch's betas is (0.9, 0.999) (JAX acts as with (0.9, 0.99))"
+    assert _together([f"{eps}1e-08)", scaled, f"{eps}1e-10)", beta]) == (f"{eps}1e-08 or 1e-10)", beta)
+    assert _together([scaled, scaled]) == (scaled,)
 
 
 @pytest.mark.parametrize("training", [Training, Clipped, Values, Teacher, Slow], ids=lambda x: x.__name__)

@@ -11,6 +11,8 @@ from .rates import Rates, equal_rates, first_rates, rate_changes
 from .recipe import Arrays, Recipe
 from .solving import solutions
 
+ACTS, FACTOR = " (JAX acts as with ", "gradients are as they are (JAX's are multiplied by"
+"""What sentences about a setting, and about a factor of gradients, have in common."""
 DEPTH, WIDTH, SOLVED = 3, 8, 2
 """At most `DEPTH` changes at once. The best `WIDTH` first changes are combined with a second, and the best
 `SOLVED` with a setting whose value is solved for."""
@@ -64,7 +66,7 @@ class Explainer:
                         attempts.append(attempt)
             frontier = sorted(attempts, key=lambda attempt: -attempt.fit.explained)[:WIDTH]
         best = min((rank for rank, _ in ranked), default=0)
-        return tuple(dict.fromkeys(text for rank, text in ranked if rank == best))
+        return _together([text for rank, text in ranked if rank == best])
 
     def complete(self, recipe: Recipe, groups: Groups, depth: int = 2) -> Attempt | None:
         """Return the recipe with the fewest changes that explains the weights at any rates, if one does."""
@@ -119,6 +121,26 @@ class Explainer:
             if same and different and different <= explained:
                 leaves = ", ".join(name for name in attempt.recipe.settings if name in different)
                 yield len(texts), _joined(*texts[:-1], f"{texts[-1]}, for {leaves}")
+
+
+def _together(texts: Sequence[str]) -> tuple[str, ...]:
+    """Return alternatives once, those of one setting as one sentence.
+
+    A factor of the gradients does what another eps does; where both explain the updates, eps is likelier.
+    """
+    values: dict[str, dict[str, None]] = {}
+    for text in texts:
+        start, acts, value = text.partition(ACTS)
+        is_setting = acts and value.endswith(")") and value.count(")") == 1
+        values.setdefault(start if is_setting else text, {})[
+            value.removesuffix(")") if is_setting else ""
+        ] = None
+    sentences = {
+        f"{start}{ACTS}{' or '.join(values[start])})" if any(values[start]) else start: None
+        for start in values
+    }
+    likelier = [text for text in sentences if FACTOR not in text]
+    return tuple(likelier or sentences)
 
 
 def _joined(*texts: str) -> str:

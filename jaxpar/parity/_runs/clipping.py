@@ -22,6 +22,8 @@ FORMS = ("the global norm", "the values", "the norm of each array")
 STEPS = 16
 """Updates that show whether a run clips after its gradients are tapped."""
 
+ADDED = 1e-4
+"""A factor of gradients so close to 1 comes from the 1e-6 that torch adds to their norm."""
 USUAL_LIMITS = (1.0, 0.5, 0.1, 5.0, 10.0, 0.25)
 
 EVEN, CLEARLY = 1e-3, 10.0
@@ -31,12 +33,13 @@ EVEN, CLEARLY = 1e-3, 10.0
 def clip_cause(scene: Scene) -> str:
     """Name a limit that the gradients of one run, or of each run, meet in several steps."""
     limits = [gradient_limits(run, scene.walk.steps) for run in (scene.a, scene.b)]
-    parallel = common_factor(scene.aligned("gradients"))[1] <= scene.walk.tolerance("gradients")
+    factor, residue = common_factor(scene.aligned("gradients"))
+    parallel = residue <= scene.walk.tolerance("gradients") and abs(factor - 1) <= ADDED
     for i, form in enumerate(FORMS):
         one, other = limits[0][i], limits[1][i]
         if one and other:
             if abs(one - other) <= 1e-4 * one:
-                # Clipped gradients of one norm may differ in their direction, for another reason.
+                # Clipped gradients of one norm may differ for another reason, such as an array of one run.
                 if parallel and abs(one - other) > 1e-12 * one:
                     return f"both clip {form} at {one:.4g}; one by the norm + 1e-6, one by the norm alone"
                 continue

@@ -196,5 +196,13 @@ class Aligned:
         return np.where(np.isfinite(distance), distance, np.where(unequal.any(1), np.inf, 0.0))
 
     @cached_property
+    def own_distances(self) -> np.ndarray:
+        """The largest difference of an array's norm and sampled elements, relative to the array itself."""
+        sizes = np.maximum(self.a.values[:, NORM], self.b.values[:, NORM]) / np.sqrt(self.a.sizes)
+        norms = np.abs(self.a.values[:, NORM] - self.b.values[:, NORM]) / np.sqrt(self.a.sizes)
+        elements = np.abs(self.a.samples - self.b.samples).max(1, initial=0.0)
+        return np.maximum(norms, np.where(self.sampled, elements, 0.0)) / np.maximum(sizes, 1e-300)
+
+    @cached_property
     def distance(self) -> float:
         return float(self.distances.max(initial=0.0))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from .casts import representable
-from .clipping import clip_cause, gradient_limits
+from .clipping import ADDED, clip_cause, gradient_limits
 from .digests import sample_indices
 from .envelope import UNITS, common_factor
 from .matching import Aligned
@@ -18,9 +18,6 @@ NOISE = 1e-4
 """A gradient so much smaller than the others is rounding."""
 NEAR_ONE = 0.05
 """Of 1 - cosine: gradients of a pass in a smaller type differ by less, with other dropout masks by more."""
-
-CLIPPED = 1e-4
-"""A factor of gradients so close to 1 comes from the 1e-6 that torch adds to their norm."""
 
 FAR = 0.1
 """A change of a gradient's element, relative to its array, that is too large for a smaller type."""
@@ -39,7 +36,7 @@ def loss_causes(scene: Scene) -> list[str]:
     if gradients:
         factor, residue = common_factor(gradients)
         # A factor that rounding can make is not a cause, nor one that clipping by norm + 1e-6 makes.
-        if residue <= tolerance and abs(factor - 1) <= max(tolerance, CLIPPED):
+        if residue <= tolerance and abs(factor - 1) <= max(tolerance, ADDED):
             if abs(ratio - 1) > tolerance:
                 return [_reported(scene, ratio)]
         elif residue <= tolerance:
@@ -66,7 +63,7 @@ def loss_causes(scene: Scene) -> list[str]:
 def _reported(scene: Scene, ratio: float) -> str:
     name = _reduction(scene, ratio)
     limits = [gradient_limits(run, scene.walk.steps)[0] for run in (scene.a, scene.b)]
-    if limits[0] and abs(limits[0] - limits[1]) <= CLIPPED * limits[0]:
+    if limits[0] and abs(limits[0] - limits[1]) <= ADDED * limits[0]:
         return (
             f"the loss is {ratio:.6g} times as large in run B{name}; its gradients are the same because both "
             f"runs clip them to a norm of {limits[0]:.4g}, or because the loss is reported otherwise"
@@ -240,7 +237,7 @@ def gradient_causes(scene: Scene) -> list[str]:
             return [
                 f"the processes of run {name} have different gradients: they are not averaged over processes"
             ]
-    if causes := list(_zero_causes(aligned)):
+    if causes := list(_zero_causes(aligned)) or list(_absent_causes(scene)):
         return causes
     if cause := _not_reset(scene, aligned):
         return [cause]
@@ -275,6 +272,23 @@ def _zero_causes(aligned: Aligned) -> Iterator[str]:
             yield f"{listed(leaves)} has no gradient in run {name}: frozen, or cut off (stop_gradient)"
 
 
+def _absent_causes(scene: Scene) -> Iterator[str]:
+    """Name parameters of both runs that have a gradient in one of them alone."""
+    tables = [run.steps[scene.step].parts["gradients"] for run in (scene.a, scene.b)]
+    for i, run in enumerate("AB"):
+        names = [
+            pair[0]
+            for pair in scene.names.pairs.get("parameters", [])
+            if pair[i] in tables[i].names and pair[1 - i] not in tables[1 - i].names
+            if tables[i].rows([pair[i]]).values[0, NORM] > 0
+        ]
+        if names:
+            yield (
+                f"{listed(names)} has a gradient in run {run} alone: run {'BA'[i]} does not train it "
+                "(requires_grad, a frozen part), and a norm that is clipped does not include it"
+            )
+
+
 def _not_reset(scene: Scene, aligned: Aligned) -> str:
     """Return that one run adds its gradients of the step before, which may be clipped, if it does."""
     earlier = [k for k in scene.walk.steps if k < scene.step]
@@ -296,12 +310,19 @@ def _not_reset(scene: Scene, aligned: Aligned) -> str:
     return ""
 
 
+def _grown(scene: Scene) -> str:
+    """Return how to exclude that rounding has grown, where a later step differs by little more than that."""
+    first = scene.walk.partings[0]
+    is_near = first.distance < 4 * first.allowed and scene.walk.steps[0] < scene.step
+    return "; or rounding has grown faster than usual, which --nudged or float64 shows" if is_near else ""
+
+
 def _partial_causes(scene: Scene, aligned: Aligned, tolerance: float) -> Iterator[str]:
     different = [name for name, d in zip(aligned.names, aligned.distances, strict=True) if d > tolerance]
     if aligned.distance < FAR:
         yield (
             f"gradients differ by little (by {aligned.distance:.2g}) at the same loss: one run rounds more, "
-            "or has an approximation or another constant (a form of GELU, an epsilon)"
+            f"or has an approximation or another constant (a form of GELU, an epsilon){_grown(scene)}"
         )
         return
     which = f" of {listed(different)}" if len(different) < len(aligned.names) else ""

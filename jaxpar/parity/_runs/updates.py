@@ -66,19 +66,14 @@ def updates_in_turn(scene: Scene) -> list[str]:
     gradients, after, before = scene.aligned("gradients"), scene.aligned("parameters"), scene.before()
     if not (gradients and after and before):
         return []
-    agree, moved, began = (
-        {
-            name
-            for name, d in zip(x.names, x.distances, strict=True)
-            if bool(d > scene.walk.tolerance(part)) == parts
-        }
-        for x, part, parts in (
-            (gradients, "gradients", False),
-            (after, "parameters", True),
-            (before, "parameters", False),
-        )
+    # A gradient that is rounding alone is equal beside the others, but Adam makes a whole update of it.
+    apart = gradients.own_distances > scene.walk.tolerance("gradients")
+    agree = {name for name, differs in zip(gradients.names, apart, strict=True) if not differs}
+    moved, began = (
+        {name for name, d in zip(x.names, x.distances, strict=True) if d > scene.walk.tolerance("parameters")}
+        for x in (after, before)
     )
-    names = [name for name in after.names if name in agree & moved & began]
+    names = [name for name in after.names if name in (agree & moved) - began - scene.walk.noise]
     if not names or len(agree) == len(gradients.names):
         return []
     return update_causes(scene) or [
