@@ -124,7 +124,7 @@ class Explainer:
 
 
 def _together(texts: Sequence[str]) -> tuple[str, ...]:
-    """Return alternatives once, those of one setting as one sentence.
+    """Return alternatives once, and all values of one setting in one sentence.
 
     A factor of the gradients does what another eps does; where both explain the updates, eps is likelier.
     """

@@ -66,9 +66,9 @@ def updates_in_turn(scene: Scene) -> list[str]:
     gradients, after, before = scene.aligned("gradients"), scene.aligned("parameters"), scene.before()
     if not (gradients and after and before):
         return []
-    # A gradient that is rounding alone is equal beside the others, but Adam makes a whole update of it.
-    apart = gradients.own_distances > scene.walk.tolerance("gradients")
-    agree = {name for name, differs in zip(gradients.names, apart, strict=True) if not differs}
+    # Adam makes a whole update of a gradient that is rounding alone, however small: each array has its scale.
+    unequal = gradients.own_distances > scene.walk.tolerance("gradients")
+    agree = {name for name, differs in zip(gradients.names, unequal, strict=True) if not differs}
     moved, began = (
         {name for name, d in zip(x.names, x.distances, strict=True) if d > scene.walk.tolerance("parameters")}
         for x in (after, before)
