@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from ...errors import FileError
 from .batches import batch_causes
 from .buffers import extra_causes
@@ -20,7 +22,13 @@ from .operation_types import differences, together
 from .passes import gradient_causes, loss_causes
 from .run import TappedRun, read_run
 from .scene import Scene
-from .updates import optimizer_causes, rate_causes, update_causes, updates_in_turn
+from .updates import (
+    optimizer_causes,
+    rate_causes,
+    settings_within_rounding,
+    update_causes,
+    updates_in_turn,
+)
 from .world_causes import guesses, world_causes
 from .worlds import WorldSize, compare_ends, compare_ranks, compare_starts, narrow, parsed
 
@@ -201,12 +209,27 @@ def bisect(
     third = None if nudged is None else runs[2]
     nudged_names = None if third is None else matched(one, third, None)
     walk = walked(one, other, paired, third, nudged_names, pair is not None, clips_later)
+    if pair is None and not walk.partings:
+        _part_by_settings(Scene(one, other, paired, walk, walk.steps[0]))
     if pair is not None:
         compare_ends(one, other, walk)
         compare_ranks(one, other, walk)
         compare_starts(one, other, paired, walk)
     result = _judged(one, other, paired, walk, pair)
     return result if worlds is None else _labelled(result, worlds)
+
+
+def _part_by_settings(scene: Scene) -> None:
+    """Part runs whose updates show other settings of the optimizer, before any array shows them."""
+    if settings_within_rounding(scene):
+        aligned = scene.aligned("parameters")
+        worst = int(np.argmax(aligned.distances))
+        allowed = scene.walk.curves["parameters"].allowed[0]
+        values = aligned.values(worst)
+        distance = float(aligned.distances[worst])
+        scene.walk.partings.append(
+            Parting("parameters", scene.step, aligned.names[worst], *values, distance, allowed)
+        )
 
 
 def _check(a: TappedRun, b: TappedRun) -> None:
@@ -281,6 +304,10 @@ def _notes(a: TappedRun, b: TappedRun, walk: Walk, worlds: tuple[WorldSize, Worl
         notes.append(
             f"the loss of both runs is not finite in {len(lost)} steps (from {lost[0]} on), of which nothing "
             "can be compared"
+        )
+    if worlds is None and walk.partings and walk.partings[0].distance <= walk.partings[0].allowed:
+        notes.append(
+            "no array differs by more than rounding yet: the updates of the optimizer show the setting"
         )
     if walk.scaled:
         notes.append(

@@ -185,7 +185,7 @@ def _distances(
         base = 0.0
         if part == "parameters":
             base = SINGLE * _update(before, aligned)
-        yield part, float(distances[worst]), base, aligned.names[worst], _values(aligned, worst)
+        yield part, float(distances[worst]), base, aligned.names[worst], aligned.values(worst)
 
 
 def _is_noise(name: str, part: str, noise: set[str]) -> bool:
@@ -229,12 +229,3 @@ def _update(before: TappedStep, aligned: Aligned) -> float:
     with np.errstate(all="ignore"):
         moved = np.abs(aligned.a.samples - earlier.rows(aligned.names).samples).max(1) / aligned.rms
     return float(np.nanmax(moved, initial=0.0))
-
-
-def _values(aligned: Aligned, i: int) -> tuple[float, float]:
-    """Return the pair of sampled elements, or else of statistics, that differs most."""
-    columns = slice(None) if aligned.sampled[i] else slice(4)
-    x, y = (np.delete(table.values[i], 4)[columns] for table in (aligned.a, aligned.b))
-    with np.errstate(all="ignore"):
-        at = int(np.nanargmax(np.abs(x - y))) if not np.isnan(x - y).all() else 0
-    return float(x[at]), float(y[at])

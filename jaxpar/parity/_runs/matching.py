@@ -206,3 +206,11 @@ class Aligned:
     @cached_property
     def distance(self) -> float:
         return float(self.distances.max(initial=0.0))
+
+    def values(self, i: int) -> tuple[float, float]:
+        """Return the pair of sampled elements, or else of statistics, that differs most in an array."""
+        columns = slice(None) if self.sampled[i] else slice(4)
+        x, y = (np.delete(table.values[i], 4)[columns] for table in (self.a, self.b))
+        with np.errstate(all="ignore"):
+            at = int(np.nanargmax(np.abs(x - y))) if not np.isnan(x - y).all() else 0
+        return float(x[at]), float(y[at])

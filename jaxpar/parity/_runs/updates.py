@@ -140,7 +140,15 @@ def _different_settings(scene: Scene) -> list[str]:
     ]
 
 
-def _recipes(scene: Scene) -> list[str]:
+def settings_within_rounding(scene: Scene) -> list[str]:
+    """Name settings that differ in runs that are the same so far, as of a small weight decay.
+
+    Only where the first run's optimizer was tapped with its settings: others would have to be searched for.
+    """
+    return _recipes(scene, depths=(1,)) if scene.a.settings else []
+
+
+def _recipes(scene: Scene, depths: tuple[int, ...] = (1, 2)) -> list[str]:
     first = scene.walk.steps.index(scene.step)
     steps = scene.walk.steps[: max(first + 12, 16)][:STEPS]
     if first + 2 > STEPS:
@@ -158,8 +166,8 @@ def _recipes(scene: Scene) -> list[str]:
     explainer = Explainer(pair[1].gradients, pair[1].weights, rates.rates, tolerance, unit)
     if explainer.same(recipe, pair[0].groups):
         return []
-    texts = [explainer.causes(recipe, pair[0].groups, depth) for depth in (1, 2)]
-    return [renamed(text, *runs) for text in texts[0] or texts[1]]
+    texts = (explainer.causes(recipe, pair[0].groups, depth) for depth in depths)
+    return [renamed(text, *runs) for text in next(filter(None, texts), ())]
 
 
 def optimizer_causes(scene: Scene) -> list[str]:
