@@ -414,6 +414,8 @@ def test_alternatives_of_a_setting_are_one_sentence():
     beta = "torch's betas is (0.9, 0.999) (JAX acts as with (0.9, 0.99))"
     assert _together([f"{eps}1e-08)", scaled, f"{eps}1e-10)", beta]) == (f"{eps}1e-08 or 1e-10)", beta)
     assert _together([scaled, scaled]) == (scaled,)
+    decays = [f"torch's weight_decay is 0.01 (JAX acts as with {x}), for a, b" for x in (0, 0.1)]
+    assert _together(decays) == ("torch's weight_decay is 0.01 (JAX acts as with 0 or 0.1), for a, b",)
 
 
 @pytest.mark.parametrize("training", [Training, Clipped, Values, Teacher, Slow], ids=lambda x: x.__name__)

@@ -96,6 +96,8 @@ ROWS = {
     ),
     "a small part of a cosine": (optax.cosine_decay_schedule(0.1, 400), ""),
     "no schedule": (lambda i: (7 * i + 3) % 11 + 1.0, ""),
+    "no rate": (lambda i: 0.0, ""),
+    "pauses": (lambda i: 0.1 * (i % 20 > 2), ""),
     "a rate that is not finite": (lambda i: np.nan if i == 3 else 0.1, ""),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -11,8 +12,9 @@ from .rates import Rates, equal_rates, first_rates, rate_changes
 from .recipe import Arrays, Recipe
 from .solving import solutions
 
-ACTS, FACTOR = " (JAX acts as with ", "gradients are as they are (JAX's are multiplied by"
-"""What sentences about a setting, and about a factor of gradients, have in common."""
+SETTING = re.compile(r"(.*\(JAX acts as with )(.*?)(\)(?:, for [^()]*)?)")
+FACTOR = "gradients are as they are (JAX's are multiplied by"
+"""What sentences about a factor of gradients have in common."""
 DEPTH, WIDTH, SOLVED = 3, 8, 2
 """At most `DEPTH` changes at once. The best `WIDTH` first changes are combined with a second, and the best
 `SOLVED` with a setting whose value is solved for."""
@@ -128,17 +130,12 @@ def _together(texts: Sequence[str]) -> tuple[str, ...]:
 
     A factor of the gradients does what another eps does; where both explain the updates, eps is likelier.
     """
-    values: dict[str, dict[str, None]] = {}
-    for text in texts:
-        start, acts, value = text.partition(ACTS)
-        is_setting = acts and value.endswith(")") and value.count(")") == 1
-        values.setdefault(start if is_setting else text, {})[
-            value.removesuffix(")") if is_setting else ""
-        ] = None
-    sentences = {
-        f"{start}{ACTS}{' or '.join(values[start])})" if any(values[start]) else start: None
-        for start in values
-    }
+    values: dict[tuple[str, str], list[str]] = {}
+    for text in dict.fromkeys(texts):
+        match = SETTING.fullmatch(text)
+        start, value, end = match.groups() if match else (text, "", "")
+        values.setdefault((start, end), []).append(value)
+    sentences = [f"{start}{' or '.join(options)}{end}" for (start, end), options in values.items()]
     likelier = [text for text in sentences if FACTOR not in text]
     return tuple(likelier or sentences)
 

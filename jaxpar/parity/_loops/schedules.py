@@ -17,7 +17,7 @@ POWERS = (2.0, 3.0, 0.9)
 
 def described(rates: np.ndarray) -> str:
     """Return the phases, as "rises linearly from 0.1 to 1 until update 5, then stays at 1"; "" if unknown."""
-    if len(rates) < LEAST or not np.isfinite(rates).all() or rates.min() < 0:
+    if len(rates) < LEAST or not np.isfinite(rates).all() or rates.min() < 0 or not rates.any():
         return ""
     peak = int(np.argmax(rates >= rates.max() * (1 - CLOSE)))
     texts = []
@@ -106,7 +106,7 @@ def _half_cosine(rates: np.ndarray) -> Iterator[str]:
 def _steps(rates: np.ndarray, start: int) -> str:
     """Return a fall by one factor at regular distances, as of torch's StepLR, or in a few updates."""
     changed = np.flatnonzero(np.abs(np.diff(rates)) > CLOSE * rates[0]) + 1
-    if not 1 <= len(changed) <= len(rates) // 3 or rates[-1] <= 0:
+    if not 1 <= len(changed) <= len(rates) // 3 or rates.min() <= 0:
         return ""
     factors, distances = rates[changed] / rates[changed - 1], set(np.diff(changed))
     if np.ptp(factors) > 1e-5 * factors.max():
