@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
+from test_operation_edits import CASES
 
 from benchmarks.parity import bugs, ports, proof
 from jaxpar.parity import Divergence
@@ -225,7 +226,7 @@ def test_a_cause_suggests_an_edit(text, before, after):
 
 
 def test_every_rule_has_an_example():
-    texts = ["", *(text for text, *_ in EXAMPLES)]
+    texts = ["", *(text for text, *_ in [*EXAMPLES, *CASES.values()])]
     assert [pattern for pattern, _ in RULES if not any(re.search(pattern, text) for text in texts)] == []
 
 
