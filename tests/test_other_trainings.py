@@ -193,6 +193,13 @@ class OneOtherElement(Computed):
         return x, computed
 
 
+class OneRounding(Computed):
+    def batch(self, step, x, noise):
+        computed = super().batch(step, x, noise)[1].copy()
+        computed[7, 1] = np.nextafter(computed[7, 1], np.float32(9))
+        return x, computed
+
+
 class WithB(Clipped):
     follows = True
 
@@ -223,6 +230,24 @@ class OtherNoise(Noise):
 
 
 class OtherNoiseAndCut(OtherNoise):
+    def gradients(self, step, gradients):
+        return super().gradients(step, gradients | {"w": np.roll(gradients["w"], 1)})
+
+
+class Small(Noise):
+    """The gradient of b is small and exact to a hundredth: equal beside w's, and unequal by itself."""
+
+    def gradients(self, step, gradients):
+        noise = super().gradients(step, gradients)["b"]
+        return gradients | {"b": 1e-12 + 10 * noise}
+
+    def updated(self, step, weights, gradients):
+        return Training.updated(self, step, weights, gradients) | {"b": weights["b"] - 1e11 * gradients["b"]}
+
+
+class OtherSmallAndCut(Small):
+    seed = 2
+
     def gradients(self, step, gradients):
         return super().gradients(step, gradients | {"w": np.roll(gradients["w"], 1)})
 
@@ -355,6 +380,12 @@ CASES = {
     ),
     "a gradient of one run alone": (WithoutB, WithB, 0, "b has a gradient in run B alone"),
     "noise beside a cut": (Noise, OtherNoiseAndCut, 0, "only the gradients of w differ, at the same loss"),
+    "small gradients beside a cut": (
+        Small,
+        OtherSmallAndCut,
+        0,
+        "only the gradients of w differ, at the same loss",
+    ),
     "one array twice": (Training, Twice, 0, "batch[1] is not: it is batch[0] once more in run B"),
     "a teacher": (
         Teacher,
@@ -399,10 +430,12 @@ def test_an_average_that_is_not_explained_has_no_statistics(tmp_path):
     assert (result.step, result.part, result.causes) == (2, "extra", ())
 
 
-@pytest.mark.parametrize(
-    "pair", [(Computed, ComputedInFloat32), (Noise, OtherNoise)], ids=lambda x: x[0].__name__
-)
-def test_rounding_is_the_same(pair, tmp_path):
+ROUNDED = {"in float32": ComputedInFloat32, "in one element": OneRounding}
+
+
+@pytest.mark.parametrize("name", [*ROUNDED, "gradients"], ids=lambda name: name.replace(" ", "_"))
+def test_rounding_is_the_same(name, tmp_path):
+    pair = (Computed, ROUNDED[name]) if name in ROUNDED else (Noise, OtherNoise)
     a, b = (training().tapped(tmp_path / training.__name__) for training in pair)
     result = parity.bisect(a, b)
     assert result.same, str(result)
