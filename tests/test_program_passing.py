@@ -183,7 +183,7 @@ def test_a_loop_of_which_the_turns_are_a_number_of_the_batch_is_not_proven():
     assert verdict(ring).verdict != "right"
 
 
-@pytest.mark.parametrize("seed", [12007, 12049, 12240, 12313])
+@pytest.mark.parametrize("seed", [12007, 12049, 12240, 12313, 15120])
 def test_a_part_of_a_sum_is_not_added_again(seed):
     """Slices of one vector, which is a complete sum, are added on all devices once more."""
     step = draw(seed)

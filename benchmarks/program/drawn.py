@@ -133,7 +133,8 @@ class Crossing:
         return [(i, (i + by) % self.parts) for i in range(self.parts)][:count]
 
     def _around(self, x: Any, steps: int, links: int | None = None) -> Any:
-        self._watch(x)
+        if steps:  # a ring of two parts without a step adds nothing
+            self._watch(x)
 
         def turn(_: Any, state: Any) -> Any:
             passed = lax.ppermute(state[0], "data", self._links(links))

@@ -114,6 +114,10 @@ class SumProof:
         across = base.total and len({self.shares.of_device[d] for d in heard}) > 1
         labels = numbers(base.same)
         most = max(Counter(labels[d] for d in heard).values())
+        if base.state == Dependence.LOCAL:
+            # One function of the same rows: equal numbers, though each device has computed its own.
+            functions = zip(base.rows, numbers(base.form), strict=True)
+            most = max(most, *Counter(f for d, f in enumerate(functions) if d in heard).values())
         if not across and most < 2:
             return None
         if abs(row.sum() * combination.scale - 1) < EPSILON:
