@@ -107,6 +107,31 @@ def test_the_same_is_the_same(part, tmp_path):
     assert parity.bisect(tmp_path / "a", tmp_path / "b").same
 
 
+@pytest.mark.parametrize(("decay", "part"), [(0.01, None), (1e-4, "parameters")])
+def test_a_setting_is_named_before_an_array_shows_it(decay, part, tmp_path):
+    # Of float32, and one run without a tapped optimizer, as of a loop in JAX.
+    for run, weight_decay in (("a", 0.01), ("b", decay)):
+        net = torch.nn.Linear(3, 4)
+        net.load_state_dict({"weight": torch.ones(4, 3) / 3, "bias": torch.ones(4) / 7})
+        optimizer = torch.optim.AdamW(net.parameters(), lr=5e-3, weight_decay=weight_decay)
+        random = np.random.default_rng(0)
+        with parity.Tap(tmp_path / run, start=net) as tap:
+            for step in range(STEPS):
+                for p in net.parameters():
+                    p.grad = torch.from_numpy(random.standard_normal(p.shape).astype(np.float32))
+                optimizer.step()
+                tap(step, gradients=net, parameters=net, optimizer=optimizer if run == "a" else None)
+    result = parity.bisect(tmp_path / "a", tmp_path / "b")
+    assert (result.part, result.same) == (part, part is None), str(result)
+    assert (part is None) == (not result.causes)
+    assert part is None or (
+        "weight_decay is 0.01 (run B acts as with" in result.causes[0] and "0.0001" in result.causes[0]
+    )
+    assert any("no array differs by more than rounding yet" in note for note in result.notes) == (
+        part is not None
+    )
+
+
 @pytest.mark.parametrize("smoothing", [0.1, 0.3])
 def test_smoothed_labels_are_named_with_their_share(smoothing, tmp_path):
     random = np.random.default_rng(0)

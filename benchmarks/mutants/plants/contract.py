@@ -5,7 +5,7 @@ from ..plant import plants
 
 PLANTS = [
     *plants("jaxpar/parity/contract/operation_edits.py",
-        ('OPERATORS[wrong][0], OPERATORS[right][1]', 'OPERATORS[right][0], OPERATORS[wrong][1]', "tests/test_operation_edits.py -k operator"),
+        ('= OPERATORS[wrong], OPERATORS[right]', '= OPERATORS[right], OPERATORS[wrong]', "tests/test_operation_edits.py -k operator"),
         ('code.calls(wrong, f"a{wrong}")', 'code.calls(right)', "tests/test_operation_edits.py -k reduction"),
         ('strict=True) if r != w}', 'strict=True) if r == w}', "tests/test_operation_edits.py -k index"),
         ('(f"({2 * size}, 0)", f"(0, {2 * size})")', '(f"({size}, 0)", f"(0, {size})")', "tests/test_operation_edits.py -k padding"),

@@ -60,6 +60,7 @@ PLANTS = [
         ('and x.operation in TAILS', 'and False', "tests/test_precision.py -k sentences"),
     ),
     *plants("jaxpar/parity/_runs/bisect.py",
+        ('if pair is None and not walk.partings:', 'if False:', "tests/test_other_runs.py -k before_an_array"),
         ('updates_in_turn(scene) or causes', 'causes', "tests/test_other_trainings.py -k turn"),
         ('all(text.startswith(CONSEQUENCES) for text in causes)', 'False', "tests/test_precision.py -k bisect"),
         ('if not any(x is None or math.isfinite(x) for x in pair)', 'if False', "tests/test_bisect.py -k lost_in_both"),

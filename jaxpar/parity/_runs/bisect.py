@@ -209,19 +209,21 @@ def bisect(
     third = None if nudged is None else runs[2]
     nudged_names = None if third is None else matched(one, third, None)
     walk = walked(one, other, paired, third, nudged_names, pair is not None, clips_later)
+    settings: list[str] = []
     if pair is None and not walk.partings:
-        _part_by_settings(Scene(one, other, paired, walk, walk.steps[0]))
+        settings = _part_by_settings(Scene(one, other, paired, walk, walk.steps[0]))
     if pair is not None:
         compare_ends(one, other, walk)
         compare_ranks(one, other, walk)
         compare_starts(one, other, paired, walk)
-    result = _judged(one, other, paired, walk, pair)
+    result = _judged(one, other, paired, walk, pair, settings)
     return result if worlds is None else _labelled(result, worlds)
 
 
-def _part_by_settings(scene: Scene) -> None:
-    """Part runs whose updates show other settings of the optimizer, before any array shows them."""
-    if settings_within_rounding(scene):
+def _part_by_settings(scene: Scene) -> list[str]:
+    """Part runs whose updates show other settings, before any array does, and return the causes."""
+    causes = settings_within_rounding(scene)
+    if causes:
         aligned = scene.aligned("parameters")
         worst = int(np.argmax(aligned.distances))
         allowed = scene.walk.curves["parameters"].allowed[0]
@@ -230,6 +232,7 @@ def _part_by_settings(scene: Scene) -> None:
         scene.walk.partings.append(
             Parting("parameters", scene.step, aligned.names[worst], *values, distance, allowed)
         )
+    return causes
 
 
 def _check(a: TappedRun, b: TappedRun) -> None:
@@ -247,10 +250,14 @@ def _check(a: TappedRun, b: TappedRun) -> None:
 
 
 def _judged(
-    a: TappedRun, b: TappedRun, names: MatchedNames, walk: Walk, worlds: tuple[WorldSize, WorldSize] | None
+    a: TappedRun,
+    b: TappedRun,
+    names: MatchedNames,
+    walk: Walk,
+    worlds: tuple[WorldSize, WorldSize] | None,
+    causes: list[str],
 ) -> Bisection:
     first = walk.partings[0] if walk.partings else None
-    causes: list[str] = []
     types = _type_sentences(a, b)
     if first is not None:
         scene = Scene(a, b, names, walk, first.step)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from .._loops.changes import LIMITS
 from .._loops.fitting import Fit
 from .._loops.recipe import Recipe
 from .digests import COLUMNS
@@ -24,7 +25,6 @@ STEPS = 16
 
 ADDED = 1e-4
 """A factor of gradients so close to 1 comes from the 1e-6 that torch adds to their norm."""
-USUAL_LIMITS = (1.0, 0.5, 0.1, 5.0, 10.0, 0.25)
 
 EVEN, CLEARLY = 1e-3, 10.0
 """Rates whose ratio varies by less follow one schedule, if other rates vary `CLEARLY` times as much."""
@@ -75,7 +75,7 @@ def _largest(run: TappedRun, steps: Sequence[int], kind: int) -> float:
 
 def _unscaled(limit: float) -> str:
     """Return that a limit is a usual one divided by a loss scale, if it is."""
-    for usual in USUAL_LIMITS:
+    for usual in LIMITS:
         scale = usual / limit
         exponent = round(np.log2(scale))
         if exponent >= 6 and abs(scale - 2.0**exponent) <= 1e-4 * scale:

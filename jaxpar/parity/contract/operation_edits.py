@@ -7,23 +7,22 @@ from collections.abc import Iterator
 
 from .source import Code, module_of
 
-OPERATORS: dict[str, tuple[type[ast.operator], str]] = {
-    "added": (ast.Add, "+"),
-    "subtracted": (ast.Sub, "-"),
-    "multiplied": (ast.Mult, "*"),
-    "divided": (ast.Div, "/"),
+OPERATORS: dict[str, tuple[type[ast.operator], str, str]] = {
+    "added": (ast.Add, "+", "add"),
+    "subtracted": (ast.Sub, "-", "subtract"),
+    "multiplied": (ast.Mult, "*", "multiply"),
+    "divided": (ast.Div, "/", "divide"),
 }
-FUNCTIONS = {"added": "add", "subtracted": "subtract", "multiplied": "multiply", "divided": "divide"}
 
 
 def operator(code: Code, right: str, wrong: str) -> Iterator[str]:
     """Join operands by the right operator, or by its function."""
-    kind, sign = OPERATORS[wrong][0], OPERATORS[right][1]
+    (kind, _, instead_of), (_, sign, function) = OPERATORS[wrong], OPERATORS[right]
     for node in code.nodes(ast.BinOp):
         if isinstance(node.op, kind):
             yield code.replaced(node, f"{code.operand(node.left)} {sign} {code.operand(node.right)}")
-    for call in code.calls(FUNCTIONS[wrong]):
-        yield code.replaced(call.func, f"{module_of(call.func)}{FUNCTIONS[right]}")
+    for call in code.calls(instead_of):
+        yield code.replaced(call.func, f"{module_of(call.func)}{function}")
 
 
 def reduction_of_axes(code: Code, right: str, wrong: str) -> Iterator[str]:
