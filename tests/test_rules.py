@@ -607,7 +607,7 @@ def left_in_cycles(call):
         return gc.collect()
 
     call()
-    # A cycle of a call is left by every call. JAX's caches, which earlier tests filled, drop an entry now and then.
+    # Every call leaves its own cycles. JAX's caches, which earlier tests filled, drop an entry now and then.
     return min(unreachable_objects() for _ in range(3))
 
 
