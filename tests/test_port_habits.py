@@ -76,6 +76,7 @@ def test_a_frozen_heap_hides_no_function():
     # gc.freeze() takes what is there out of every search for objects.
     gc.freeze()
     assert "def __call__(self, x):" in ported(habits.Started).source
+    assert gc.get_freeze_count() > 0
 
 
 COMPILED = """

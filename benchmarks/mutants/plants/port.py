@@ -372,5 +372,6 @@ PLANTS = [
     ),
     *plants("jaxpar/parity/_port/reading/watching.py",
         ('gc.unfreeze()  #', 'pass  #', "tests/test_port_habits.py -m slow -k hides"),
+        ('gc.freeze()', 'pass', "tests/test_port_habits.py -m slow -k hides"),
     ),
 ]

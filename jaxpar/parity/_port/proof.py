@@ -37,6 +37,8 @@ STEPS, RATE = 5, 1e-4
 FAR = 1e-3
 """The largest step of SGD, as the norm over all weights. The gradients of deep nets can start in the
 thousands, and if a step changes the weights a lot, the next one amplifies every rounding error tenfold."""
+LARGE = 1_000_000
+"""The number of values above which a model's copies are not left to Python's own search for garbage."""
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 FEW = 8  # The number of values per channel below which a difference may come from BatchNorm
 _numbers = itertools.count()
@@ -69,6 +71,7 @@ def prove(
     comparisons: list[Comparison] = []
     net = perturbed(make)
     trained = any(parameter.requires_grad for parameter in net.parameters())
+    is_large = sum(jnp.size(x) for x in jax.tree.leaves(nnx.state(flax))) > LARGE
     # Zeros and ties, where derivatives differ, take turns with the example: they share its compiled step.
     rates, notes = accepted(net, inputs, kwargs)
     examples = [example for example, _ in rates] or [tuple(inputs)]
@@ -93,7 +96,8 @@ def prove(
             if compared.constants:
                 compared = _with_tables_in_float64(compared, make, net, flax, build, arrays, options)
             comparisons.append(compared)
-            gc.collect()  # compiled steps and their sides refer to each other, and are as large as the model
+            if is_large:
+                gc.collect()  # compiled steps and their sides refer to each other, and hold copies of the model
     return comparisons, notes
 
 

@@ -277,9 +277,14 @@ def _distributions() -> Mapping[str, list[str]]:
 def functions_of(codes: Iterable[CodeType]) -> list[FunctionType]:
     """Nested functions have no object, because they exist only while they run."""
     code_set = set(codes)
-    gc.unfreeze()  # a program that has called gc.freeze() hides its functions from the search
+    frozen = gc.get_freeze_count() > 0
+    if frozen:
+        gc.collect()  # before garbage is frozen, too
+        gc.unfreeze()  # what a program has frozen is hidden from the search
     # A code object has no reference to its function.
     functions = [x for x in gc.get_referrers(*code_set) if isinstance(x, FunctionType)]
+    if frozen:
+        gc.freeze()
     return [function for function in functions if function.__code__ in code_set]
 
 
