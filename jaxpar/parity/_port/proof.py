@@ -97,7 +97,7 @@ def prove(
                 compared = _with_tables_in_float64(compared, make, net, flax, build, arrays, options)
             comparisons.append(compared)
             if is_large:
-                gc.collect()  # compiled steps and their sides refer to each other, and hold copies of the model
+                gc.collect()  # compiled steps and their sides refer to each other, and hold the model
     return comparisons, notes
 
 
