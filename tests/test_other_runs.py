@@ -107,9 +107,13 @@ def test_the_same_is_the_same(part, tmp_path):
     assert parity.bisect(tmp_path / "a", tmp_path / "b").same
 
 
-@pytest.mark.parametrize(("decay", "part"), [(0.01, None), (1e-4, "parameters")])
-def test_a_setting_is_named_before_an_array_shows_it(decay, part, tmp_path):
-    # Of float32, and one run without a tapped optimizer, as of a loop in JAX.
+@pytest.mark.parametrize(
+    ("decay", "part", "consequence"),
+    [(0.01, None, 0.0), (1e-4, "parameters", 0.0), (1e-4, "parameters", 4e-3)],
+)
+def test_a_setting_is_named_before_an_array_shows_it(decay, part, consequence, tmp_path):
+    # Of float32, and one run without a tapped optimizer, as of a loop in JAX. A consequence changes the loss
+    # and the gradients of later steps by little, which does not show its cause.
     for run, weight_decay in (("a", 0.01), ("b", decay)):
         net = torch.nn.Linear(3, 4)
         net.load_state_dict({"weight": torch.ones(4, 3) / 3, "bias": torch.ones(4) / 7})
@@ -117,12 +121,16 @@ def test_a_setting_is_named_before_an_array_shows_it(decay, part, tmp_path):
         random = np.random.default_rng(0)
         with parity.Tap(tmp_path / run, start=net) as tap:
             for step in range(STEPS):
+                change = consequence if run == "b" and step > 2 else 0.0
                 for p in net.parameters():
-                    p.grad = torch.from_numpy(random.standard_normal(p.shape).astype(np.float32))
+                    gradient = random.standard_normal(p.shape)
+                    p.grad = torch.from_numpy((gradient + change * np.roll(gradient, 1)).astype(np.float32))
                 optimizer.step()
-                tap(step, gradients=net, parameters=net, optimizer=optimizer if run == "a" else None)
+                arrays = {"gradients": net, "parameters": net}
+                tap(step, loss=1 + change, optimizer=optimizer if run == "a" else None, **arrays)
     result = parity.bisect(tmp_path / "a", tmp_path / "b")
     assert (result.part, result.same) == (part, part is None), str(result)
+    assert result.step == (None if part is None else 0)
     assert (part is None) == (not result.causes)
     assert part is None or (
         "weight_decay is 0.01 (run B acts as with" in result.causes[0] and "0.0001" in result.causes[0]

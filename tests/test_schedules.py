@@ -94,6 +94,11 @@ ROWS = {
         "rises along a cosine from 0.004 to 0.1 until update 13, then falls along a cosine over 28 updates "
         "to 0",
     ),
+    "a cosine that counts the warm-up": (
+        lambda i: (i + 1) / 5 if i < 5 else (1 + math.cos(math.pi * i / UPDATES)) / 2,
+        "rises linearly from 0.2 to 1 until update 5, then jumps to 0.9619 in update 6, "
+        "then falls along a cosine over 40 updates to 0",
+    ),
     "a small part of a cosine": (optax.cosine_decay_schedule(0.1, 400), ""),
     "no schedule": (lambda i: (7 * i + 3) % 11 + 1.0, ""),
     "no rate": (lambda i: 0.0, ""),
@@ -129,6 +134,21 @@ CHANGES = {
         "0.5 times as large)",
     ),
     "twice as large": (STEPS[np.arange(24) // 5], 2 * STEPS[np.arange(24) // 5], "2 times as large)"),
+    "a lowest rate": (
+        rates_of(warm_up(5)),
+        np.maximum(rates_of(warm_up(5)), 0.2),
+        "JAX's does not fall below 0.2, torch's does)",
+    ),
+    "a highest rate": (
+        np.minimum(rates_of(warm_up(5)), 0.9),
+        rates_of(warm_up(5)),
+        "torch's does not rise above 0.9, JAX's does)",
+    ),
+    "another final rate": (
+        rates_of(warm_up(5, lowest=0.1)),
+        rates_of(warm_up(5)),
+        "from 1 torch's falls to 0.1018, JAX's to 0.002013, in one shape: another final rate)",
+    ),
     "once a batch of two": (
         np.linspace(1, 0.1, 24),
         np.append(np.linspace(1, 0.1, 24)[1::2], [0.1] * 12),

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from .fitting import Fit
-from .shapes import power, ratio_pieces, shapes
+from .shapes import other_end, power, rate_limit, ratio_pieces, shapes
 
 Rates = Mapping[str, Sequence[float]]
 Row = tuple[np.ndarray, np.ndarray, np.ndarray]  # torch's rates, JAX's, and their rounding errors
@@ -43,7 +43,8 @@ def rate_changes(torch_rates: Rates, result: Fit) -> tuple[str, ...] | None:
         return (
             f"torch's rate is not JAX's (JAX's is {ratio:.6g} times as large){_whose(different, tables)}",
         )
-    sentences = {ratio_pieces(q, r) or power(q, r) for q, r, _ in different.values()}
+    names = (ratio_pieces, rate_limit, other_end, power)
+    sentences = {next(filter(None, (name(q, r) for name in names)), "") for q, r, _ in different.values()}
     text = sentences.pop()
     return (text + _whose(different, tables),) if text and not sentences else None
 

@@ -42,9 +42,12 @@ def _fall(rates: np.ndarray, start: int) -> str:
     if not len(moves):
         return f"stays at {rates[start]:.4g}"
     first, last = int(moves[0]), int(moves[-1]) + 1
-    for begin, end in ((start, len(rates) - 1), (start, last), (first, len(rates) - 1), (first, last)):
+    ends = len(rates) - 1, last
+    for begin, end in ((x, y) for x in (start, first, first + 1) for y in ends):
         if form := _form(rates[begin : end + 1], begin):
-            before = f"stays until update {begin + 1}, then " if begin > start else ""
+            before = f"stays until update {first + 1}, then " if begin > start and first > start else ""
+            if begin > first:
+                before += f"jumps to {rates[begin]:.4g} in update {begin + 1}, then "
             after = (
                 f", then stays at {_rate(rates, end)} from update {end + 1} on"
                 if end < len(rates) - 1

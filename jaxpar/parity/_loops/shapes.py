@@ -53,6 +53,36 @@ def power(q: np.ndarray, r: np.ndarray) -> str:
     return f"the rate's schedule (JAX's falls as torch's to the power {exponent:.4g})"
 
 
+def rate_limit(q: np.ndarray, r: np.ndarray) -> str:
+    """Return the rate below or above which one schedule does not go, if this is the difference."""
+    for name, other, x, y in (("JAX", "torch", q, r), ("torch", "JAX", r, q)):
+        for change, extreme, end in (
+            (np.maximum, y.min(), f"does not fall below {y.min():.6g}"),
+            (np.minimum, y.max(), f"does not rise above {y.max():.6g}"),
+        ):
+            limited = np.abs(y - extreme) <= CLOSE * np.abs(extreme)
+            if limited.sum() > 1 and np.allclose(change(x, extreme), y, CLOSE, 0):
+                return f"the rate's schedule ({name}'s {end}, {other}'s does)"
+    return ""
+
+
+def other_end(q: np.ndarray, r: np.ndarray) -> str:
+    """Return that both schedules have one shape and one beginning, and not one end, if this is so."""
+    unequal = np.flatnonzero(np.abs(q - r) > CLOSE * np.abs(q))
+    x, y = (rates[unequal[0] if len(unequal) else 0 :] for rates in (q, r))
+    if len(x) < LEAST or not np.isfinite([x, y]).all() or np.ptp(x) <= 0.01 * x.max():
+        return ""
+    if np.ptp(np.diff(x)) <= CLOSE * np.ptp(x):  # two lines may have two lengths
+        return ""
+    slope, constant = np.polyfit(x, y, 1)
+    common = constant / (1 - slope) if slope != 1 else np.inf
+    fits = np.abs(slope * x + constant - y).max() <= CLOSE * np.ptp(y)
+    if not fits or slope <= 0 or not np.isclose(common, q.max(), 1e-5):
+        return ""
+    ends = f"from {common:.4g} torch's falls to {x.min():.4g}, JAX's to {y.min():.4g}"
+    return f"the rate's schedule ({ends}, in one shape: another final rate)"
+
+
 def shapes(q: np.ndarray, r: np.ndarray) -> str:
     """Return what distinguishes the shapes of two schedules, as the end of a sentence."""
     texts = described(q), described(r)

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...errors import FileError
 from .batches import batch_causes
-from .buffers import extra_causes
+from .buffers import divisors_within_rounding, extra_causes
 from .clipping import with_clipped_gradients
 from .envelope import ORDER, PartCurve, Parting, Walk, walked
 from .matching import MatchedNames, matched
@@ -211,7 +211,7 @@ def bisect(
     walk = walked(one, other, paired, third, nudged_names, pair is not None, clips_later)
     settings: list[str] = []
     if pair is None and not walk.partings:
-        settings = _part_by_settings(Scene(one, other, paired, walk, walk.steps[0]))
+        settings = _part_within_rounding(Scene(one, other, paired, walk, walk.steps[0]))
     if pair is not None:
         compare_ends(one, other, walk)
         compare_ranks(one, other, walk)
@@ -220,18 +220,21 @@ def bisect(
     return result if worlds is None else _labelled(result, worlds)
 
 
-def _part_by_settings(scene: Scene) -> list[str]:
-    """Part runs whose updates show other settings, before any array does, and return the causes."""
-    causes = settings_within_rounding(scene)
+def _part_within_rounding(scene: Scene) -> list[str]:
+    """Part runs whose first step shows another setting before any array differs by more than rounding.
+
+    Such a setting explains the small differences of all elements. Returns the causes.
+    """
+    part, causes = "parameters", settings_within_rounding(scene)
+    if not causes:
+        part, causes = "extra", divisors_within_rounding(scene)
     if causes:
-        aligned = scene.aligned("parameters")
+        aligned = scene.aligned(part)
         worst = int(np.argmax(aligned.distances))
-        allowed = scene.walk.curves["parameters"].allowed[0]
-        values = aligned.values(worst)
+        allowed = scene.walk.curves[part].allowed[0]
         distance = float(aligned.distances[worst])
-        scene.walk.partings.append(
-            Parting("parameters", scene.step, aligned.names[worst], *values, distance, allowed)
-        )
+        first = Parting(part, scene.step, aligned.names[worst], *aligned.values(worst), distance, allowed)
+        scene.walk.partings.insert(0, first)
     return causes
 
 
@@ -271,7 +274,10 @@ def _judged(
             causes = CAUSES[first.part](scene)
         passes = first.part in ("loss", "gradients")
         if worlds is None and passes and all(text.startswith(GUESSES) for text in causes):
-            causes = updates_in_turn(scene) or causes
+            in_turn = updates_in_turn(scene)
+            earlier = [] if in_turn else _part_within_rounding(replace(scene, step=walk.steps[0]))
+            causes = in_turn or earlier or causes
+            first = walk.partings[0]
         if passes and types and all(text.startswith(CONSEQUENCES) for text in causes):
             causes = [f"perhaps {text} (parity.compare proves it)" for text in types]
             types = []
@@ -314,7 +320,7 @@ def _notes(a: TappedRun, b: TappedRun, walk: Walk, worlds: tuple[WorldSize, Worl
         )
     if worlds is None and walk.partings and walk.partings[0].distance <= walk.partings[0].allowed:
         notes.append(
-            "no array differs by more than rounding yet: the updates of the optimizer show the setting"
+            "no array differs by more than rounding yet: small differences of all elements show the setting"
         )
     if walk.scaled:
         notes.append(

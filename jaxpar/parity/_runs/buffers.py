@@ -21,6 +21,8 @@ Pair = tuple[str, str]
 VARIANCES = ("var", "running_var")
 EXPLAINED = 1e-4
 """The part of a change that may stay unexplained."""
+CLEARLY = 10.0
+"""How many times as much variances must differ as what rounding alone makes different."""
 
 
 def extra_causes(scene: Scene) -> list[str]:
@@ -100,6 +102,20 @@ def _statistics_causes(scene: Scene, parted: set[str]) -> list[str]:
             "passes in a step"
         ]
     return []
+
+
+def divisors_within_rounding(scene: Scene) -> list[str]:
+    """Name running variances that one run divides by n - 1 and one by n, however large n is."""
+    after = scene.aligned("extra")
+    before = Aligned("extra", scene.a.before(scene.step), scene.b.before(scene.step), scene.names)
+    names = [name for name in after.names if _is_variance(name)]
+    if not names or len(names) == len(after.names):
+        return []
+    distances = dict(zip(after.names, after.distances, strict=True))
+    means = max((d for name, d in distances.items() if not _is_variance(name)), default=0.0)
+    if min(distances[name] for name in names) <= CLEARLY * max(means, scene.walk.unit):
+        return []
+    return _divisors([_ratio(before, after, name) for name in names])
 
 
 def _is_variance(name: str) -> bool:

@@ -34,13 +34,13 @@ def clip_cause(scene: Scene) -> str:
     """Name a limit that the gradients of one run, or of each run, meet in several steps."""
     limits = [gradient_limits(run, scene.walk.steps) for run in (scene.a, scene.b)]
     factor, residue = common_factor(scene.aligned("gradients"))
-    parallel = residue <= scene.walk.tolerance("gradients") and abs(factor - 1) <= ADDED
+    parallel = residue <= scene.walk.tolerance("gradients")
     for i, form in enumerate(FORMS):
         one, other = limits[0][i], limits[1][i]
         if one and other:
             if abs(one - other) <= 1e-4 * one:
                 # Clipped gradients of one norm may differ for another reason, such as an array of one run.
-                if parallel and abs(one - other) > 1e-12 * one:
+                if parallel and abs(factor - 1) <= ADDED and abs(one - other) > 1e-12 * one:
                     return f"both clip {form} at {one:.4g}; one by the norm + 1e-6, one by the norm alone"
                 continue
             return f"run A clips {form} at {one:.4g}, run B at {other:.4g}"
@@ -52,19 +52,65 @@ def clip_cause(scene: Scene) -> str:
     if texts[0] and texts[1]:
         return "" if kinds[0] == kinds[1] else f"run A {texts[0]}, run B {texts[1]}"
     if not texts[0] and not texts[1]:
-        return ""
+        return _clipped_once(scene, factor) if parallel else ""
     side = 0 if texts[0] else 1
-    name, unclipped, kind = "AB"[side], "BA"[side], kinds[side] or 0
-    text = f"run {name} {texts[side]}{_unscaled(limits[side][kind])}"
-    largest = _largest((scene.a, scene.b)[1 - side], scene.walk.steps, kind)
-    if largest < limits[side][kind]:
+    kind = kinds[side] or 0
+    text = f"run {'AB'[side]} {texts[side]}{_unscaled(limits[side][kind])}"
+    return f"{text}; {_of_the_other(scene, side, kind, limits[side][kind], parallel)}"
+
+
+def _of_the_other(scene: Scene, side: int, kind: int, limit: float, parallel: bool) -> str:
+    """Return what the run does whose gradients do not meet the limit of the run of this side."""
+    clipped, unclipped = "AB"[side], "BA"[side]
+    run, steps = (scene.a, scene.b)[1 - side], scene.walk.steps
+    largest = _largest(run, steps, kind)
+    if largest < limit:
         return (
-            f"{text}; in run {unclipped} it is at most {largest:.4g}: run {name} clips larger gradients "
+            f"in run {unclipped} it is at most {largest:.4g}: run {clipped} clips larger gradients "
             "(a sum for a mean, a loss scale), or scales them to this size"
         )
-    shown = scene.walk.clips_later is False
-    does_not = "does not" if shown else "does not, or clips after its gradients are tapped"
-    return f"{text}; run {unclipped} {does_not}"
+    if kind == 0 and (part := _norm_of_part(run, steps, limit)):
+        return f"run {unclipped} clips by the norm {part} alone"
+    if not scene.walk.clips_later and scene.walk.clips_later is not None:
+        return f"run {unclipped} does not" + (
+            "" if parallel else ", or clips each part of a sum of gradients"
+        )
+    return f"run {unclipped} does not, or clips after its gradients are tapped"
+
+
+def _norm_of_part(run: TappedRun, steps: Sequence[int], limit: float) -> str:
+    """Return the arrays by whose norm a run clips, if they are not all: "of actor", "without scale"."""
+    tables = [run.steps[k].parts["gradients"] for k in steps if "gradients" in run.steps[k].parts]
+    names = tables[0].names if tables else ()
+    if len(names) < 2 or any(table.names != names for table in tables):
+        return ""
+    squares = np.stack([np.square(table.values[:, NORM]) for table in tables])
+    options = {f"without {name}": np.array([x != name for x in names]) for name in names}
+    for prefix in dict.fromkeys(name.partition(".")[0] for name in names if "." in name):
+        inside = np.array([name.startswith(f"{prefix}.") for name in names])
+        options |= {f"of {prefix}": inside, f"without {prefix}": ~inside}
+    met = (
+        text for text, chosen in options.items() if 0 < chosen.sum() < len(names)
+        if np.isclose(_met(np.sqrt(squares[:, chosen].sum(1))), limit, 1e-4)
+    )  # fmt: skip
+    return next(met, "")
+
+
+def _clipped_once(scene: Scene, factor: float) -> str:
+    """Return that one run's gradients have a round norm in this step, larger than in all others, if so."""
+    side = 1 if factor < 1 else 0
+    runs = scene.a, scene.b
+    norms = [magnitudes(run.steps[scene.step].parts["gradients"])[0] for run in runs]
+    limit = float(f"{norms[side]:.2g}")
+    is_limit = abs(limit - norms[side]) <= 1e-5 * limit
+    if (
+        abs(factor - 1) <= ADDED
+        or not is_limit
+        or _largest(runs[side], scene.walk.steps, 0) > 1.00001 * limit
+    ):
+        return ""
+    text = f"run {'AB'[side]} clips the global norm at {limit:g}"
+    return f"{text}; run {'BA'[side]} does not ({norms[1 - side]:.4g})"
 
 
 def _largest(run: TappedRun, steps: Sequence[int], kind: int) -> float:

@@ -13,11 +13,15 @@ from .envelope import UNITS, common_factor
 from .matching import Aligned
 from .run import NORM, TappedRun
 from .scene import Scene
+from .terms import different_terms, weights_cause
 
 NOISE = 1e-4
 """A gradient so much smaller than the others is rounding."""
 NEAR_ONE = 0.05
 """Of 1 - cosine: gradients of a pass in a smaller type differ by less, with other dropout masks by more."""
+
+MOST_ALONE = 3
+"""Parameters of one run that a sentence lists."""
 
 FAR = 0.1
 """A change of a gradient's element, relative to its array, that is too large for a smaller type."""
@@ -46,6 +50,8 @@ def loss_causes(scene: Scene) -> list[str]:
                 else "gradients are"
             )
             return [f"{which} {factor:.6g} times as large in run B{_reduction(scene, factor)}"]
+        if cause := _scaled_in_part(scene, gradients, ratio) or weights_cause(scene):
+            return [cause]
         if cause := _added_decay(scene, gradients):
             return [f"{cause}, as a penalty in the loss"]
         if cause := _smoothing(scene, gradients):
@@ -81,7 +87,7 @@ def _reduction(scene: Scene, factor: float, of_any_number: bool = True) -> str:
             counts[f"elements of {shape}"] = float(np.prod(shape))
     for text, count in counts.items():
         for value, run in ((count, "B"), (1 / count, "A")):
-            if count > 1 and abs(factor - value) <= 1e-5 * value:
+            if count > 2 and abs(factor - value) <= 1e-5 * value:
                 return f": run {run} has the sum where the other has the mean, over {count:.0f} {text}"
     if not of_any_number:
         return ""
@@ -91,6 +97,20 @@ def _reduction(scene: Scene, factor: float, of_any_number: bool = True) -> str:
                 return f": run {run} has a sum of {count} where run {'BA'[run == 'B']} has a mean"
     exponent = np.log2(abs(factor)) if factor else 0.5
     return ": a loss scale?" if abs(exponent - round(exponent)) < 1e-6 and round(exponent) else ""
+
+
+def _scaled_in_part(scene: Scene, gradients: Aligned, ratio: float) -> str:
+    """Return that the loss and some gradients differ by one factor, and the others not at all, if so."""
+    scaled = []
+    for name, x, y in zip(gradients.names, gradients.a.samples, gradients.b.samples, strict=True):
+        near = [np.abs(y - factor * x).max() <= 1e-4 * np.abs(factor * x).max() for factor in (1.0, ratio)]
+        if not any(near) or not gradients.sampled.all():
+            return ""
+        scaled += [name] * (not near[0])
+    if not scaled:
+        return ""
+    factor = f"{ratio:.6g} times as large in run B{_reduction(scene, ratio)}"
+    return f"the loss and the gradients of {listed(scaled)} are {factor}; the other gradients are the same"
 
 
 def _added_decay(scene: Scene, gradients: Aligned) -> str:
@@ -197,6 +217,7 @@ def cast_causes(scene: Scene, parts: Sequence[str]) -> Iterator[str]:
 
 def _pass_causes(scene: Scene, gradients: Aligned, change: float) -> Iterator[str]:
     """Name what is possible if nothing is proven."""
+    shown = different_terms(scene) + _untied(scene)
     rounding = False
     if gradients:
         x, y = gradients.a.samples[gradients.sampled], gradients.b.samples[gradients.sampled]
@@ -207,7 +228,7 @@ def _pass_causes(scene: Scene, gradients: Aligned, change: float) -> Iterator[st
         yield (
             f"the forward pass differs by little, the loss by {change:.2g}: one run rounds more, as a "
             "smaller type in a part makes it (bfloat16, float16, TF32), or a constant of the model or the "
-            "loss differs (an epsilon, a weight). parity.compare finds the layer"
+            f"loss differs (an epsilon, a weight){shown}. parity.compare finds the layer"
         )
         return
     earlier = [k for k in scene.walk.steps if k < scene.step]
@@ -216,12 +237,22 @@ def _pass_causes(scene: Scene, gradients: Aligned, change: float) -> Iterator[st
             f"the forward pass differs from step {scene.step} on, not before: a run carries something from "
             "step to step that is not tapped (a hidden state, a target network, random numbers), or computes "
             "what earlier rows did not need; rows, parameters, reduction, buffers and types do not explain it"
+            f"{shown}"
         )
     else:
         yield (
             "the forward pass differs: dropout (its masks, seed or mode) or another computation; rows, "
-            "parameters, reduction, buffers and types do not explain it. parity.compare finds the layer"
+            f"parameters, reduction, buffers and types do not explain it{shown}. parity.compare finds the "
+            "layer"
         )
+
+
+def _untied(scene: Scene) -> str:
+    """Return the parameters that one run alone has, as tied weights are one parameter or two."""
+    alone = [
+        text.removeprefix("parameters ") for text in scene.names.unmatched if text.startswith("parameters ")
+    ]
+    return f"; {'; '.join(alone[:MOST_ALONE])} (are weights tied in one run?)" if alone else ""
 
 
 # ---------------------------------------------------------------------------------------------- gradients
@@ -319,18 +350,20 @@ def _grown(scene: Scene) -> str:
 
 def _partial_causes(scene: Scene, aligned: Aligned, tolerance: float) -> Iterator[str]:
     different = [name for name, d in zip(aligned.names, aligned.distances, strict=True) if d > tolerance]
+    which = f" of {listed(different)}" if len(different) < len(aligned.names) else ""
     if aligned.distance < FAR:
+        moment = ", or takes them before or after an update of the others" if which else ""
         yield (
-            f"gradients differ by little (by {aligned.distance:.2g}) at the same loss: one run rounds more, "
-            f"or has an approximation or another constant (a form of GELU, an epsilon){_grown(scene)}"
+            f"gradients differ by little (by {aligned.distance:.2g}{which}) at the same loss: one run rounds "
+            f"more, or has an approximation or another constant (a form of GELU, an epsilon){moment}"
+            f"{_grown(scene)}"
         )
         return
-    which = f" of {listed(different)}" if len(different) < len(aligned.names) else ""
     only = "only " if which else ""
     several = len(scene.a.steps[scene.step].losses) > 1
     batches = ", or adds up other batches" if several else ""
     yield (
         f"{only}the gradients{which} differ, at the same loss: one run cuts a part of it off (detach, "
         "stop_gradient), has another backward pass there, or changes gradients before they are tapped"
-        f"{batches}"
+        f"{batches}{_untied(scene)}"
     )

@@ -53,7 +53,7 @@ def update_causes(scene: Scene) -> list[str]:
             return [f"{listed(frozen)} never changes in run {name}: frozen, or not given to the optimizer"]
         if frozen:
             return [f"no parameter changes in run {name}"]
-    if cause := _skipped(scene):
+    if cause := _skipped(scene) or _scaled_in_part(scene):
         return [cause]
     return setting_causes(scene)
 
@@ -106,6 +106,28 @@ def _skipped(scene: Scene) -> str:
                 f"(run {'BA'[i]} {others})"
             )
     return ""
+
+
+def _scaled_in_part(scene: Scene) -> str:
+    """Return that the updates of some arrays differ by one factor, and the others not at all, if so."""
+    before, after = scene.before(), scene.aligned("parameters")
+    if scene.a.settings or not before or before.names != after.names or not after.sampled.all():
+        return ""
+    factors: dict[str, float] = {}
+    for i, name in enumerate(after.names):
+        x, y = (t.samples[i] - u.samples[i] for t, u in ((after.a, before.a), (after.b, before.b)))
+        factor = float(np.vdot(x, y)) / max(float(np.vdot(x, x)), 1e-300)
+        rounding = 8 * scene.walk.unit * np.abs(after.a.samples[i]).max()
+        if np.abs(y - factor * x).max() > 1e-4 * np.abs(y).max() + rounding:
+            return ""
+        if np.abs(y - x).max() > 1e-3 * np.abs(x).max() + rounding:
+            factors[name] = factor
+    if not 0 < len(factors) < len(after.names) or np.ptp(list(factors.values())) > 1e-3:
+        return ""
+    factor = next(iter(factors.values()))
+    return (
+        f"run B's updates of {listed(list(factors))} are {factor:.4g} times as large: another rate for them"
+    )
 
 
 def _left_alone(scene: Scene, names: list[str], side: int) -> int:
