@@ -93,6 +93,14 @@ class OtherTerm(Training):
         return mapped(lambda g: np.roll(g, 1), gradients)
 
 
+class Squared(OtherTerm):
+    def terms(self, terms):
+        return terms
+
+    def loss(self, loss):
+        return loss**2
+
+
 class Half(Training):
     def loss(self, loss):
         return loss / 2
@@ -159,6 +167,7 @@ CASES = {
         0,
         "; of the numbers beside it soft is 0.0625 times as large in run B, and hard the same",
     ),
+    "a loss that is no sum of its terms": (Training, Squared, 0, "do not explain it; hard, soft agree."),
     "half of one network's loss": (
         Training,
         Half,

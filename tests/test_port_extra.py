@@ -9,7 +9,7 @@ import torch
 
 from jaxpar import parity
 from jaxpar.errors import PortError
-from jaxpar.parity._port.reading import watching
+from jaxpar.parity._port.reading import packages
 
 FILES = {
     "small-1.0.dist-info/METADATA": (
@@ -71,7 +71,7 @@ def package(request, tmp_path, monkeypatch):
         lines = text.replace("Requires-Dist: {torch}", required).split("\n")
         path.write_text("\n".join(line.removeprefix(" " * 8) for line in lines).lstrip("\n"))
     monkeypatch.syspath_prepend(str(folder))
-    caches = [x for x in vars(watching).values() if hasattr(x, "cache_clear")]
+    caches = [x for x in vars(packages).values() if hasattr(x, "cache_clear")]
     for cache in caches:
         cache.cache_clear()
     yield importlib.import_module("small.net")

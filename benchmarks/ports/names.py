@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-from jaxpar.parity._port.reading.watching import is_users
+from jaxpar.parity._port.reading.packages import is_users
 
 OURS = frozenset(
     {

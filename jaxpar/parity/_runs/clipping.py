@@ -71,9 +71,9 @@ def _of_the_other(scene: Scene, side: int, kind: int, limit: float, parallel: bo
         )
     if kind == 0 and (part := _norm_of_part(run, steps, limit)):
         return f"run {unclipped} clips by the norm {part} alone"
-    if not scene.walk.clips_later and scene.walk.clips_later is not None:
+    if scene.walk.clips_later is False:
         return f"run {unclipped} does not" + (
-            "" if parallel else ", or clips each part of a sum of gradients"
+            "" if parallel or kind else ", or clips each part of a sum of gradients"
         )
     return f"run {unclipped} does not, or clips after its gradients are tapped"
 
@@ -87,8 +87,8 @@ def _norm_of_part(run: TappedRun, steps: Sequence[int], limit: float) -> str:
     squares = np.stack([np.square(table.values[:, NORM]) for table in tables])
     options = {f"without {name}": np.array([x != name for x in names]) for name in names}
     for prefix in dict.fromkeys(name.partition(".")[0] for name in names if "." in name):
-        inside = np.array([name.startswith(f"{prefix}.") for name in names])
-        options |= {f"of {prefix}": inside, f"without {prefix}": ~inside}
+        chosen = np.array([name.startswith(f"{prefix}.") for name in names])
+        options |= {f"of {prefix}": chosen, f"without {prefix}": ~chosen}
     met = (
         text for text, chosen in options.items() if 0 < chosen.sum() < len(names)
         if np.isclose(_met(np.sqrt(squares[:, chosen].sum(1))), limit, 1e-4)

@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 from .. import rules
+from .packages import is_users
 from .runtime import is_config
 from .scope import defined_by_user, import_of_config, is_layer, jaxpar_layer, rule_name
-from .watching import is_users, profiled
+from .watching import profiled
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,8 +18,9 @@ from torch import nn
 
 from ..rules import stand_ins, transformers_stand_ins
 from ..rules import transformers_names as runtime_names
+from .packages import is_installed
 from .source import Source, source_of
-from .watching import Watched, is_installed
+from .watching import Watched
 
 
 class Beyond(Exception):

@@ -19,9 +19,10 @@ from torch import nn
 from jaxpar.nn import channels_first
 
 from ..rules import FUNCTIONS, IN_CALL, NAMES, SILENT
+from .packages import is_users
 from .runtime import library_name, of_library
 from .source import Function, Source, defined, source_of
-from .watching import is_users, uncached
+from .watching import uncached
 
 UNKNOWN = object()
 

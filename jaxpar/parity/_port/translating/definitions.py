@@ -15,10 +15,11 @@ from typing import Any
 
 from torch import nn
 
+from ..reading.packages import INSTALLED
 from ..reading.runtime import Beyond, for_runtime, of_runtime, stand_in
 from ..reading.scope import Scope, definition
 from ..reading.source import Function, Source, defined, end_of, start_of
-from ..reading.watching import INSTALLED, Watched
+from ..reading.watching import Watched
 from .blocks import begin_of, blocks_of, written_statement
 from .caches import only_empties_caches, only_sets_modes
 from .calls import PARTIAL

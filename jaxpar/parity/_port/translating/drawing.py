@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 from .. import rules
+from ..reading.packages import is_users
 from ..reading.scope import UNKNOWN, defined_by_user, defined_in_class, definition, is_layer, rule_name
 from ..reading.source import Function
-from ..reading.watching import is_users
 from ..rules import CallRule
 from .context import Context
 from .fragment import Hole

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from .. import rules
+from ..reading.packages import is_users
 from ..reading.runtime import Beyond, is_beyond, is_config, library_name, of_library, stand_in
 from ..reading.scope import (
     UNKNOWN,
@@ -34,7 +35,6 @@ from ..reading.scope import (
     rule_name,
 )
 from ..reading.source import Source, defined
-from ..reading.watching import is_users
 from .context import Context, variables_of
 from .expressions import expression, hole, is_none, root_of, text, translated
 from .fragment import NOT, Fragment, Hole, parsed

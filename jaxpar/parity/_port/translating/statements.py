@@ -14,8 +14,8 @@ from types import FunctionType
 import torch
 
 from .. import rules
+from ..reading.packages import is_users
 from ..reading.scope import UNKNOWN, defined_by_user, dotted, is_torchs
-from ..reading.watching import is_users
 from .assignments import kept_in_variable
 from .blocks import begin_of, dedented, statement, with_blocks
 from .caches import is_kept
