@@ -637,7 +637,16 @@ def test_an_exception_keeps_its_class_and_names_the_replica(error, backend):
 
     with pytest.raises(Own, match="wonderful") as caught:
         jaxpar.DataParallel(forward, [0, 1, 2, 3], backend=backend)(X[:10])
-    assert any("Caught Own in replica 3 on device cpu:3" in note for note in caught.value.__notes__)
+    note = "Caught Own in replica 3 on device cpu:3, which has 1 rows along dim=0"
+    assert any(note in text for text in caught.value.__notes__)
+
+
+def test_rows_along_another_axis_than_the_modules_are_named():
+    net = jaxpar.DataParallel(lambda x: x @ np.ones((3, 2)), [0, 1, 2], dim=-1)
+    with pytest.raises(TypeError, match="contracting") as caught:
+        net(np.ones((8, 3)))
+    text = "in replica 0 on device cpu:0, which has 1 rows along dim=-1 ("
+    assert any(text in note for note in caught.value.__notes__)
 
 
 # docs/semantics.md row 61

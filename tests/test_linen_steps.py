@@ -59,6 +59,9 @@ def state_of(net):
     )
 
 
+STATS = state_of(Net()).batch_stats
+
+
 def loss_fn(net, rngs, x, y):
     return ((net(x, rngs=rngs) - y) ** 2).mean()
 
@@ -181,6 +184,56 @@ def test_a_module_without_other_collections_and_two_of_them():
     value, gradients = jax.value_and_grad(objective)(params)
     np.testing.assert_allclose(got, value, rtol=1e-12)
     close([each.params for each in step.state], jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients))
+
+
+class Averaged(State):
+    target_params: Any
+
+
+def mse(net, x, y):
+    return ((net(x, train=False) - y) ** 2).mean()
+
+
+@pytest.mark.parametrize("collections", [["params"], ["params", "batch_stats"]], ids=len)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_params_may_be_all_variables(kind, collections):
+    """As `params=net.init(...)` in a TrainState of the user's: `apply_fn(state.params, x)`."""
+    whole = {name: state_of(Net()).params if name == "params" else STATS for name in collections}
+    rest = None if "batch_stats" in whole else STATS
+
+    def apply(variables, x):
+        return Net().apply(variables if rest is None else {**variables, "batch_stats": rest}, x, train=False)
+
+    theirs = Averaged.create(
+        apply_fn=apply, params=whole, batch_stats=rest, target_params=whole, tx=optax.adam(0.1)
+    )
+    step = jaxpar.train_step(kind(Net()), jax.tree.map(jnp.copy, theirs), mse)
+    for x, y in zip(X, Y, strict=True):
+        value, gradients = jax.value_and_grad(lambda p: ((apply(p, x) - y) ** 2).mean())(theirs.params)  # noqa: B023
+        theirs = theirs.apply_gradients(grads=gradients)
+        np.testing.assert_allclose(step(x, y), value, rtol=1e-11)
+        close(step.state.params, theirs.params)
+    assert jax.tree.structure(step.state) == jax.tree.structure(theirs)
+    outputs = jaxpar.eval_step(kind(Net()), lambda net, x: net(x, train=False))(step.state, X[0])
+    close(outputs, apply(theirs.params, X[0]))
+    with pytest.raises(AssertionError):
+        close(step.state.params, whole)  # a planted fault: the parameters as they were
+
+
+@pytest.mark.parametrize("kind", [data_parallel, distributed], ids=lambda kind: kind.__name__)
+def test_all_variables_of_the_wrappers_own_init(kind):
+    net = kind(nn.Dense(1, param_dtype=jnp.float64))
+    plain_state, state = (
+        TrainState.create(apply_fn=net.apply, params=params, tx=optax.sgd(0.1))
+        for variables in [net.init(jax.random.key(0), X[0])]
+        for params in (variables["params"], jax.tree.map(jnp.copy, variables))
+    )
+    steps = [
+        jaxpar.train_step(net, s, lambda net, x, y: ((net(x) - y) ** 2).mean()) for s in (plain_state, state)
+    ]
+    for x, y in zip(X, Y, strict=True):
+        assert steps[0](x, y) == steps[1](x, y)
+    close(steps[1].state.params, {"params": steps[0].state.params})
 
 
 def test_what_is_refused():

@@ -201,6 +201,23 @@ def test_without_rows_every_replica_runs():
     close(outputs, np.repeat(MASK.sum(0, keepdims=True), 4, axis=0))
 
 
+def test_parts_of_a_marked_tree_are_marked():
+    key, params = jax.random.PRNGKey(0), {"w": MASK, "more": [TABLE, MASK]}
+    x = jaxpar.replicated((params, key))
+    tree, seed = x
+    assert set(tree) == {"w", "more"}
+    parts = [tree["w"], *tree["more"], seed]
+    assert all(isinstance(part, Replicated) for part in parts)
+
+    def module(y, w, b, v, key):
+        return y @ w @ v + b + jax.random.normal(key, (C,), y.dtype)
+
+    y = np.random.RandomState(3).randn(10, C)
+    close(jaxpar.DataParallel(module, IDS)(y, *parts), module(y, MASK, TABLE, MASK, key))
+    with pytest.raises(IndexError):
+        x[2]
+
+
 @pytest.mark.parametrize("B", [2, 5])
 def test_rows_and_the_same_array_marked(B):
     x = rows(B)

@@ -11,9 +11,10 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from flax.training.train_state import TrainState
 
 import jaxpar
-from jaxpar.errors import LossError, RowsError, UninitializedError
+from jaxpar.errors import LossError, NoRowsError, RowsError, UninitializedError
 
 X, Y = np.ones((8, 3)), np.ones((8, 1))
 TX = optax.adam(0.1)
@@ -56,6 +57,15 @@ def data_parallel(net):
     return jaxpar.DataParallel(net, [0, 1])
 
 
+def linen_state(net):
+    return TrainState.create(apply_fn=net.apply, params=net.init(jax.random.key(0), X)["params"], tx=TX)
+
+
+def of_linen(loss_fn, net):
+    return jaxpar.train_step(net, linen_state(net), loss_fn)
+
+
+LINEN = data_parallel(linen.Dense(1))
 NO_PMEAN = r'a loss needs no pmean.* jax\.lax\.pmean\(x, "replica"\)'
 REFUSED = {
     "a_loss_of_params": (
@@ -77,6 +87,26 @@ REFUSED = {
         lambda: of_function()(params(), X, Y),
         RowsError,
         r"The step holds the parameters: call step\(\*batch\) without them",
+    ),
+    "a_state_in_the_batch": (
+        lambda: of_linen(mse, LINEN)(linen_state(LINEN), X, Y),
+        TypeError,
+        r"The step holds the state: call step\(\*batch\) without it, and read step\.state",
+    ),
+    "a_function_state_in_the_batch": (
+        lambda: of_function(mse)(jaxpar.FunctionState.create(params(), TX), X, Y),
+        NoRowsError,
+        r"The step holds the state: call step\(\*batch\) without it",
+    ),
+    "a_net_in_the_batch": (
+        lambda: of_module(mse, data_parallel)(nnx.Linear(3, 1, rngs=nnx.Rngs(0)), X, Y),
+        TypeError,
+        r"train_step was called with \(Linear\(",
+    ),
+    "a_linen_loss_of_params": (
+        lambda: of_linen(lambda params, x, y: LINEN.apply({"params": params}, x).mean(), LINEN)(X, Y),
+        TypeError,
+        r"variables\['params'\] is the net .* write net\(x\) there; the variables are net\.variables",
     ),
     "no_transformation": (
         lambda: of_function(state=(params(), 0.1)),

@@ -49,7 +49,7 @@ class Branch:
 def run_branch(one: Callable[..., Local], data: PyTree, kind: Kind, placement: Placement) -> Local:
     """Run the function where all replicas have pieces of one kind: no program has to be compared."""
     # In place, which saves passes over all equations, and `jax.debug_nans` finds the user's line.
-    with _noted(placement, 0):
+    with _noted(placement, 0, kind):
         return jax.tree.map(jnp.asarray, one(*_cropped(data, kind)))
 
 
@@ -57,7 +57,7 @@ def trace_branch(
     one: Callable[..., Local], data: PyTree, kind: Kind, placement: Placement, replica: int, k: int
 ) -> Branch:
     data = _cropped(data, kind)
-    with _noted(placement, replica):
+    with _noted(placement, replica, kind):
         # To a jaxpr, not straight into the switch: its output shapes and collectives must be known first.
         jaxpr, local = jax.make_jaxpr(one, return_shape=True)(*data)
         if communicates(jaxpr):
@@ -71,13 +71,14 @@ def _cropped(data: PyTree, kind: Kind) -> PyTree:
 
 
 @contextlib.contextmanager
-def _noted(placement: Placement, replica: int) -> Iterator[None]:
+def _noted(placement: Placement, replica: int, kind: Kind) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        device = _devices.name(placement.devices[replica])
+        device, dim = _devices.name(placement.devices[replica]), placement.dim
+        rows = "".join(f", which has {shape[dim]} rows along dim={dim}" for shape in kind[:1])
         error.add_note(
-            f"Caught {type(error).__name__} in replica {replica} on device {device}"
+            f"Caught {type(error).__name__} in replica {replica} on device {device}{rows}"
             " (replicas with the same number of rows are traced once)."
         )
         raise

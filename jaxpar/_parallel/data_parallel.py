@@ -32,6 +32,7 @@ from .modules.function_view import (
     function_of,
     is_callable_pytree,
 )
+from .modules.linen_view import are_bare, nested
 from .modules.nnx_view import view_nnx
 from .modules.records import PERTURBATIONS
 from .nesting import refuse_nesting
@@ -309,19 +310,19 @@ class _LinenDataParallel(_Remembers, linen.Module):
         # A Linen module draws by its path, so as a submodule of the wrapper it would draw different weights.
         args, kwargs = unmarked((args, kwargs))
         outputs, variables = self.module.init_with_output(rngs, *args, **kwargs)
-        return outputs, _nested(variables)
+        return outputs, nested(variables)
 
     @linen.nowrap
     def init(self, rngs: Any, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = unmarked((args, kwargs))
-        return _nested(self.module.init(rngs, *args, **kwargs))
+        return nested(self.module.init(rngs, *args, **kwargs))
 
     @linen.nowrap
     def apply(self, variables: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Apply the module to the wrapper's variables or the wrapped module's own."""
-        if not _are_bare(variables):
+        if not are_bare(variables):
             return super().apply(variables, *args, **kwargs)
-        done = super().apply(_nested(variables), *args, **kwargs)
+        done = super().apply(nested(variables), *args, **kwargs)
         if kwargs.get("mutable", False) is False and not kwargs.get("capture_intermediates", False):
             return done
         outputs, updates = done
@@ -330,17 +331,7 @@ class _LinenDataParallel(_Remembers, linen.Module):
     @linen.nowrap
     def bind(self, variables: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Return the wrapper with its variables or the wrapped module's own."""
-        return super().bind(_nested(variables) if _are_bare(variables) else variables, *args, **kwargs)
-
-
-def _nested(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """The wrapped module is a submodule: torch's state_dict has `module.` in front of every name, too."""
-    return {collection: {"module": tree} for collection, tree in variables.items()}
-
-
-def _are_bare(variables: Mapping[str, Any]) -> bool:
-    names = {name for collection in variables.values() for name in collection}
-    return bool(names) and "module" not in names
+        return super().bind(nested(variables) if are_bare(variables) else variables, *args, **kwargs)
 
 
 class _FunctionDataParallel(_Remembers):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -44,6 +44,13 @@ class Replicated:
         del aux
         return cls(children[0])
 
+    def __getitem__(self, key: Any) -> Any:
+        return replicated(self.value[key])
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over a tuple's or list's marked parts, or over the names in a dict."""
+        return iter(self.value) if isinstance(self.value, Mapping) else map(replicated, self.value)
+
 
 def replicated(x: PyTree) -> Any:
     """Mark an argument without rows: every replica gets the complete value, and the module a plain array.
@@ -60,9 +67,10 @@ def replicated(x: PyTree) -> Any:
     Returns:
       A node of the argument's tree, which DataParallel, `data_parallel`, `scatter`, `parallel_apply`,
       DistributedDataParallel, `train_step` and `eval_step` take among their arguments; `.value` is what was
-      marked. In a function that one of these runs, such as a loss function, it returns plain arrays, which a
-      DataParallel that is called there recognises. A module's output that is marked so is replica 0's, as
-      buffers are, and not gathered.
+      marked, and its parts are marked: `replicated(params)["w"]`, `*replicated((params, key))`. In a function
+      that one of these runs, such as a loss function, it returns plain arrays, which a DataParallel that is
+      called there recognises. A module's output that is marked so is replica 0's, as buffers are, and not
+      gathered.
 
     The gradient of a marked array is the sum over the replicas. A marked key is the same on all of them; one
     without a mark is folded with the replica's number, as `nnx.Rngs` are.

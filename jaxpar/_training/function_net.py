@@ -17,7 +17,7 @@ from .._tree import combine, separate
 from .._typing import PyTree, Static
 from .._upstream import jaxpr_as_fun
 from .._upstream.mesh_context import context_mesh, without_mesh
-from ..errors import ParametersError, RowsError
+from ..errors import ParametersError
 from .distributed_data_parallel import DistributedDataParallel
 from .function_state import FunctionState, check_state, is_data, is_trainable, is_transformation
 from .state_optimizer import PARAMS, StateOptimizer, TreeFields, is_train_state
@@ -212,17 +212,17 @@ def adapted(
 
 @contextlib.contextmanager
 def call_noted(nets: tuple[Any, ...], batch: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> Iterator[None]:
-    """Note the batch of a step on errors, and that it begins with a tree like the step's parameters."""
+    """Note the batch of a step on errors, and that it begins with the step's own state or parameters."""
     try:
         yield
-    except RowsError as error:
+    except Exception as error:
         inner = inner_of(nets[0])
-        if inner is not None and inner.function.value is not None and batch:
+        if batch and is_train_state(batch[0]):
+            error.add_note("The step holds the state: call step(*batch) without it, and read step.state.")
+        elif inner is not None and inner.function.value is not None and batch:
             forms: list[Any] = [jax.tree.structure(x) for x in (batch[0], inner.variables[PARAMS])]
             if forms[0] == forms[1]:
                 error.add_note("The step holds the parameters: call step(*batch) without them.")
-        raise
-    except Exception as error:
         name_call(error, "train_step", batch, kwargs)
         raise
 

@@ -22,7 +22,7 @@ class LinenNet(nnx.Module):
 
     def __init__(self, module: linen.Module, variables: Mapping[str, PyTree]):
         self.linen = Static(module)
-        self.deeper = all(list(tree) == ["module"] for tree in variables.values())
+        self.deeper = all(list(tree) == ["module"] for tree in _by_collection(variables).values())
         self.mutable = tuple(collection for collection in variables if collection != PARAMS)
         self.fields = TreeFields(self, dict(variables), _kind)
 
@@ -52,7 +52,7 @@ class LinenNet(nnx.Module):
         """
         if isinstance(rngs, nnx.Rngs):
             rngs = {name: stream() for name, stream in rngs.items()}
-        variables = self.variables
+        variables = _by_collection(self.variables)
         if self.deeper:
             variables = {collection: tree["module"] for collection, tree in variables.items()}
         changing = {"mutable": union_filters(mutable, list(self.mutable))}
@@ -69,6 +69,12 @@ class LinenNet(nnx.Module):
             return outputs
         returned = union_filters(mutable, "intermediates") if capture_intermediates else mutable
         return outputs, {name: tree for name, tree in updates.items() if in_filter(returned, name)}
+
+
+def _by_collection(variables: Mapping[str, PyTree]) -> dict[str, PyTree]:
+    """Return a module's variables, where a state's `params` may be the dict that `init` returns."""
+    # Flax refuses a parameter or submodule of this name, so it is a collection's.
+    return {**variables, **(variables[PARAMS] if PARAMS in variables.get(PARAMS, ()) else {})}
 
 
 def _kind(name: str, leaf: Any) -> type[nnx.Variable]:

@@ -179,13 +179,13 @@ class TrainStep:
             return loss, returned(done.aux, 0 if self._placement is None else self._placement.dim)
 
     def _step(self, batch: tuple, kwargs: dict[str, Any]) -> StepOutcome:
-        batch, kwargs = without_torch(*self._bring(batch, kwargs))
-        signature = self._batches.check(batch, kwargs)
+        brought = without_torch(*self._bring(batch, kwargs))
+        signature = self._batches.check(*brought)
         self._raise_if_reported(wait=False)
         networks.refuse_context(self._nets, self._engine.state, self._accumulate)
         last = (self.calls + 1) % self._accumulate == 0
         with function_net.call_noted(self._nets, batch, kwargs):
-            done = self._engine.step(batch, kwargs, keep=not last)
+            done = self._engine.step(*brought, keep=not last)
         # After the step: a batch that raised must neither count nor constrain later ones.
         self._batches.remember(*signature)
         self.calls += 1

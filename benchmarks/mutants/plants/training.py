@@ -4,6 +4,16 @@
 from ..plant import plants
 
 PLANTS = [
+    *plants("jaxpar/_training/linen_net.py",
+        ('variables[PARAMS] if PARAMS in', '{} if PARAMS in', "tests/test_linen_steps.py -k \"all_variables and plain-1\""),
+        ('_by_collection(variables).values()', 'variables.values()', "tests/test_linen_steps.py -k wrappers_own"),
+    ),
+    *plants("jaxpar/_training/function_net.py",
+        ('if batch and is_train_state(batch[0])', 'if batch and is_train_state(batch)', "tests/test_step_refusals.py -k a_state_in"),
+    ),
+    *plants("jaxpar/_training/train_step.py",
+        ('call_noted(self._nets, batch, kwargs)', 'call_noted(self._nets, *brought)', "tests/test_step_refusals.py -k a_net_in"),
+    ),
     *plants("jaxpar/_training/divided_program.py",
         ('if n * k == size:', 'if n * k >= size:', "tests/test_shard_optimizer.py::test_the_same_training[minus_one]"),
         ('jnp.where(at < size, x.elements', 'jnp.where(at <= size, x.elements', "tests/test_shard_optimizer.py::test_the_same_training[minus_one]"),

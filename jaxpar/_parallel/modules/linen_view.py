@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-from flax import linen, traverse_util
+from flax import linen, nnx, traverse_util
 
 from ..._devices.context import returned
 from ..._statistics.linen_batch_norm import over_replicas
@@ -156,3 +156,20 @@ def _axes(box: linen.Partitioned) -> set[str]:
         for axis in (name if isinstance(name, tuple) else (name,))
         if isinstance(axis, str)
     }
+
+
+def nested(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """The wrapped module is a submodule: torch's state_dict has `module.` in front of every name, too."""
+    return {collection: {"module": tree} for collection, tree in variables.items()}
+
+
+def are_bare(variables: Mapping[str, Any]) -> bool:
+    """Whether variables are the wrapped module's own. Raises TypeError: one is the net of a loss function."""
+    for name, collection in variables.items():
+        if isinstance(collection, nnx.Module):
+            raise TypeError(
+                f"apply: variables[{name!r}] is the net that a loss function is given, which has its "
+                "variables: write net(x) there; the variables are net.variables."
+            )
+    names = {name for collection in variables.values() for name in collection}
+    return bool(names) and "module" not in names
