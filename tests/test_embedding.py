@@ -90,6 +90,17 @@ def test_padding_rows_begin_as_zeros():
         np.testing.assert_array_equal((layer.embedding[...] == 0).all(1), [False, False, True, False])
 
 
+@pytest.mark.parametrize("freeze", [True, False])
+def test_a_table_that_is_there(freeze):
+    table = np.arange(8.0, dtype=np.float32).reshape(4, 2)
+    torchs = torch.nn.Embedding.from_pretrained(torch.tensor(table), freeze=freeze, padding_idx=0)
+    layer = jaxpar.nn.Embedding.from_pretrained(table, freeze=freeze, padding_idx=0)
+    np.testing.assert_array_equal(layer(np.array([0, 3])), torchs(torch.tensor([0, 3])).detach().numpy())
+    assert isinstance(layer.embedding, nnx.Param) is torchs.weight.requires_grad is not freeze
+    with pytest.raises(ValueError, match="has 1 axes; it needs two"):
+        jaxpar.nn.Embedding.from_pretrained(table[0])
+
+
 def test_the_table_has_variance_one():
     layer = jaxpar.nn.Embedding(500, 200, rngs=nnx.Rngs(0))
     assert abs(float(layer.embedding[...].std()) - 1) < 0.01

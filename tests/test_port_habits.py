@@ -7,12 +7,12 @@ import sys
 
 import pytest
 import torch
-from porting import habits, research
+from porting import habits, published, research
 
 from jaxpar import parity
 
 HOLES = (habits.Decides, research.Mixed, research.Autocast, research.Refilled)
-KINDS = {**vars(habits), **vars(research)}.values()
+KINDS = {**vars(habits), **vars(research), **vars(published)}.values()
 CASES = [kind for kind in KINDS if hasattr(kind, "inputs") and kind not in HOLES]
 
 
@@ -38,6 +38,17 @@ def test_what_decides_by_data_or_freezes_some_is_a_hole():
         any(text in hole for hole in port.holes)
         for text in ("by data", "requires_grad_(trained)", "calculate_gain")
     ] == [True] * 3
+
+
+def test_numbers_that_torch_leaves_open_are_not_compared():
+    for kind in (published.Neighbours, published.Delays):
+        notes = [note for note in ported(kind).notes if note.startswith("not compared")]
+        assert [note.partition(":")[0] for note in notes] == ["not compared with zeros in the inputs"]
+
+
+def test_a_seed_in_a_call_is_a_hole():
+    port = parity.port(published.Seeds, torch.ones(3, 3))
+    assert any("torch.manual_seed(0)" in hole for hole in port.holes)
 
 
 def test_what_a_constructor_draws_needs_no_stream():

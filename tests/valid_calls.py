@@ -333,6 +333,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "spectral_norm": {"kernel": series(3, 2), "u": jnp.ones(2), "v": jnp.ones(3)},
     "weight_norm": {"kernel": series(3, 2), "scale": jnp.ones((1, 2))},
     "triplet_margin_loss": {name: series(2, 4) for name in ("anchor", "positive", "negative")},
+    "triplet_margin_with_distance_loss": {name: series(2, 4) for name in ("anchor", "positive", "negative")},
     "atan2": {"other": X},
     "div": {"other": X},
     "pow": {"exponent": 2.0},

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from .._arguments import Extended, Limit, Size
@@ -53,6 +55,24 @@ class Embedding(TypedLayer):
         shape = self.num_embeddings, self.embedding_dim
         check_embedding("Embedding", shape, self.padding_idx, self.sparse)
         self.embedding = _table(self, rngs)
+
+    @classmethod
+    def from_pretrained(cls, embeddings: jax.Array, freeze: bool = True, **options: Any) -> Embedding:
+        """Make a layer of a table that is there: a constant, or a parameter with freeze=False.
+
+        torch counterpart: `torch.nn.Embedding.from_pretrained`, which also keeps the row of `padding_idx`.
+
+        >>> import jax.numpy as jnp
+        >>> from jaxpar import nn
+        >>> nn.Embedding.from_pretrained(jnp.eye(3))(jnp.array([2])).tolist()
+        [[0.0, 0.0, 1.0]]
+        """
+        table = jnp.asarray(embeddings)
+        if table.ndim != 2:
+            raise ValueError(f"Embedding.from_pretrained: embeddings has {table.ndim} axes; it needs two")
+        layer = cls(*table.shape, **options, param_dtype=table.dtype, rngs=nnx.Rngs(0))
+        layer.embedding = (nnx.Variable if freeze else nnx.Param)(table)
+        return layer
 
     def __call__(self, x: jax.Array) -> jax.Array:
         table = _renormalized(self, x)

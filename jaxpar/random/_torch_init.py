@@ -224,7 +224,7 @@ def _visits(module: nnx.Module, fills: dict[str, Fill]) -> list[tuple[str, _Part
 
 
 def _variables(node: Any, path: str) -> Iterator[tuple[str, nnx.Variable]]:
-    if isinstance(node, nnx.Param | nnx.BatchStat):
+    if isinstance(node, nnx.Param | nnx.BatchStat) or type(node) is nnx.Variable:  # which `freeze` makes
         yield path, node
     for key, child in _children(node):
         yield from _variables(child, _join(path, key))

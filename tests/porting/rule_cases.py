@@ -272,6 +272,8 @@ ELSEWHERE = {
     ),
     "torch.nn.utils.parametrizations.spectral_norm("
     "module, name=='weight'?, n_power_iterations=, eps=, dim==1)",
+    "torch.nn.Embedding.from_pretrained("
+    "embeddings, freeze=, padding_idx=, max_norm=, norm_type=, scale_grad_by_freq=)",
     "torch.randn(*size, dtype, device?, requires_grad?)",
     "torch.distributions.Normal(loc, scale, validate_args=)",
     "torch.distributions.kl_divergence(p, q)",

@@ -4,6 +4,12 @@
 from ..plant import plants
 
 PLANTS = [
+    *plants("jaxpar/nn/_embedding.py",
+        ('(nnx.Variable if freeze else nnx.Param)(table)', 'nnx.Param(table)', "tests/test_embedding.py -k table_that_is_there"),
+    ),
+    *plants("jaxpar/nn/functional/_similarity.py",
+        ('far = jnp.minimum(far, distance(positive, negative))', 'far = distance(positive, negative)', "tests/against_torch -k triplet_margin"),
+    ),
     *plants("jaxpar/nn/_function.py",
         ('every[i] = array', 'pass', "tests/test_nn_function.py -k torchs"),
         ('gradients[i] if needs[i] else None', 'gradients[-1 - i] if needs[i] else None', "tests/test_nn_function.py -k torchs"),

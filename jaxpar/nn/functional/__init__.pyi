@@ -71,5 +71,6 @@ from ._similarity import cosine_similarity as cosine_similarity
 from ._similarity import normalize as normalize
 from ._similarity import pairwise_distance as pairwise_distance
 from ._similarity import triplet_margin_loss as triplet_margin_loss
+from ._similarity import triplet_margin_with_distance_loss as triplet_margin_with_distance_loss
 from ._weight_norm import spectral_norm as spectral_norm
 from ._weight_norm import weight_norm as weight_norm

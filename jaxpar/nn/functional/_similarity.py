@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
@@ -149,6 +152,27 @@ def triplet_margin_loss(
 
     torch counterpart: `torch.nn.functional.triplet_margin_loss`. Source: aten/src/ATen/native/Loss.cpp.
     """
+    distance = functools.partial(pairwise_distance, p=p, eps=eps)
+    triplet = anchor, positive, negative
+    return triplet_margin_with_distance_loss(
+        *triplet, distance_function=distance, margin=margin, swap=swap, reduction=reduction
+    )
+
+
+def triplet_margin_with_distance_loss(
+    anchor: jax.Array,
+    positive: jax.Array,
+    negative: jax.Array,
+    *,
+    distance_function: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
+    margin: float = 1.0,
+    swap: bool = False,
+    reduction: str = "mean",
+) -> jax.Array:
+    """`triplet_margin_loss` with a distance of two arrays that is passed; `pairwise_distance` without one.
+
+    torch counterpart: `torch.nn.functional.triplet_margin_with_distance_loss`.
+    """
     if margin <= 0:
         raise ValueError(f"margin must be greater than 0, got {margin}")
     if not anchor.ndim == positive.ndim == negative.ndim:
@@ -156,7 +180,8 @@ def triplet_margin_loss(
             f"The anchor, positive, and negative tensors are expected to have the same number of dimensions, "
             f"but got: anchor {anchor.ndim}D, positive {positive.ndim}D, and negative {negative.ndim}D inputs"
         )
-    near, far = pairwise_distance(anchor, positive, p, eps), pairwise_distance(anchor, negative, p, eps)
+    distance = distance_function or pairwise_distance
+    near, far = distance(anchor, positive), distance(anchor, negative)
     if swap:
-        far = jnp.minimum(far, pairwise_distance(positive, negative, p, eps))
+        far = jnp.minimum(far, distance(positive, negative))
     return reduce(clamp_min(margin + near - far, 0), reduction)

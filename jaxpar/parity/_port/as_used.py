@@ -17,7 +17,8 @@ from .._sides.outputs import named
 from .._sides.step_data import Layout
 from .._sides.torch_side import named_leaves
 from .._weights.load_torch import load_torch
-from .proof import moved_by_rounding, perturbed
+from .proof import perturbed
+from .undefined import depends_on_choice, moved_by_rounding
 from .variants import Arguments, mapped, variants
 
 ROUNDING = 1e-4
@@ -72,6 +73,7 @@ def differences(
                 # XLA may round equal numbers apart, which norms of constants amplify.
                 spread = moved_by_rounding(net, *arguments, training=False, keeps_ties=False) * DIGITS
                 texts = [*_compared(returned, single, double, layout, spread)]
+                texts *= not (texts and depends_on_choice(net, *arguments, training=False))
             differences += [f"{name}: {text}" for text in texts]
     # One cause shows in many calls.
     return tuple(differences[:MOST])

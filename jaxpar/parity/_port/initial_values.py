@@ -133,7 +133,13 @@ def _rows_of(make: Callable[[], nn.Module]) -> tuple[list[Row], list[str], nn.Mo
         # torch sums up the norms with which these layers start in an order of its own.
         return [], sorted({row[0].rstrip("?") for row in fills_only}), net
     rows = rows if _is_interleaved(rows, net) else fills_only
-    unknown = {row[0] for row in rows if row[1] not in {*KNOWN, LAYER} or row[0].endswith("?")}
+    unknown = {
+        row[0]
+        for row in rows
+        if row[1] not in {*KNOWN, LAYER}
+        or row[0].endswith("?")
+        or any(isinstance(x, torch.Tensor | np.ndarray) for x in row[2:])
+    }
     return [row for row in rows if row[0] not in unknown], sorted(x.rstrip("?") for x in unknown), net
 
 

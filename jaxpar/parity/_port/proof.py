@@ -8,8 +8,7 @@ import gc
 import importlib.util
 import itertools
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,12 +24,12 @@ from torch import nn
 from .._compare import compare
 from .._comparison import Comparison
 from .._reach import shake
-from .._sides.step_data import Layout, factors, real_parts
-from .._sides.torch_float64 import Rounding
+from .._sides.step_data import Layout, real_parts
 from .._sides.torch_side import named_leaves
 from .._stochastic_arithmetic import OUTPUTS
 from ..measuring import Outcome
 from .tables import of_flax, of_torch
+from .undefined import depends_on_choice, loss, moved_by_rounding
 from .variants import mapped, once_each, variants
 
 STEPS, RATE = 5, 1e-4
@@ -40,6 +39,7 @@ thousands, and if a step changes the weights a lot, the next one amplifies every
 LARGE = 1_000_000
 """The number of values above which a model's copies are not left to Python's own search for garbage."""
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+CHOICE = "there torch's results depend on which of equal values topk takes"
 FEW = 8  # The number of values per channel below which a difference may come from BatchNorm
 _numbers = itertools.count()
 
@@ -136,15 +136,16 @@ def accepted(
                 f"not compared with {name} in the inputs: there roundings move torch's outputs by {moved:.1g}"
             )
             continue
+        if examples and depends_on_choice(net, example, kwargs):
+            notes.append(f"not compared with {name} in the inputs: {CHOICE}")
+            continue
         # A copy, because a call in training mode changes running statistics.
         module = copy.deepcopy(net).train()
         arguments, keywords = copy.deepcopy((tuple(example), dict(kwargs)))
         try:
             outputs = real_parts(named_leaves(module(*arguments, **keywords)))
-            # The factors of `compare`'s own loss: the rate depends on the gradients that the proof will have.
-            drawn = factors({name: tuple(x.shape) for name, x in outputs.items()}, 0)
-            terms = [(x * torch.as_tensor(drawn[name]).to(x.dtype)).sum() for name, x in outputs.items()]
-            sum(terms, torch.zeros((), requires_grad=True)).backward()
+            # The loss of `compare`: the rate depends on the gradients that the proof will have.
+            loss(outputs).backward()
         except Exception:  # torch itself does not take these numbers
             continue
         gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
@@ -152,34 +153,6 @@ def accepted(
             norm = float(np.linalg.norm([float(x.norm()) for x in gradients]))
             examples.append((example, min(RATE, FAR / max(norm, FAR))))
     return examples, tuple(notes)
-
-
-def moved_by_rounding(
-    net: nn.Module,
-    example: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    training: bool = True,
-    keeps_ties: bool = True,
-) -> float:
-    """Return how far roundings move torch's outputs in float64, relatively; equal numbers may move alike."""
-
-    def outputs(context: AbstractContextManager[Any]) -> dict[str, torch.Tensor]:
-        module = copy.deepcopy(net).double().train(training)
-        arguments, keywords = mapped(_in_float64, (tuple(example), dict(kwargs)))
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), context:
-            torch.manual_seed(0)
-            return real_parts(named_leaves(module(*arguments, **keywords)))
-
-    try:
-        exact, moved = outputs(nullcontext()), outputs(Rounding(1, keeps_ties))
-    except Exception:  # a module that computes in float32 whatever it is given
-        return 0.0
-    rows = [(x.double(), moved[name].double()) for name, x in exact.items() if x.numel()]
-    return max((float((x - y).abs().max() / x.abs().max().clamp(min=1e-300)) for x, y in rows), default=0.0)
-
-
-def _in_float64(x: Any) -> Any:
-    return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else copy.deepcopy(x)
 
 
 def too_small(

@@ -172,6 +172,13 @@ VECTORS = [
     ],
     case("triplet_margin_loss", ((3,), (3,), (3,)), swap=True),
     case("triplet_margin_loss", (np.eye(3), np.eye(3), np.eye(3)), swap=True),
+    case("triplet_margin_with_distance_loss", ((N, 3), (N, 3), (N, 3)), margin=0.2),
+    case(
+        "triplet_margin_with_distance_loss",
+        ((N, 3), (N, 3), (N, 3)),
+        swap=True,
+        distance_function=lambda x, y: abs(x - y).sum(1),
+    ),
 ]
 MARGINS = [
     case("margin_ranking_loss", ((N,), (N,), SIGNS)),

@@ -77,6 +77,7 @@ from ._losses import poisson_nll_loss as poisson_nll_loss
 from ._losses import smooth_l1_loss as smooth_l1_loss
 from ._losses import soft_margin_loss as soft_margin_loss
 from ._losses import triplet_margin_loss as triplet_margin_loss
+from ._losses import triplet_margin_with_distance_loss as triplet_margin_with_distance_loss
 from ._plain import alpha_dropout as alpha_dropout
 from ._plain import bilinear as bilinear
 from ._plain import cosine_similarity as cosine_similarity

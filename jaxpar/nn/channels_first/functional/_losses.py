@@ -28,6 +28,7 @@ from ...functional import poisson_nll_loss as poisson_nll_loss
 from ...functional import smooth_l1_loss as smooth_l1_loss
 from ...functional import soft_margin_loss as soft_margin_loss
 from ...functional import triplet_margin_loss as triplet_margin_loss
+from ...functional import triplet_margin_with_distance_loss as triplet_margin_with_distance_loss
 
 
 def cross_entropy(

@@ -110,5 +110,6 @@ from ._layouts import tanh as tanh
 from ._layouts import threshold as threshold
 from ._layouts import topk as topk
 from ._layouts import triplet_margin_loss as triplet_margin_loss
+from ._layouts import triplet_margin_with_distance_loss as triplet_margin_with_distance_loss
 from ._layouts import unflatten as unflatten
 from ._layouts import unfold as unfold

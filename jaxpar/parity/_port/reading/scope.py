@@ -87,7 +87,9 @@ def bound_in(function: ast.AST) -> frozenset[str]:
 
 
 def rule_name(value: Any) -> str | None:
-    name = _rule_names().get(id(value))
+    # A class's method, as Embedding.from_pretrained, is a new object at each access, and its function is not.
+    is_torchs_own = is_layer(getattr(value, "__self__", None))
+    name = _rule_names().get(id(value.__func__ if is_torchs_own else value))
     fallback = library_name(value) if of_library(value) else None
     return fallback if name is None and fallback in FUNCTIONS else name
 
@@ -99,7 +101,7 @@ def _rule_names() -> dict[int, str]:
     for name in (*NAMES, *FUNCTIONS, *IN_CALL, *(name for name in SILENT if name.startswith("torch."))):
         # By identity, because users import functions under names of their own. Numbers have no identity:
         # torch.pi is math.pi.
-        value = _get(name)
+        value = getattr(_get(name), "__func__", _get(name))
         if value is not UNKNOWN and not isinstance(value, float | int | bool):
             names.setdefault(id(value), name)
     for name in dir(nn):

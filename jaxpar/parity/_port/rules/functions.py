@@ -150,6 +150,10 @@ FUNCTIONS = table("""
     torch.bernoulli(input) -> {rngs}.bernoulli({input}).astype({input:a}.dtype)
     torch.jit.annotate(the_type, the_value) -> {the_value}
     torch.utils.checkpoint.checkpoint(function, *args, use_reentrant?) -> {function}({args})  # see nnx.remat
+    torch.nn.Embedding.from_pretrained(embeddings, freeze=, padding_idx=, max_norm=, norm_type=, \
+        scale_grad_by_freq=) -> nn.Embedding.from_pretrained({embeddings}<, freeze={freeze}>\
+<, padding_idx={padding_idx}><, max_norm={max_norm}><, norm_type={norm_type}>\
+<, scale_grad_by_freq={scale_grad_by_freq}>)
     torch.nn.utils.parametrizations.weight_norm(module, name=='weight'?, dim==0?) -> nn.WeightNorm({module})
     torch.nn.utils.parametrizations.weight_norm(module, name=='weight'?, dim==None) -> \
         nn.WeightNorm({module}, dim=None)

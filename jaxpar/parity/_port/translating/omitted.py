@@ -22,6 +22,7 @@ from ..reading.source import Function
 from .context import Context
 from .expressions import is_placement
 
+SEEDS = (torch.manual_seed, torch.cuda.manual_seed, torch.cuda.manual_seed_all)
 _EXAMINED: set[ast.stmt] = set()
 """Assignments under examination, to end recursion."""
 
@@ -30,7 +31,7 @@ def is_omitted(ctx: Context, node: ast.stmt) -> bool:
     """Return whether a statement is left out; a note reports initial values."""
     if isinstance(node, ast.Pass):
         return False
-    if is_initial(ctx, node) or _starts_layer(ctx, node):
+    if is_initial(ctx, node) or _starts_layer(ctx, node) or _seeds(ctx, node):
         ctx.needs.note_initial_values()
         return True
     return (
@@ -44,11 +45,19 @@ def is_omitted(ctx: Context, node: ast.stmt) -> bool:
     )
 
 
+def _seeds(ctx: Context, node: ast.stmt) -> bool:
+    """Return whether a statement that no call runs seeds torch's random numbers."""
+    call = node.value if isinstance(node, ast.Expr) else None
+    return isinstance(call, ast.Call) and ctx.scope.value(call.func) in SEEDS and not ctx.of_call(node)
+
+
 def _starts_layer(ctx: Context, node: ast.stmt) -> bool:
-    """Return whether a constructor sets a layer's weight, as in `self.table.weight = nn.Parameter(x)`."""
+    """Return whether a constructor sets a weight, `self.table.weight = nn.Parameter(x)`, or its data."""
     if not isinstance(node, ast.Assign) or len(node.targets) > 1 or ctx.in_call(node):
         return False
     target, value = node.targets[0], node.value
+    if isinstance(target, ast.Attribute) and target.attr == "data" and ctx.only_making(node):
+        return getattr(ctx.site(target.value), "kinds", None) == {nn.Parameter}
     if not isinstance(target, ast.Attribute) or not isinstance(value, ast.Call) or value.keywords:
         return False
     if len(value.args) != 1 or ctx.scope.value(value.func) is not nn.Parameter:

@@ -1,0 +1,115 @@
+"""torch modules in the style of published code. Every class with `inputs` is a case."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class MeanShift(nn.Conv2d):
+    """Weights by `.data`, changed in place by an array, and an attribute that means nothing."""
+
+    def __init__(self, means, stds):
+        super().__init__(3, 3, kernel_size=1)
+        std = torch.Tensor(stds)
+        self.weight.data = torch.eye(3).view(3, 3, 1, 1)
+        self.weight.data.div_(std.view(3, 1, 1, 1))
+        self.bias.data = -1.0 * torch.Tensor(means)
+        self.requires_grad = False
+
+
+class Shifted(nn.Module):
+    inputs = ((2, 3, 5, 5),)
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.shift = MeanShift((0.4, 0.5, 0.6), (1.0, 2.0, 0.5))
+        for p in self.shift.parameters():
+            p.requires_grad = False
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.scale = nn.Parameter(torch.Tensor(4))
+        self.scale.data = torch.linspace(1, 2, 4)
+
+    def forward(self, x):
+        return self.conv(self.shift(x)) * self.scale[:, None, None]
+
+
+class Steps(nn.Module):
+    """A table of sines in an Embedding that is not trained, and one that is."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self):
+        super().__init__()
+        angles = torch.arange(5.0)[:, None] * torch.arange(1, 3) / 7
+        table = torch.stack([angles.sin(), angles.cos()], -1).view(5, 4)
+        self.steps = nn.Sequential(nn.Embedding.from_pretrained(table), nn.Linear(4, 4))
+        self.words = nn.Embedding.from_pretrained(2 * table, freeze=False, padding_idx=0)
+
+    def forward(self, x):
+        step = (x.abs().sum(1) > 2).long()
+        return self.steps(step) + self.words(3 * step) * x
+
+
+class Neighbours(nn.Module):
+    """Features of the nearest points: of equally near ones, `topk` takes any, and gradients go there."""
+
+    inputs = ((2, 3, 7),)
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(6, 4, 1)
+
+    def forward(self, x):
+        square = (x**2).sum(1, keepdim=True)
+        near = 2 * x.transpose(2, 1) @ x - square - square.transpose(2, 1)
+        index = near.topk(k=3, dim=-1)[1]
+        points = x.transpose(2, 1)
+        gathered = torch.stack([row[i] for row, i in zip(points, index, strict=True)])
+        centers = points.unsqueeze(2).expand_as(gathered)
+        return self.conv(torch.cat((gathered - centers, centers), 3).permute(0, 3, 1, 2)).max(-1)[0]
+
+
+class Delays(nn.Module):
+    """The strongest correlations, which are equal where a row is 0."""
+
+    inputs = ((3, 8),)
+
+    def __init__(self):
+        super().__init__()
+        self.queries = nn.Linear(8, 8, bias=False)
+        self.keys = nn.Linear(8, 8, bias=False)
+
+    def forward(self, x):
+        queries, keys = torch.fft.rfft(self.queries(x)), torch.fft.rfft(self.keys(x))
+        strength = torch.fft.irfft(queries * torch.conj(keys))
+        weights, delay = torch.topk(strength, 2, dim=-1)
+        index = torch.arange(8) + delay.unsqueeze(-1)
+        rows = torch.gather(x.repeat(1, 2).unsqueeze(1).expand(-1, 2, -1), -1, index)
+        return (rows * weights.softmax(-1).unsqueeze(-1)).sum(1)
+
+
+class Triplets(nn.Module):
+    inputs = ((4, 3), (4, 3), (4, 3))
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.criterion = nn.TripletMarginWithDistanceLoss(
+            distance_function=lambda a, b: 1.0 - F.cosine_similarity(a, b), margin=0.3, swap=True
+        )
+
+    def forward(self, anchor, positive, negative):
+        return self.criterion(*map(self.linear, (anchor, positive, negative)))
+
+
+class Seeds(nn.Module):
+    """A hole: each call draws the same numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x):
+        torch.manual_seed(0)
+        return self.linear(x) + torch.randn_like(x)
