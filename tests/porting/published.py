@@ -103,6 +103,27 @@ class Triplets(nn.Module):
         return self.criterion(*map(self.linear, (anchor, positive, negative)))
 
 
+class Types(nn.Module):
+    """A type that a variable holds, which converts and makes tensors, and `**kwargs` without entries."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def initial(self, rows, **kwargs):
+        return torch.zeros(rows, 4, **kwargs)
+
+    def forward(self, x):
+        FloatTensor = torch.cuda.FloatTensor if x.is_cuda else torch.FloatTensor
+        grid = torch.arange(4).type(FloatTensor)
+        boxes = FloatTensor(x.shape)
+        boxes[..., :2] = self.linear(x)[..., :2] + grid[:2]
+        boxes[..., 2:] = x[..., 2:] * FloatTensor([(1.5, 2.0)])
+        return boxes + self.initial(len(x))
+
+
 class Seeds(nn.Module):
     """A hole: each call draws the same numbers."""
 

@@ -78,6 +78,7 @@ def call(ctx: Context, node: ast.Call) -> Fragment:
     if chosen := registered_by_get(ctx, node):
         return chosen
     target = ctx.scope.value(node.func)
+    target = ctx.tensor_type(node.func) if target is UNKNOWN else target
     if target is None:
         raise Hole("the import of this name failed")
     if home_of(target).startswith("einops.layers.torch."):
@@ -197,7 +198,7 @@ def _of_torch(ctx: Context, node: ast.Call, target: Any) -> Fragment:
         return Fragment(f"super().__call__({text(ctx, node.args[0])})")
     if target is nn.Parameter:
         return parameter(ctx, node)
-    keywords = [keyword for keyword in node.keywords if not is_placement(ctx, keyword)]
+    keywords = [x for x in node.keywords if not is_placement(ctx, x) and not _is_empty(ctx, x)]
     if len(keywords) < len(node.keywords):
         parent = ctx.source.parents[node]
         node = ast.copy_location(ast.Call(node.func, node.args, keywords), node)
@@ -226,6 +227,15 @@ def _of_torch(ctx: Context, node: ast.Call, target: Any) -> Fragment:
     if "rngs." in candidates[0].template and ctx.of_call(node):
         raise Hole(DRAWN)
     return by_rule(ctx, node, candidates, str(name))
+
+
+def _is_empty(ctx: Context, part: ast.keyword) -> bool:
+    """Return whether an argument is `**kwargs` that never had an entry, and note it."""
+    site = ctx.site(part.value) if part.arg is None else None
+    if site is None or site.kinds != {dict} or site.keys:
+        return False
+    ctx.note(part.value, "it was empty, and is left out")
+    return True
 
 
 def _context(ctx: Context, node: ast.Call) -> Fragment:

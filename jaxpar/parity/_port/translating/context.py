@@ -7,13 +7,15 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 
-from ..reading.scope import Scope
+from ..reading.scope import UNKNOWN, Scope
 from ..reading.source import Function, Source
 from ..reading.watching import PROBED_NODES, Site, Watched
 from .needs import Needs
 
+TENSOR_TYPE = type(torch.FloatTensor)
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 
@@ -140,6 +142,12 @@ class Context:
         """Return the modules that an expression was."""
         site = self.site(node)
         return [value for value in site.objects.values() if isinstance(value, nn.Module)] if site else []
+
+    def tensor_type(self, node: ast.AST) -> Any:
+        """Return the `torch.FloatTensor` that a variable was; UNKNOWN if it was anything else."""
+        site = self.site(node) if isinstance(node, ast.Name) else None
+        kinds = [*site.objects.values()] if site and site.kinds == {TENSOR_TYPE} else []
+        return kinds[0] if len(kinds) == 1 else UNKNOWN
 
     def in_annotation(self, node: ast.AST) -> bool:
         parent = self.source.parents.get(node)

@@ -108,6 +108,7 @@ def _to(ctx: Context, node: ast.Call, owner: ast.expr) -> Fragment:
     array = translated(ctx, owner)
     for argument in (*node.args, *keywords.values()):
         site, value = ctx.site(argument), ctx.scope.value(argument)
+        value = ctx.tensor_type(argument) if value is UNKNOWN else value
         if isinstance(value, torch.dtype) or (site and torch.dtype in site.kinds):
             return Fragment(f"{array.grouped}.astype({text(ctx, argument)})")
         if site and site.is_tensor:

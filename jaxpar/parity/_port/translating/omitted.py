@@ -19,7 +19,7 @@ from .. import rules
 from ..reading.runtime import is_logger, library_name
 from ..reading.scope import UNKNOWN, dotted, is_layer
 from ..reading.source import Function
-from .context import Context
+from .context import TENSOR_TYPE, Context
 from .expressions import is_placement
 
 SEEDS = (torch.manual_seed, torch.cuda.manual_seed, torch.cuda.manual_seed_all)
@@ -224,8 +224,12 @@ def _is_local(node: ast.stmt) -> bool:
 
 
 def _is_device(ctx: Context, node: ast.stmt) -> bool:
-    """Return whether a statement only assigns a device or its name to a variable."""
+    """Return whether a statement assigns a device or its name to a variable, or a type that is called."""
     site = ctx.site(node.value) if isinstance(node, ast.Assign) and _is_local(node) else None
+    if isinstance(node, ast.Assign) and site and site.kinds == {TENSOR_TYPE}:
+        names, function = {ast.unparse(target) for target in node.targets}, ctx.source.around(node)
+        loads = [x for x in _names(function or node) if x.id in names and isinstance(x.ctx, ast.Load)]
+        return all(isinstance(ctx.source.parents[x], ast.Call) for x in loads)
     if not isinstance(node, ast.Assign) or site is None or not site.kinds <= {torch.device, str}:
         return False
     parts = (ctx.site(part) for part in ast.walk(node.value) if isinstance(part, ast.expr))
