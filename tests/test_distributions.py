@@ -163,6 +163,37 @@ def test_draws_are_torchs(case, dtype):
         assert not np.array_equal(ours.sample((40,), generator=Generator(3)), theirs.sample((40,)).numpy())
 
 
+def test_axes_of_the_batch_are_one_event():
+    def independent(module, own, scale):
+        loc = own(np.stack([POINTS, POINTS + 1]))
+        return module.Independent(module.Normal(loc, own(scale)), 2)
+
+    def computed(module, own):
+        p, q = (independent(module, own, scale) for scale in (np.array([0.1, 1.0, 30.0]), np.float64(2.0)))
+        score = own(np.linspace(-1, 1, 24).reshape(2, 2, 2, 3))
+        numbers = {name: getattr(p, name) for name in ("mean", "mode", "variance", "stddev")}
+        numbers |= {"log_prob": p.log_prob(score), "entropy": p.entropy(), "kl": module.kl_divergence(p, q)}
+        wider = p.expand((5, 2))
+        shapes = [(*x.batch_shape, 0, *x.event_shape) for x in (p, wider)]
+        return numbers, shapes, p.has_rsample
+
+    torchs = computed(torch.distributions, torch.as_tensor)
+    jaxs = computed(distributions, jnp.asarray)
+    assert jaxs[1:] == torchs[1:]
+    for name, x in torchs[0].items():
+        assert_equal_numbers(name, jaxs[0][name], x.numpy())
+    p = independent(distributions, jnp.asarray, np.float64(2.0))
+    torch.manual_seed(0)
+    drawn = independent(torch.distributions, torch.as_tensor, np.float64(2.0)).rsample((3,))
+    for draw in (p.sample, p.rsample):
+        np.testing.assert_array_equal(draw((3,), generator=Generator(0)), drawn.numpy())
+    assert jax.jit(lambda p: p.entropy())(p).shape == (2,)
+    with pytest.raises(ValueError, match="actual 4 vs 3"):
+        distributions.Independent(p.base_dist, 4)
+    with pytest.raises(NotImplementedError, match="No KL"):
+        distributions.kl_divergence(p, distributions.Independent(p.base_dist, 1))
+
+
 def test_reparameterised_draws_have_the_gradient():
     scale = torch.tensor([1.0, 2.0], dtype=torch.float64, requires_grad=True)
     with torch.random.fork_rng():

@@ -164,6 +164,7 @@ OBJECTS: dict[str, Callable[[], Any]] = {
     "DataParallel": lambda: jaxpar.DataParallel(net()),
     "Precision": lambda: jaxpar.Precision(jnp.bfloat16),
     "Normal": lambda: distributions.Normal(0.0, 1.0),
+    "Independent": lambda: distributions.Independent(distributions.Normal(jnp.zeros((2, 3)), 1.0), 1),
 }
 
 # Arguments of methods without a default, by name or by class and name, and what is between parentheses.

@@ -163,6 +163,8 @@ VALUES: dict[str, Any] = {
     "loc": 0.0,
     "scale": 1.0,
     "p": lambda: distributions.Normal(0.0, 1.0),
+    "base_distribution": lambda: distributions.Normal(jnp.zeros((2, 3)), 1.0),
+    "reinterpreted_batch_ndims": 1,
     "q": lambda: distributions.Normal(0.0, 1.0),
     "hook": lambda: comm_hooks.mean,
     "tx": lambda: optax.sgd(0.1),

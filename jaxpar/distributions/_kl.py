@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from ._discrete import Bernoulli, Categorical
 from ._distribution import Distribution
+from ._independent import Independent
 from ._normal import Normal
 
 
@@ -30,6 +31,9 @@ def kl_divergence(p: Distribution, q: Distribution) -> jax.Array:
         of_one = p.probs * (_softplus(-q.logits) - _softplus(-p.logits))
         of_zero = (1 - p.probs) * (_softplus(q.logits) - _softplus(p.logits))
         return _unless_zero(p.probs, q.probs, of_one) + _unless_zero(1 - p.probs, 1 - q.probs, of_zero)
+    axes = [getattr(x, "reinterpreted_batch_ndims", None) for x in (p, q)]
+    if isinstance(p, Independent) and isinstance(q, Independent) and axes[0] == axes[1]:
+        return p.summed(kl_divergence(p.base_dist, q.base_dist))
     raise NotImplementedError(
         f"No KL(p || q) is implemented for p type {type(p).__name__} and q type {type(q).__name__}"
     )

@@ -98,7 +98,10 @@ class Likelihoods(nn.Module):
         joined = map(partial(torch.cat, dim=1), ((x, x.data), (x, -x)))
         normal = torch.distributions.Normal(self.layer(x), F.softplus(x) + 0.1)
         classes = torch.distributions.Categorical(logits=self.classes(x))
-        return normal.log_prob(x[:rows] + 1), classes.entropy(), *joined
+        joint = torch.distributions.Independent(normal, 1)
+        other = torch.distributions.Independent(torch.distributions.Normal(x, 1.0), 1)
+        distance = torch.distributions.kl_divergence(joint, other)
+        return normal.log_prob(x[:rows] + 1), joint.log_prob(x), distance, classes.entropy(), *joined
 
 
 class OlderConstructors(nn.Module):

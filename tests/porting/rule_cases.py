@@ -277,6 +277,7 @@ ELSEWHERE = {
     "torch.randn(*size, dtype, device?, requires_grad?)",
     "torch.distributions.Normal(loc, scale, validate_args=)",
     "torch.distributions.kl_divergence(p, q)",
+    "torch.distributions.Independent(base_distribution, reinterpreted_batch_ndims, validate_args=)",
     *(
         f"torch.distributions.{name}({argument}, validate_args=)"
         for name in ("Categorical", "Bernoulli")

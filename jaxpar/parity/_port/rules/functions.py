@@ -120,6 +120,9 @@ FUNCTIONS = table("""
         distributions.{}({probs}<, validate_args={validate_args}>)
     torch.distributions.Categorical|torch.distributions.Bernoulli(logits, validate_args=) -> \
         distributions.{}(logits={logits}<, validate_args={validate_args}>)
+    torch.distributions.Independent(base_distribution, reinterpreted_batch_ndims, validate_args=) -> \
+        distributions.Independent({base_distribution}, {reinterpreted_batch_ndims}\
+<, validate_args={validate_args}>)
     torch.distributions.kl_divergence(p, q) -> distributions.kl_divergence({p}, {q})
     torch.spmm|torch.sparse.mm(sparse, dense) -> {sparse:a} @ {dense:a}
     torch.threshold(input, threshold, value) -> F.threshold({input}, {threshold}, {value})
