@@ -38,6 +38,12 @@ class Training:
     def gradients(self, gradients):
         return gradients
 
+    def gradients_of(self, step, gradients):
+        return self.gradients(gradients)
+
+    def weights_of(self, step):
+        return self.weights
+
     def rate(self, name):
         return 0.1
 
@@ -55,13 +61,13 @@ class Training:
                 gradients = mapped(
                     lambda w: (0.2 * random.standard_normal(w.shape)).astype(np.float32), parameters
                 )
-                gradients = mapped(np.float32, self.gradients(gradients))
+                gradients = mapped(np.float32, self.gradients_of(step, gradients))
                 parameters = {name: self.updated(name, w, gradients[name]) for name, w in parameters.items()}
                 variance = np.float32(0.9 * variance + 0.1 * x.var(0) * ROWS / self.divided)
                 tap(
                     step,
                     batch=(x,),
-                    loss=self.loss(float(terms @ self.weights)),
+                    loss=self.loss(float(terms @ self.weights_of(step))),
                     gradients=gradients,
                     parameters=parameters,
                     extra={
@@ -78,27 +84,109 @@ def clipped(gradients, part, limit=0.5):
     return mapped(lambda g: factor * g, gradients)
 
 
-class OtherWeights(Training):
-    weights = 0.5, 0.5
+class Rolled(Training):
+    """Other gradients, as another loss has them."""
 
     def gradients(self, gradients):
         return mapped(lambda g: np.roll(g, 1), gradients)
 
 
-class OtherTerm(Training):
+class RolledLater(Training):
+    def gradients_of(self, step, gradients):
+        return mapped(lambda g: np.roll(g, 1), gradients) if step else gradients
+
+
+class OtherWeights(Rolled):
+    weights = 0.5, 0.5
+
+
+class OtherTerm(Rolled):
     def terms(self, terms):
         return terms * (1, 1 / 16)
 
-    def gradients(self, gradients):
-        return mapped(lambda g: np.roll(g, 1), gradients)
 
-
-class Squared(OtherTerm):
+class Constant(Rolled):
     def terms(self, terms):
-        return terms
+        return np.array([terms[0], 2.0])
 
+
+class Noise(Training):
+    """The gradient of one element is rounding alone, of which the critic's optimizer makes whole updates."""
+
+    noise = 1e-9
+
+    def gradients_of(self, step, gradients):
+        critic = gradients["critic"]["w"].copy()
+        critic[0, 0] = self.noise * (-1) ** step
+        return gradients | {"critic": {"w": critic}}
+
+    def updated(self, name, weights, gradients):
+        if name == "critic":
+            gradients = mapped(np.sign, gradients)
+        return super().updated(name, weights, gradients)
+
+
+class OtherNoise(Noise):
+    noise = -2e-9
+
+
+class OtherNoiseLater(OtherNoise):
+    """The other element leads to other gradients from the next step on."""
+
+    def gradients_of(self, step, gradients):
+        gradients = super().gradients_of(step, gradients)
+        actor = mapped(lambda g: g + 0.05 * (step > 0) * np.roll(g, 1), gradients["actor"])
+        return gradients | {"actor": actor}
+
+
+class Squared(Rolled):
     def loss(self, loss):
         return loss**2
+
+
+class Annealed(Training):
+    """The weight of one term rises in each step."""
+
+    after, factor = 6, 1.0
+
+    def weights_of(self, step):
+        return 1.0, self.factor * min(1.0, step / self.after)
+
+
+class AnnealedEarly(Rolled, Annealed):
+    def weights_of(self, step):
+        return super().weights_of(step + 1)
+
+
+class AnnealedHalf(RolledLater, Annealed):
+    factor = 0.5
+
+
+class AnnealedInWaves(RolledLater, Annealed):
+    def weights_of(self, step):
+        return 1.0, 0.3 * np.sin(step) ** 2
+
+
+class TwiceATerm(Annealed):
+    """A term that the first step gives no weight."""
+
+    def terms(self, terms):
+        return terms * (1, 2)
+
+
+class EveryThird(Training):
+    """The gradients of the actor are 0 in all but each third step, as of a network trained in turn."""
+
+    every, first = 3, 2
+
+    def gradients_of(self, step, gradients):
+        if step % self.every != self.first % self.every:
+            gradients = gradients | {"actor": mapped(np.zeros_like, gradients["actor"])}
+        return gradients
+
+
+class EverySecond(EveryThird):
+    every, first = 2, 0
 
 
 class Half(Training):
@@ -167,7 +255,39 @@ CASES = {
         0,
         "; of the numbers beside it soft is 0.0625 times as large in run B, and hard the same",
     ),
+    "a number that never changes": (Training, Constant, 0, "; of the numbers beside it soft is "),
+    "rounding of one element": (
+        Noise,
+        OtherNoiseLater,
+        1,
+        "rounding: the gradients of single elements of critic.w are rounding alone, of which the optimizer",
+    ),
     "a loss that is no sum of its terms": (Training, Squared, 0, "do not explain it; hard, soft agree."),
+    "a weight that rises early": (
+        Annealed,
+        AnnealedEarly,
+        0,
+        "the weight of soft in the loss: its schedule (run B's is 1 update ahead)",
+    ),
+    "half a weight": (
+        Annealed,
+        AnnealedHalf,
+        1,
+        "the weight of soft in the loss: run B's is 0.5 times as large",
+    ),
+    "a weight that rises in waves": (
+        Annealed,
+        AnnealedInWaves,
+        1,
+        "the weight of soft in the loss: 0.1667 in run A and 0.2124 in run B in step 1",
+    ),
+    "a number that has no weight": (Annealed, TwiceATerm, 0, "soft is 2 times as large in run B, and hard"),
+    "a network that is trained seldom": (
+        EveryThird,
+        EverySecond,
+        0,
+        "actor.b, actor.w has a gradient in 4 steps of run A (from 2 on) and in 6 steps of run B (from 0 on)",
+    ),
     "half of one network's loss": (
         Training,
         Half,
@@ -228,6 +348,9 @@ def test_a_difference_in_a_part_is_named(name, tmp_path):
     assert text in cause
 
 
-@pytest.mark.parametrize("training", [Training, Clipped, ClippedOnce], ids=lambda x: x.__name__)
-def test_the_same_is_the_same(training, tmp_path):
-    assert parity.bisect(training().tapped(tmp_path / "a"), training().tapped(tmp_path / "b")).same
+SAME = [(Training, Training), (Clipped, Clipped), (ClippedOnce, ClippedOnce), (Noise, OtherNoise)]
+
+
+@pytest.mark.parametrize(("training", "other"), SAME, ids=lambda x: x.__name__)
+def test_the_same_is_the_same(training, other, tmp_path):
+    assert parity.bisect(training().tapped(tmp_path / "a"), other().tapped(tmp_path / "b")).same

@@ -167,6 +167,17 @@ def test_a_change_of_a_schedule_is_named(name):
     assert "; or " not in sentence or name == "an epoch late"
 
 
+def test_two_lines_do_not_have_one_shape_and_another_end():
+    rates, others = (np.maximum(1 - np.arange(24) / n, 0.1) for n in (100, 70))
+    assert rate_changes({"w": list(rates)}, Fit({"w": list(others)}, {"w": [0.0] * 24})) is None
+
+
+def test_rates_are_held_only_where_the_others_change():
+    rates = STEPS[np.repeat([0, 1, 2], [18, 9, 9])]
+    (sentence,) = rate_changes({"w": list(rates)}, Fit({"w": [*rates[:18], *[0.5] * 18]}, {"w": [0.0] * 36}))
+    assert "2 times as large from update 28 on" in sentence
+
+
 def test_a_schedule_is_late_only_if_the_first_rate_lasts_until_then():
     rates = STEPS[np.arange(24) // 5]
     others = np.concatenate([[0.3, 0.2, 0.5, 0.4, 0.35], rates[:-5]])

@@ -179,6 +179,9 @@ def _repeated(q: np.ndarray, period: int, start: int = 0) -> np.ndarray:
 
 
 def _held(q: np.ndarray, period: int) -> np.ndarray:
+    """Return the first rate of each period, or infinity if torch's rates rarely change."""
+    if (np.diff(q) == 0).mean() > 0.5:
+        return np.full_like(q, np.inf)
     return q[np.arange(len(q)) // period * period]
 
 

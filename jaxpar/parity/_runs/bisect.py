@@ -19,7 +19,7 @@ from .clipping import with_clipped_gradients
 from .envelope import ORDER, PartCurve, Parting, Walk, walked
 from .matching import MatchedNames, matched
 from .operation_types import differences, together
-from .passes import gradient_causes, loss_causes
+from .passes import gradient_causes, listed, loss_causes
 from .run import TappedRun, read_run
 from .scene import Scene
 from .updates import (
@@ -69,6 +69,12 @@ CONSEQUENCES = (
     "extra are",
 )
 """Beginnings of sentences that operations in other types make true."""
+
+
+ROUNDING = (
+    "rounding: the gradients of single elements of {} are rounding alone, of which the optimizer makes whole "
+    "updates. Whether anything else differs shows in float64, or with a larger eps"
+)
 
 
 @dataclass(frozen=True)
@@ -278,6 +284,9 @@ def _judged(
             earlier = [] if in_turn else _part_within_rounding(replace(scene, step=walk.steps[0]))
             causes = in_turn or earlier or causes
             first = walk.partings[0]
+            since = first.step if walk.noisy_since is None else walk.noisy_since
+            if since < first.step and causes and all(text.startswith(GUESSES) for text in causes):
+                causes = [ROUNDING.format(listed(list(walk.noisy)))]
         if passes and types and all(text.startswith(CONSEQUENCES) for text in causes):
             causes = [f"perhaps {text} (parity.compare proves it)" for text in types]
             types = []

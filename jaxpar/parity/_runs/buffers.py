@@ -14,6 +14,7 @@ from .matching import Aligned, plain_name
 from .passes import cast_causes, mode_causes
 from .sampled_updates import samples
 from .scene import Scene
+from .terms import terms_cause
 from .updates import RUNS, STEPS
 
 Pair = tuple[str, str]
@@ -36,6 +37,8 @@ def extra_causes(scene: Scene) -> list[str]:
         averaged |= {pair[0] for pair in group}
         if parted & {pair[0] for pair in group} and (cause := _average_cause(scene, group)):
             causes.append(f"{prefix[:-1]}: {cause}" if prefix else cause)
+    if not causes and (cause := terms_cause(scene)):
+        return [cause]
     return causes or _statistics_causes(scene, parted - averaged)
 
 

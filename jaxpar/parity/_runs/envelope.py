@@ -61,6 +61,8 @@ class Walk:
     level: float  # the largest difference before the parting, in units of what one step loses
     unit: float
     noise: set[str] = field(default_factory=set)  # parameters whose gradients are rounding alone
+    noisy: dict[str, np.ndarray] = field(default_factory=dict)  # those of some sampled elements alone: which
+    noisy_since: int | None = None  # the first step whose update makes whole moves of such elements
     clips_later: bool | None = None  # whether a run clips gradients after they are tapped, if updates show it
 
     def tolerance(self, part: str) -> float:
@@ -97,9 +99,9 @@ def walked(
     for k in steps:
         x, y = a.steps[k], b.steps[k]
         if nudged is not None and nudged_names is not None and k in nudged.steps:
-            for part, distance, *_ in _distances(a.before(k), x, nudged.steps[k], nudged_names, walk):
+            for part, distance, *_ in _distances(a.before(k), x, nudged.steps[k], nudged_names, walk, k):
                 spread[part] = max(spread[part], distance)
-        measured = list(_distances(a.before(k), x, y, names, walk))
+        measured = list(_distances(a.before(k), x, y, names, walk, k))
         excess: list[Parting] = []
         for part, distance, base, leaf, values in measured:
             losing = LOSING.get(part, 0.0) * unit
@@ -159,7 +161,7 @@ def common_factor(aligned: Aligned) -> tuple[float, float]:
 
 
 def _distances(
-    before: TappedStep, a: TappedStep, b: TappedStep, names: MatchedNames, walk: Walk
+    before: TappedStep, a: TappedStep, b: TappedStep, names: MatchedNames, walk: Walk, step: int
 ) -> Iterator[tuple[str, float, float, str, tuple[float, float]]]:
     """Yield each part: its distance, a distance that is allowed anyway, the array, and both runs' values."""
     if a.batch and b.batch:
@@ -178,9 +180,13 @@ def _distances(
         distances = aligned.distances
         if part == "gradients":
             walk.noise |= _noise(aligned, walk.tolerance("gradients"))
+            for name, elements in _noisy_elements(aligned, walk.unit).items():
+                walk.noisy[name] = walk.noisy.get(name, False) | elements
         # Adam makes whole steps of gradients that are nothing but rounding, as of a bias before BatchNorm.
         noisy = [_is_noise(name, part, walk.noise) for name in aligned.names]
         distances = np.where(noisy, 0.0, distances)
+        if part in ("parameters", "optimizer", "extra") and walk.noisy:
+            distances = _without_noise(aligned, distances, walk, step)
         worst = int(np.argmax(distances))
         base = 0.0
         if part == "parameters":
@@ -219,6 +225,29 @@ def _noise(aligned: Aligned, tolerance: float) -> set[str]:
     norms = np.maximum(aligned.a.values[:, NORM], aligned.b.values[:, NORM]) / sizes
     unequal = aligned.distances * aligned.rms > 0.02 * norms
     return {aligned.names[i] for i in np.flatnonzero((norms < 8 * tolerance * aligned.rms) & unequal)}
+
+
+def _noisy_elements(aligned: Aligned, unit: float) -> dict[str, np.ndarray]:
+    """Return the sampled elements whose gradients are rounding alone: tiny beside others, and unequal."""
+    x, y = np.abs(aligned.a.samples), np.abs(aligned.b.samples)
+    larger = np.maximum(x, y)
+    with np.errstate(invalid="ignore"):
+        tiny = larger < FEWEST * unit * larger.max(1, keepdims=True, initial=0.0)
+        unequal = np.abs(aligned.a.samples - aligned.b.samples) > 0.02 * larger
+    noisy = tiny & unequal & aligned.sampled[:, None]
+    return {aligned.names[i]: noisy[i] for i in np.flatnonzero(noisy.any(1))}
+
+
+def _without_noise(aligned: Aligned, distances: np.ndarray, walk: Walk, step: int) -> np.ndarray:
+    """Return distances without the elements of which the optimizer makes whole updates of rounding."""
+    distances = distances.copy()
+    for i, name in enumerate(aligned.names):
+        leaf = next((x for x in walk.noisy if name == x or name.endswith(f".{x}")), None)
+        if leaf is not None and distances[i] > walk.tolerance("parameters"):
+            elements = np.abs(aligned.a.samples[i] - aligned.b.samples[i])[~walk.noisy[leaf]]
+            distances[i] = min(distances[i], float(elements.max(initial=0.0) / aligned.rms[i]))
+            walk.noisy_since = step if walk.noisy_since is None else walk.noisy_since
+    return distances
 
 
 def _update(before: TappedStep, aligned: Aligned) -> float:

@@ -20,6 +20,9 @@ NOISE = 1e-4
 NEAR_ONE = 0.05
 """Of 1 - cosine: gradients of a pass in a smaller type differ by less, with other dropout masks by more."""
 
+STATISTICS = ("mean", "var", "running_mean", "running_var")
+"""The last parts of the names of running statistics, in Flax and in torch."""
+
 MOST_ALONE = 3
 """Parameters of one run that a sentence lists."""
 
@@ -167,7 +170,7 @@ def mode_causes(scene: Scene) -> Iterator[str]:
         names = {_label(scene, leaf, i) for leaf in still[i]} - {
             _label(scene, leaf, 1 - i) for leaf in still[1 - i]
         }
-        names = {leaf for leaf in names if leaf}
+        names = {leaf for leaf in names if leaf.split(".")[-1] in STATISTICS}
         if names:
             yield (f"BatchNorm is in evaluation mode in run {name}: {listed(sorted(names))} never changes")
             return
@@ -268,7 +271,7 @@ def gradient_causes(scene: Scene) -> list[str]:
             return [
                 f"the processes of run {name} have different gradients: they are not averaged over processes"
             ]
-    if causes := list(_zero_causes(aligned)) or list(_absent_causes(scene)):
+    if causes := list(_zero_causes(scene, aligned)) or list(_absent_causes(scene)):
         return causes
     if cause := _not_reset(scene, aligned):
         return [cause]
@@ -294,13 +297,33 @@ def _ranks_differ(run: TappedRun, step: int, tolerance: float) -> bool:
     )
 
 
-def _zero_causes(aligned: Aligned) -> Iterator[str]:
+def _zero_causes(scene: Scene, aligned: Aligned) -> Iterator[str]:
     for i, name in enumerate("AB"):
         table, other = (aligned.a, aligned.b) if i == 0 else (aligned.b, aligned.a)
         zero = (table.values[:, NORM] == 0) & (other.values[:, NORM] > 0)
         if zero.any() and not zero.all():
             leaves = [aligned.names[j] for j in np.flatnonzero(zero)]
-            yield f"{listed(leaves)} has no gradient in run {name}: frozen, or cut off (stop_gradient)"
+            steps = [_steps_with_gradient(scene, leaves[0], side) for side in (0, 1)]
+            if steps[i]:
+                texts = [
+                    f"in {len(x)} steps of run {run} (from {x[0]} on)"
+                    for x, run in zip(steps, "AB", strict=True)
+                ]
+                yield f"{listed(leaves)} has a gradient {' and '.join(texts)}: how often is it trained?"
+            else:
+                yield f"{listed(leaves)} has no gradient in run {name}: frozen, or cut off (stop_gradient)"
+
+
+def _steps_with_gradient(scene: Scene, name: str, side: int) -> list[int]:
+    """Return the steps in which a run has a gradient other than 0 of a parameter, by its name in run A."""
+    pair = next(pair for pair in scene.names.pairs["gradients"] if pair[0] == name)
+    steps = (scene.a, scene.b)[side].steps
+    tables = {k: steps[k].parts.get("gradients") for k in scene.walk.steps}
+    return [
+        k
+        for k, t in tables.items()
+        if t and pair[side] in t.names and t.rows([pair[side]]).values[0, NORM] > 0
+    ]
 
 
 def _absent_causes(scene: Scene) -> Iterator[str]:

@@ -73,7 +73,8 @@ def updates_in_turn(scene: Scene) -> list[str]:
         {name for name, d in zip(x.names, x.distances, strict=True) if d > scene.walk.tolerance("parameters")}
         for x in (after, before)
     )
-    names = [name for name in after.names if name in (agree & moved) - began - scene.walk.noise]
+    noise = scene.walk.noise | scene.walk.noisy.keys()
+    names = [name for name in after.names if name in (agree & moved) - began - noise]
     if not names or len(agree) == len(gradients.names):
         return []
     return update_causes(scene) or [
