@@ -354,3 +354,18 @@ SAME = [(Training, Training), (Clipped, Clipped), (ClippedOnce, ClippedOnce), (N
 @pytest.mark.parametrize(("training", "other"), SAME, ids=lambda x: x.__name__)
 def test_the_same_is_the_same(training, other, tmp_path):
     assert parity.bisect(training().tapped(tmp_path / "a"), other().tapped(tmp_path / "b")).same
+
+
+class Small(Noise):
+    """The gradient of one element is small, and no rounding."""
+
+    noise = 2e-5
+
+
+class OtherSmall(Noise):
+    noise = -4e-5
+
+
+def test_a_small_element_is_no_rounding(tmp_path):
+    result = parity.bisect(Small().tapped(tmp_path / "a"), OtherSmall().tapped(tmp_path / "b"))
+    assert (result.step, result.part) == (0, "parameters"), str(result)

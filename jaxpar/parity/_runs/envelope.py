@@ -61,7 +61,7 @@ class Walk:
     level: float  # the largest difference before the parting, in units of what one step loses
     unit: float
     noise: set[str] = field(default_factory=set)  # parameters whose gradients are rounding alone
-    noisy: dict[str, np.ndarray] = field(default_factory=dict)  # those of some sampled elements alone: which
+    noisy: dict[str, np.ndarray] = field(default_factory=dict)  # sampled elements whose gradients are
     noisy_since: int | None = None  # the first step whose update makes whole moves of such elements
     clips_later: bool | None = None  # whether a run clips gradients after they are tapped, if updates show it
 
@@ -228,7 +228,7 @@ def _noise(aligned: Aligned, tolerance: float) -> set[str]:
 
 
 def _noisy_elements(aligned: Aligned, unit: float) -> dict[str, np.ndarray]:
-    """Return the sampled elements whose gradients are rounding alone: tiny beside others, and unequal."""
+    """Return the sampled elements whose gradients are rounding alone: tiny for their array, and unequal."""
     x, y = np.abs(aligned.a.samples), np.abs(aligned.b.samples)
     larger = np.maximum(x, y)
     with np.errstate(invalid="ignore"):

@@ -19,6 +19,9 @@ from .run import Table, TappedRun
 FLOAT32 = 2e-5
 """The relative error of an update that float32 leaves."""
 
+LEAVES, UPDATES = 3, 12
+"""Weights, other parameters and updates of which a recipe is searched first."""
+
 Arrays = Mapping[str, np.ndarray]
 
 
@@ -38,7 +41,7 @@ class SampledUpdates:
     def explained(self, unit: float) -> tuple[Recipe, Fit] | None:
         """Return the recipe of a torch optimizer whose settings were tapped, or another, if one fits."""
         tolerance, unit = precision(unit)
-        recipe = self._read() or self._fitting(tolerance, unit)
+        recipe = self._read() or self._searched(tolerance, unit)
         if recipe is None:
             return None
         result = self.fit(recipe, unit)
@@ -65,15 +68,57 @@ class SampledUpdates:
         kinds = {KINDS[group["kind"]] for members in self.settings for group in members.values()}
         return Recipe(kinds.pop(), settings) if len(kinds) == 1 else None
 
+    def _searched(self, tolerance: float, unit: float) -> Recipe | None:
+        """Search for a recipe on a part of the updates, which takes the time of those alone."""
+        part = self._part()
+        if part is self:
+            return self._fitting(tolerance, unit)
+        recipe = part._fitting(tolerance, unit)
+        if recipe is None:
+            return None
+        by_kind = {_is_weight(name): dict(settings) for name, settings in recipe.settings.items()}
+        usual = next(iter(by_kind.values()))
+        settings = {name: by_kind.get(_is_weight(name), usual) for name in self.weights[0]}
+        extended = replace(recipe, settings=self._with_courses(settings))
+        return extended if self.fit(extended, unit) else self._fitting(tolerance, unit)
+
+    def _part(self) -> SampledUpdates:
+        """Return the first updates of the largest weights and the largest other parameters."""
+        sizes = {name: float(np.abs(x).max(initial=0.0)) for name, x in self.weights[0].items()}
+        chosen: set[str] = set()
+        for is_weight in (True, False):
+            names = [name for name in sizes if _is_weight(name) == is_weight]
+            chosen |= set(sorted(names, key=lambda name: -sizes[name])[:LEAVES])
+        if len(chosen) == len(sizes) and len(self.gradients) <= UPDATES:
+            return self
+
+        def of(tables: Sequence[Mapping[str, Any]], count: int) -> list[Mapping[str, Any]]:
+            return [{k: x for k, x in table.items() if k in chosen} for table in tables[:count]]
+
+        absences = {k: flags[:UPDATES] for k, flags in self.absences.items() if k in chosen}
+        return SampledUpdates(
+            of(self.gradients, UPDATES),
+            of(self.weights, UPDATES + 1),
+            of(self.settings, UPDATES),
+            {k: flags for k, flags in absences.items() if any(flags)},
+        )
+
+    def _with_courses(self, settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Return settings with the updates that lack a parameter's gradient."""
+        courses = {
+            name: tuple({"absent": True} if absent else {} for absent in absences)
+            for name, absences in self.absences.items()
+        }
+        bare = {name: {k: x for k, x in old.items() if k != "course"} for name, old in settings.items()}
+        return {
+            name: old | ({"course": courses[name]} if name in courses else {}) for name, old in bare.items()
+        }
+
     def _fitting(self, tolerance: float, unit: float) -> Recipe | None:
         """Search for a recipe that makes these updates: the usual ones, and those with a few changes."""
         followed = self.gradients, self.weights, self.groups
-        courses = {
-            name: {"course": tuple({"absent": True} if absent else {} for absent in absences)}
-            for name, absences in self.absences.items()
-        }
         frontier = [
-            Recipe(kind, {name: {**usual, **courses.get(name, {})} for name in self.weights[0]})
+            Recipe(kind, self._with_courses(dict.fromkeys(self.weights[0], usual)))
             for kind, usual in USUAL.items()
         ]
         for _ in range(4):
@@ -85,6 +130,10 @@ class SampledUpdates:
             frontier = [changed for recipe in best for changed in _varied(recipe)]
             frontier += [changed for _, changed in solutions(best[0], *followed)]
         return None
+
+
+def _is_weight(name: str) -> bool:
+    return name.endswith(("weight", "kernel", "embedding"))
 
 
 def precision(unit: float) -> tuple[float, float]:
@@ -144,7 +193,7 @@ def _varied(recipe: Recipe) -> Iterator[Recipe]:
     # "No decay for biases and norms" is the usual grouping; sampled arrays keep no shape, so names tell.
     for decay in (0.1, 0.01, 1e-4, 5e-4, 0.05):
         settings = {
-            name: {**old, "weight_decay": decay if name.endswith(("weight", "kernel", "embedding")) else 0.0}
+            name: {**old, "weight_decay": decay if _is_weight(name) else 0.0}
             for name, old in recipe.settings.items()
         }
         yield replace(recipe, settings=settings)

@@ -40,8 +40,8 @@ def _moving_weight(scene: Scene, pairs: list[tuple[str, str]], i: int) -> str:
         terms, losses = _terms(run, [pair[side] for pair in pairs])
         if len(pairs) < 2 or len(losses) < LEAST or not terms[:, i].all():
             return ""
-        rest = losses - terms.sum(1) + terms[:, i]
-        series.append((rest / terms[:, i], 8 * scene.walk.unit * np.abs(losses / terms[:, i])))
+        weighted = losses - terms.sum(1) + terms[:, i]
+        series.append((weighted / terms[:, i], 8 * scene.walk.unit * np.abs(losses / terms[:, i])))
     (one, bounds), (other, others) = series
     moves = np.diff(one)
     if not ((moves > -bounds[1:]).all() or (moves < bounds[1:]).all()) or one.min() < -bounds.max():
