@@ -369,3 +369,21 @@ class OtherSmall(Noise):
 def test_a_small_element_is_no_rounding(tmp_path):
     result = parity.bisect(Small().tapped(tmp_path / "a"), OtherSmall().tapped(tmp_path / "b"))
     assert (result.step, result.part) == (0, "parameters"), str(result)
+
+
+def test_a_setting_of_eight_arrays_is_searched_on_a_part(tmp_path):
+    # Weights alone decay: the arrays of the part that is searched first show the settings of the others.
+    names = [f"{i}.{kind}" for i in range(4) for kind in ("weight", "bias")]
+    for run, momentum in (("a", 0.9), ("b", 0.8)):
+        random = np.random.default_rng(0)
+        parameters = {name: random.standard_normal(3) for name in names}
+        buffers = dict.fromkeys(names, 0.0)
+        with parity.Tap(tmp_path / run, start=parameters) as tap:
+            for step in range(16):
+                gradients = {name: random.standard_normal(3) for name in names}
+                decayed = {n: g + 0.1 * n.endswith("weight") * parameters[n] for n, g in gradients.items()}
+                buffers = {name: momentum * buffers[name] + g for name, g in decayed.items()}
+                parameters = {name: x - 0.1 * buffers[name] for name, x in parameters.items()}
+                tap(step, gradients=gradients, parameters=parameters)
+    (cause,) = parity.bisect(tmp_path / "a", tmp_path / "b").causes
+    assert cause == "run A's momentum is 0.9 (run B acts as with 0.8)"
