@@ -236,6 +236,32 @@ def test_all_variables_of_the_wrappers_own_init(kind):
     close(steps[1].state.params, {"params": steps[0].state.params})
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_what_a_state_holds_may_be_an_argument(kind):
+    """As a DQN passes `step.state.target_params`: the step donates it, and used to end the process."""
+
+    class Dense(TrainState):
+        target_params: Any
+
+    def towards(net, target, x, y):
+        return ((net(x) - x @ target["kernel"] - y) ** 2).mean()
+
+    module = nn.Dense(1, param_dtype=jnp.float64, use_bias=False)
+    params, target = ({"kernel": jnp.asarray(RANDOM.randn(3, 1))} for _ in range(2))
+    steps = [
+        jaxpar.train_step(kind(module), jax.tree.map(jnp.copy, state), towards)
+        for state in [Dense.create(apply_fn=None, params=params, target_params=target, tx=optax.adam(0.1))]
+        * 2
+    ]
+    for x, y in zip(X, Y, strict=True):
+        for name in "target_params", "params":
+            held, copied = (getattr(step.state, name) for step in steps)
+            loss = steps[0](jaxpar.replicated(held), x, y)
+            assert loss == steps[1](jaxpar.replicated(jax.tree.map(np.array, copied)), x, y)
+    close(steps[0].state.params, steps[1].state.params)
+    close(steps[0].state.target_params, target)
+
+
 def test_what_is_refused():
     net = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
     optimizer = nnx.Optimizer(net, optax.sgd(0.1), wrt=nnx.Param)

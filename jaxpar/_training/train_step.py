@@ -383,7 +383,7 @@ class TrainStep:
             networks.check_objects(self._nets, objects, "train_step")
         self._state.write_back()
         self._arrays.bring(tuple(map(networks.unwrapped, objects)))
-        return args, kwargs
+        return self._arrays.apart((args, kwargs))
 
     def _raise_if_reported(self, wait: bool) -> None:
         leaf, number = self._reports.read(wait) or (NONE, 0)

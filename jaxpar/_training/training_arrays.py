@@ -15,6 +15,7 @@ from .._parallel.modules.bundle import Bundle
 from .._parallel.modules.nnx_view import NNXView
 from .._parallel.placement import Placement
 from .._tree import is_array
+from .._typing import PyTree
 from .arrays import CallArrays, ObjectArrays, take_distinct
 from .division import DividedArrays
 from .on_update import UpdateHook
@@ -89,6 +90,17 @@ class TrainingArrays(CallArrays):
             return values, {**self.extra, "optimizer": optimizer}
         values, optimizer, hook = take_distinct(self, self.optimizer, self.hook_objects)
         return values, {**self.extra, "optimizer": optimizer, "on_update": hook}
+
+    def apart(self, batch: PyTree) -> PyTree:
+        """Return a batch with copies of what net and optimizer hold, `step.state.params` for example.
+
+        A step donates what they hold, and a buffer that is also another argument's ends the process.
+        """
+        if not any(isinstance(x, jax.Array) for x in jax.tree.leaves(batch)):
+            return batch
+        objects = (self, self.optimizer, *([] if self.hook_objects is None else [self.hook_objects]))
+        held = {id(x) for arrays in objects for x in arrays.current_values()}
+        return jax.tree.map(lambda x: jnp.copy(x) if isinstance(x, jax.Array) and id(x) in held else x, batch)
 
     def program_extra(self, extra: dict[str, Any], keep: bool) -> dict[str, Any]:
         # Without an update the gradients need the loss scale and nothing else.
