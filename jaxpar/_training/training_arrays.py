@@ -99,8 +99,10 @@ class TrainingArrays(CallArrays):
         if not any(isinstance(x, jax.Array) for x in jax.tree.leaves(batch)):
             return batch
         objects = (self, self.optimizer, *([] if self.hook_objects is None else [self.hook_objects]))
-        held = {id(x) for arrays in objects for x in arrays.current_values()}
-        return jax.tree.map(lambda x: jnp.copy(x) if isinstance(x, jax.Array) and id(x) in held else x, batch)
+        identities = {id(x) for arrays in objects for x in arrays.current_values()}
+        return jax.tree.map(
+            lambda x: jnp.copy(x) if isinstance(x, jax.Array) and id(x) in identities else x, batch
+        )
 
     def program_extra(self, extra: dict[str, Any], keep: bool) -> dict[str, Any]:
         # Without an update the gradients need the loss scale and nothing else.

@@ -5,7 +5,7 @@ from ..plant import plants
 
 PLANTS = [
     *plants("jaxpar/_training/training_arrays.py",
-        ('isinstance(x, jax.Array) and id(x) in held', 'False', "tests/test_linen_steps.py -k \"may_be_an_argument and plain\""),
+        ('isinstance(x, jax.Array) and id(x) in identities', 'False', "tests/test_linen_steps.py -k \"may_be_an_argument and plain\""),
         ('for arrays in objects for x in arrays.current_values()', 'for arrays in objects[:1] for x in arrays.current_values()', "tests/test_linen_steps.py -k \"may_be_an_argument and plain\""),
     ),
     *plants("jaxpar/_training/linen_net.py",
