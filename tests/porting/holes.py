@@ -4,6 +4,7 @@ import math
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 count = 0
 
@@ -222,3 +223,28 @@ class ChangedUnderNoGrad(Layer):
         with torch.no_grad():
             y += 1
         return y
+
+
+class Doubled(nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+
+class Parametrized(nn.Module):
+    """Weights of a layer and of its own that a module computes: torch makes a class for each."""
+
+    holes = (
+        'parametrize.register_parametrization(self.layer, "weight", Doubled())',
+        'parametrize.register_parametrization(self, "scale", Doubled())',
+    )
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.scale = nn.Parameter(torch.ones(3))
+        parametrize.register_parametrization(self.layer, "weight", Doubled())
+        parametrize.register_parametrization(self, "scale", Doubled())
+        self.offset = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return self.layer(x) * self.scale + self.offset

@@ -18,6 +18,11 @@ def noisy(x, p=0.0):
     return x
 
 
+def dropped(x):
+    logits = torch.randn(x.shape[0], device=x.device)
+    return x[logits.topk(1).indices]
+
+
 class Noise(nn.Module):
     def __init__(self, width=4, p=0.0):
         super().__init__()
@@ -30,6 +35,8 @@ class Noise(nn.Module):
             order = torch.randperm(x.shape[0])
             x = x[order] * torch.randn(4) * torch.randn(()) + torch.multinomial(x, 1)
             x = nn.Linear(4, 4)(x) * torch.empty(4).uniform_()
+        if self.training and self.p > 0:
+            x = dropped(x)
         if self.p > 1:
             import torch._dynamo as dynamo
 

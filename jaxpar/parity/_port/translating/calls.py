@@ -108,6 +108,8 @@ def call(ctx: Context, node: ast.Call) -> Fragment:
     constructs = getattr(ctx.source.around(node), "name", "") == "__init__"
     extra = [f"{variable}={variable}" for variable in taken_by(ctx, node)]
     if not passes_on(ctx, node) and any((needs_rngs if constructs else builds)(ctx, x) for x in targets):
+        if ctx.kind and ctx.of_call(node) and not ctx.ran(node):
+            raise Hole(DRAWN)  # only a constructor has rngs
         extra.append("rngs=rngs")
     elif any(draws(ctx, target) for target in targets):
         extra.append(f"rngs={stream(ctx)}")
