@@ -71,6 +71,12 @@ def spectral_norm(layer: Layer, inner: Rule) -> Rule | None:
     return rule if layer.first == "u" else dataclasses.replace(rule, torch=inner.torch, also=inner.also)
 
 
+def of_users(module: Layer) -> Rule:
+    """Return the rule of a module without a row: its own arrays have equal names on both sides."""
+    names = [name for name, value in vars(module).items() if hasattr(value, "set_value")]
+    return Rule(type(module).__name__, tuple(map(same, names)))
+
+
 def _older(part: Part, name: str) -> Part:
     """Return the part under `torch.nn.utils.weight_norm`'s older name, which is read but never written."""
     return dataclasses.replace(part, torch=(name,), when=lambda shapes: False)

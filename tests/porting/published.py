@@ -124,6 +124,30 @@ class Types(nn.Module):
         return boxes + self.initial(len(x))
 
 
+class Rescale(nn.Module):
+    """A weight with torch's axes, and one that has no norm."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(1, 2, 2 * width).view(2, width))
+        self.offset = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        return x @ self.weight.T @ self.weight + self.offset
+
+
+class Rescaled(nn.Module):
+    inputs = ((4, 3),)
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.utils.parametrizations.weight_norm(Rescale(3))
+        self.second = nn.utils.parametrizations.weight_norm(Rescale(3), name="weight")
+
+    def forward(self, x):
+        return self.second(torch.tanh(self.first(x)))
+
+
 class Seeds(nn.Module):
     """A hole: each call draws the same numbers."""
 

@@ -4,6 +4,9 @@
 from ..plant import plants
 
 PLANTS = [
+    *plants("jaxpar/_rulebook/lookup.py",
+        ('rule_for(layer.layer) or parametrized.of_users(layer.layer)', 'rule_for(layer.layer)', "tests/test_port_habits.py::test_ports_are_the_same[Rescaled]"),
+    ),
     *plants("jaxpar/_rulebook/recurrent.py",
         ('lambda a, b: (a + b,),\n        lambda b: (b, np.zeros_like(b)),', 'lambda a, b: (a,),\n        lambda b: (b, np.zeros_like(b)),', "tests/test_rulebook.py -m \"not long\" -k \"outputs or merged\""),
         ('lambda *parts: (np.concatenate(parts, 1).T,)', 'lambda *parts: (np.concatenate(parts[::-1], 1).T,)', "tests/test_rulebook.py -m \"not long\" -k there_and_back"),

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from jaxpar.nn import channels_first
 
@@ -143,7 +144,9 @@ def is_torchs(value: Any) -> bool:
 
 
 def is_layer(value: Any) -> bool:
-    return inspect.isclass(value) and issubclass(value, nn.Module) and is_torchs(value)
+    """Return whether a value is a class of torch's modules, and none that register_parametrization makes."""
+    is_module = inspect.isclass(value) and issubclass(value, nn.Module)
+    return is_module and is_torchs(value) and value.__module__ != parametrize.__name__
 
 
 def jaxpar_layer(kind: type) -> Any:

@@ -49,7 +49,7 @@ from .fragment import Fragment, Hole, parsed
 from .losses import loss
 from .memory import taken_by
 from .methods import COLLECTIONS, method
-from .names import LITERALS, left_out, reference
+from .names import LITERALS, layer_with, left_out, reference
 from .omitted import is_of_batch_norm
 from .packed import packed
 from .pairs import pair
@@ -207,6 +207,8 @@ def _of_torch(ctx: Context, node: ast.Call, target: Any) -> Fragment:
         ctx.source.parents[node] = parent
     if dotted(target) in rules.CONTEXTS:
         return _context(ctx, node)
+    if normed := _normed(ctx, node, target):
+        return normed
     name = rule_name(target)
     if getattr(target, "__name__", "") in RANDOM_FUNCTIONS and ctx.of_call(node):
         raise Hole(DRAWN)
@@ -229,6 +231,19 @@ def _of_torch(ctx: Context, node: ast.Call, target: Any) -> Fragment:
     if "rngs." in candidates[0].template and ctx.of_call(node):
         raise Hole(DRAWN)
     return by_rule(ctx, node, candidates, str(name))
+
+
+def _normed(ctx: Context, node: ast.Call, target: Any) -> Fragment | None:
+    """Write weight_norm of a module whose weight is its own, with torch's axes; None for another call."""
+    is_norm = target in (nn.utils.weight_norm, nn.utils.parametrizations.weight_norm)
+    name = argument(node, 1, "name") if is_norm else None
+    if not is_norm or len(node.args) + len(node.keywords) > 1 + (name is not None):
+        return None
+    leaf = name.value if isinstance(name, ast.Constant) else "weight"
+    modules = ctx.modules(node.args[0])
+    if not modules or any(layer_with(type(x), leaf) for x in modules):  # type: ignore[arg-type]
+        return None
+    return Fragment(f"nn.WeightNorm({text(ctx, node.args[0])}, name={leaf!r}, dim=0)")
 
 
 def _is_empty(ctx: Context, part: ast.keyword) -> bool:

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
 
 from .. import rules
 from ..reading.packages import is_users
@@ -138,7 +137,7 @@ def _variable(ctx: Context, node: ast.Attribute) -> Fragment | None:
         return None
     # Modules of several classes pass here: the text must be right for all of them.
     # mypy takes the class of an object of any type for one without a hash.
-    layers: set[str | None] = {_layer_with(type(module), node.attr) for module in modules}  # type: ignore[arg-type]
+    layers: set[str | None] = {layer_with(type(module), node.attr) for module in modules}  # type: ignore[arg-type]
     layer = layers.pop()
     counterpart = rules.leaves(layer).get(node.attr) if layer else f"{node.attr}[...]"
     if layers or counterpart is None:
@@ -155,11 +154,9 @@ def _variable(ctx: Context, node: ast.Attribute) -> Fragment | None:
 
 
 @functools.cache
-def _layer_with(kind: type, name: str) -> str | None:
+def layer_with(kind: type, name: str) -> str | None:
     """Return the torch layer that a class is or derives from; None if the user's class adds the tensor."""
-    # The class that register_parametrization makes has no source.
-    bases = [base for base in kind.__mro__ if base.__module__ != parametrize.__name__]
-    layers = [base for base in bases if is_layer(base) and base is not nn.Module]
+    layers = [base for base in kind.__mro__ if is_layer(base) and base is not nn.Module]
     # Modules do not record which class added a tensor, but the source of torch's layer names its own.
     of_torch = re.compile(rf"self\.{name}\b|['\"]{name}['\"]|\b{name}:")
     recurrent = name.startswith(("weight_", "bias_"))  # torch computes `weight_ih_l0` from parts of the name
