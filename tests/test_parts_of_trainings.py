@@ -28,6 +28,8 @@ class Training:
 
     weights = 0.3, 0.7
     divided = ROWS - 1
+    rates: tuple[float, ...] | None = None
+    moved = 1.0
 
     def terms(self, terms):
         return terms
@@ -70,10 +72,11 @@ class Training:
                     loss=self.loss(float(terms @ self.weights_of(step))),
                     gradients=gradients,
                     parameters=parameters,
+                    rate=self.rates,
                     extra={
                         "hard": terms[0],
                         "soft": terms[1],
-                        "norm": {"running_mean": x.mean(0), "running_var": variance},
+                        "norm": {"running_mean": self.moved * x.mean(0), "running_var": variance},
                     },
                 )
         return folder
@@ -189,6 +192,25 @@ class EverySecond(EveryThird):
     every, first = 2, 0
 
 
+class Rates(Training):
+    rates = 0.1, 1.0
+
+
+class OneOtherRate(Training):
+    rates = 0.1, 0.1
+
+
+class OtherMomentum(Training):
+    moved = 0.1
+
+
+class FewBits(Training):
+    """A gradient so small that few bits of it are no sign of a smaller type."""
+
+    def gradients(self, gradients):
+        return gradients | {"scale": np.float32(2.0**-20)}
+
+
 class Half(Training):
     def loss(self, loss):
         return loss / 2
@@ -288,6 +310,19 @@ CASES = {
         0,
         "actor.b, actor.w has a gradient in 4 steps of run A (from 2 on) and in 6 steps of run B (from 0 on)",
     ),
+    "the rate of one group": (
+        Rates,
+        OneOtherRate,
+        0,
+        "run A's rate is not run B's (run B's is 0.1 times as large), for group 1",
+    ),
+    "a momentum in the first step": (
+        Training,
+        OtherMomentum,
+        0,
+        "running statistics move 0.1 times as far in run B: another momentum",
+    ),
+    "few bits of rounding": (Training, FewBits, 0, "only the gradients of scale differ, at the same loss"),
     "half of one network's loss": (
         Training,
         Half,

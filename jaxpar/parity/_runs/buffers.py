@@ -89,7 +89,7 @@ def _statistics_causes(scene: Scene, parted: set[str]) -> list[str]:
     before = Aligned("extra", scene.a.before(scene.step), scene.b.before(scene.step), scene.names)
     means = [name for name in after.names if name in parted and not _is_variance(name)]
     variances = [name for name in after.names if name in parted and _is_variance(name)]
-    if before and before.names == after.names:
+    if (before and before.names == after.names) or scene.step == scene.walk.steps[0]:
         factors = [factor for name in means if (factor := _factor(before, after, name)) is not None]
         if factors and len(factors) == len(means) and np.ptp(factors) <= 1e-3 * max(factors):
             reversed_ = min(abs(factors[0] - 9), 81 * abs(factors[0] - 1 / 9)) < 0.1
@@ -126,9 +126,12 @@ def _is_variance(name: str) -> bool:
 
 
 def _factor(before: Aligned, after: Aligned, name: str) -> float | None:
-    """Return how many times as far an array moves in run B, if all its elements do so."""
+    """Return how many times as far an array moves in run B, from 0 at first, if all its elements do so."""
     i = after.names.index(name)
-    x, y = (t.samples[i] - u.samples[i] for t, u in ((after.a, before.a), (after.b, before.b)))
+    x, y = after.a.samples[i], after.b.samples[i]
+    if name in before.names:
+        j = before.names.index(name)
+        x, y = x - before.a.samples[j], y - before.b.samples[j]
     square = float(np.vdot(x, x))
     factor = float(np.vdot(x, y)) / square if square else 0.0
     explained = np.abs(y - factor * x).max() <= EXPLAINED * np.abs(y).max()

@@ -127,6 +127,8 @@ def _added_decay(scene: Scene, gradients: Aligned) -> str:
     sizes = np.abs(change).max(1, initial=0.0)
     touched = sizes > 1e-6 * sizes.max(initial=0.0)
     x, y = parameters[touched], change[touched]
+    if np.unique(x).size < 3:  # which always are a multiple of one another, or nearly
+        return ""
     decay = float(np.vdot(x, y)) / max(float(np.vdot(x, x)), 1e-300)
     rounding = 8 * scene.walk.unit * scene.walk.level * float(np.abs(gradients.a.samples).max(initial=0.0))
     if not decay or np.abs(y - decay * x).max(initial=0.0) > 1e-5 * np.abs(y).max(initial=0.0) + rounding:
@@ -205,7 +207,8 @@ def cast_causes(scene: Scene, parts: Sequence[str]) -> Iterator[str]:
         for i, leaf in enumerate(aligned.names):
             types = aligned.a.dtypes[i], aligned.b.dtypes[i]
             # Rounding alone, such as the gradient of a bias before BatchNorm, has few bits in any type.
-            large = aligned.a.values[i, NORM] > NOISE * aligned.rms[i] * np.sqrt(aligned.a.sizes[i])
+            norm = min(table.values[i, NORM] for table in (aligned.a, aligned.b))
+            large = norm > NOISE * aligned.rms[i] * np.sqrt(aligned.a.sizes[i])
             kinds = [representable(table.samples[i]) if large else "" for table in (aligned.a, aligned.b)]
             for side, run in enumerate("AB"):
                 if UNITS.get(types[side], 0.0) > UNITS.get(types[1 - side], 1.0):

@@ -24,17 +24,30 @@ RUNS = ("run A", "run B")
 
 def rate_causes(scene: Scene) -> list[str]:
     """Name how the schedules differ."""
-    runs = [
+    rates = [
         [list(run.steps[k].numbers.get("rate", {}).values()) for k in scene.walk.steps]
         for run in (scene.a, scene.b)
     ]
-    x, y = ([float(np.max(rates)) if rates else np.nan for rates in run] for run in runs)
+    counts = {len(row) for run in rates for row in run}
+    if len(counts) == 1 and max(counts) > 1:
+        return _rates_of_groups(*rates)
+    x, y = ([float(np.max(row)) if row else np.nan for row in run] for run in rates)
     if len(y) > 2 and len(set(y)) == 1 and len(set(x)) > 1 and y[0] != x[0]:
         return [f"the rate's schedule (run B's rate stays constant, {y[0]:g})"]
     result = Fit({"rate": y}, {"rate": [1e-8 * abs(rate) for rate in y]})
     sentences = rate_changes({"rate": x}, result)
     if sentences is None:
         sentences = (first_rates({"rate": x}, result),)
+    return [renamed(text, *RUNS) for text in sentences]
+
+
+def _rates_of_groups(a: list[list[float]], b: list[list[float]]) -> list[str]:
+    """Name how the rates of parameter groups differ, and of which groups."""
+    x, y = ({f"group {i}": list(column) for i, column in enumerate(zip(*run, strict=True))} for run in (a, b))
+    result = Fit(y, {name: [1e-8 * abs(rate) for rate in column] for name, column in y.items()})
+    sentences = rate_changes(x, result)
+    if sentences is None:
+        sentences = (first_rates(x, result),)
     return [renamed(text, *RUNS) for text in sentences]
 
 
