@@ -208,7 +208,15 @@ class FewBits(Training):
     """A gradient so small that few bits of it are no sign of a smaller type."""
 
     def gradients(self, gradients):
-        return gradients | {"scale": np.float32(2.0**-20)}
+        few = 2.0**-30 * np.arange(65.0, 73.0).reshape(4, 2)
+        return gradients | {"critic": {"w": few}, "scale": 0 * gradients["scale"] + 2.0**-20}
+
+
+class OneNumber(Training):
+    """The change of one number is a multiple of any other number."""
+
+    def gradients(self, gradients):
+        return gradients | {"scale": gradients["scale"] + 0.1}
 
 
 class Half(Training):
@@ -322,7 +330,8 @@ CASES = {
         0,
         "running statistics move 0.1 times as far in run B: another momentum",
     ),
-    "few bits of rounding": (Training, FewBits, 0, "only the gradients of scale differ, at the same loss"),
+    "one number": (Training, OneNumber, 0, "only the gradients of scale differ, at the same loss"),
+    "few bits of rounding": (Training, FewBits, 0, "only the gradients of critic.w, scale differ"),
     "half of one network's loss": (
         Training,
         Half,

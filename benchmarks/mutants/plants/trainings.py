@@ -27,7 +27,7 @@ PLANTS = [
         ('if since < first.step and', 'if', "tests/test_other_trainings.py -k direction"),
     ),
     *plants("jaxpar/parity/_runs/passes.py",
-        ('if np.unique(x).size < 3:', 'if False:', "tests/test_parts_of_trainings.py -k bits"),
+        ('if np.unique(x).size < 3:', 'if False:', "tests/test_parts_of_trainings.py -k number"),
         ('norm = min(table.values[i, NORM]', 'norm = max(table.values[i, NORM]', "tests/test_parts_of_trainings.py -k bits"),
     ),
     *plants("jaxpar/parity/_runs/buffers.py",
