@@ -14,7 +14,7 @@ PLANTS = [
         ('in SEEDS and not ctx.of_call(node)', 'in SEEDS', "tests/test_port_habits.py -k seed_in_a_call"),
     ),
     *plants("jaxpar/parity/_port/reading/scope.py",
-        (' and value.__module__ != parametrize.__name__', '', "tests/test_port.py -k Parametrized"),
+        (' and value.__module__ != parametrize.__name__', '', "tests/test_port.py -k \"hole and Parametrized\""),
     ),
     *plants("jaxpar/parity/_port/translating/context.py",
         ('if site and site.kinds == {TENSOR_TYPE} else []', 'if False else []', "tests/test_port_habits.py::test_ports_are_the_same[Types]"),
