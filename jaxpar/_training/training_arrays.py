@@ -42,6 +42,7 @@ class TrainingArrays(CallArrays):
         self.hook = hook
         self.hook_objects = None if hook is None else ObjectArrays(hook.objects, placement, world)
         self.extra: dict[str, Any] = {}
+        self._shapes: set[tuple[int, ...]] = set()  # of what net and optimizer hold
         self._numbers: dict[int, float] = {}  # from which the optimizer's arrays were made, by position
 
     @property
@@ -96,9 +97,15 @@ class TrainingArrays(CallArrays):
 
         A step donates what they hold, and a buffer that is also another argument's ends the process.
         """
-        if not any(isinstance(x, jax.Array) for x in jax.tree.leaves(batch)):
-            return batch
+        shapes = {x.shape for x in jax.tree.leaves(batch) if isinstance(x, jax.Array)}
         objects = (self, self.optimizer, *([] if self.hook_objects is None else [self.hook_objects]))
+        # To list the arrays takes long, and few batches have a parameter's shape.
+        if shapes and not (self._shapes and all(arrays.clean for arrays in objects)):
+            self._shapes = {
+                jnp.shape(x) for arrays in objects for x in arrays.current_values() if is_array(x)
+            }
+        if shapes.isdisjoint(self._shapes):
+            return batch
         identities = {id(x) for arrays in objects for x in arrays.current_values()}
         return jax.tree.map(
             lambda x: jnp.copy(x) if isinstance(x, jax.Array) and id(x) in identities else x, batch

@@ -6,7 +6,8 @@ from ..plant import plants
 PLANTS = [
     *plants("jaxpar/_training/training_arrays.py",
         ('isinstance(x, jax.Array) and id(x) in identities', 'False', "tests/test_linen_steps.py -k \"may_be_an_argument and plain\""),
-        ('for arrays in objects for x in arrays.current_values()', 'for arrays in objects[:1] for x in arrays.current_values()', "tests/test_linen_steps.py -k \"may_be_an_argument and plain\""),
+        ('if shapes.isdisjoint(self._shapes):', 'if True:', "tests/test_linen_steps.py -k \"may_be_an_argument and plain\""),
+        ('{id(x) for arrays in objects for', '{id(x) for arrays in objects[:1] for', "tests/test_linen_steps.py -k \"may_be_an_argument and plain\""),
     ),
     *plants("jaxpar/_training/linen_net.py",
         ('variables[PARAMS] if PARAMS in', '{} if PARAMS in', "tests/test_linen_steps.py -k \"all_variables and plain-1\""),
