@@ -42,7 +42,7 @@ class TrainingArrays(CallArrays):
         self.hook = hook
         self.hook_objects = None if hook is None else ObjectArrays(hook.objects, placement, world)
         self.extra: dict[str, Any] = {}
-        self._shapes: set[tuple[int, ...]] = set()  # of what net and optimizer hold
+        self._held_shapes: set[tuple[int, ...]] = set()  # of what net and optimizer hold
         self._numbers: dict[int, float] = {}  # from which the optimizer's arrays were made, by position
 
     @property
@@ -100,11 +100,11 @@ class TrainingArrays(CallArrays):
         shapes = {x.shape for x in jax.tree.leaves(batch) if isinstance(x, jax.Array)}
         objects = (self, self.optimizer, *([] if self.hook_objects is None else [self.hook_objects]))
         # To list the arrays takes long, and few batches have a parameter's shape.
-        if shapes and not (self._shapes and all(arrays.clean for arrays in objects)):
-            self._shapes = {
+        if shapes and not (self._held_shapes and all(arrays.clean for arrays in objects)):
+            self._held_shapes = {
                 jnp.shape(x) for arrays in objects for x in arrays.current_values() if is_array(x)
             }
-        if shapes.isdisjoint(self._shapes):
+        if shapes.isdisjoint(self._held_shapes):
             return batch
         identities = {id(x) for arrays in objects for x in arrays.current_values()}
         return jax.tree.map(

@@ -6,7 +6,7 @@ from ..plant import plants
 PLANTS = [
     *plants("jaxpar/_training/training_arrays.py",
         ('isinstance(x, jax.Array) and id(x) in identities', 'False', "tests/test_linen_steps.py -k \"may_be_an_argument and plain\""),
-        ('if shapes.isdisjoint(self._shapes):', 'if True:', "tests/test_linen_steps.py -k \"may_be_an_argument and plain\""),
+        ('if shapes.isdisjoint(self._held_shapes):', 'if True:', "tests/test_linen_steps.py -k \"may_be_an_argument and plain\""),
         ('{id(x) for arrays in objects for', '{id(x) for arrays in objects[:1] for', "tests/test_linen_steps.py -k \"may_be_an_argument and plain\""),
     ),
     *plants("jaxpar/_training/linen_net.py",
