@@ -65,7 +65,7 @@ class Case:
     call: Callable[..., Any] = lambda net, *inputs, **options: net(*inputs, **options)
 
     def __str__(self) -> str:
-        return " ".join([self.torch, *(f"{k}={v}" for k, v in self.options.items())])
+        return " ".join([self.torch, *(f"{k}={getattr(v, '__name__', v)}" for k, v in self.options.items())])
 
 
 @dataclasses.dataclass(frozen=True)
