@@ -140,19 +140,27 @@ def test_a_setting_is_named_before_an_array_shows_it(decay, part, consequence, t
     )
 
 
-@pytest.mark.parametrize("smoothing", [0.1, 0.3])
-def test_smoothed_labels_are_named_with_their_share(smoothing, tmp_path):
+@pytest.mark.parametrize(("smoothing", "clip"), [(0.1, None), (0.3, None), (0.1, 0.05), (0.0, 0.05)])
+def test_smoothed_labels_are_named_with_their_share(smoothing, clip, tmp_path):
+    # Where gradients are clipped, the share is unknown; and other labels are no smoothing.
     random = np.random.default_rng(0)
-    x, labels = torch.from_numpy(random.standard_normal((9, 5))), torch.arange(9) % 4
+    x = torch.from_numpy(random.standard_normal((3, 9, 5)))
     for run, share in (("a", 0.0), ("b", smoothing)):
         torch.manual_seed(0)
         net = torch.nn.Linear(5, 4).double()
         with parity.Tap(tmp_path / run, start=net) as tap:
-            loss = torch.nn.functional.cross_entropy(net(x), labels, label_smoothing=share)
-            loss.backward()
-            tap(0, batch=(x, labels), loss=loss, gradients=net, parameters=net)
-    causes = parity.bisect(tmp_path / "a", tmp_path / "b").causes
-    assert causes == (f"label smoothing: run B smooths labels by {smoothing:g} more",)
+            for step, rows in enumerate(x):
+                labels = (torch.arange(9) + step) % 4
+                others = labels if smoothing or run == "a" else labels.flip(0)
+                net.zero_grad()
+                loss = torch.nn.functional.cross_entropy(net(rows), others, label_smoothing=share)
+                loss.backward()
+                if clip:
+                    torch.nn.utils.clip_grad_norm_(net.parameters(), clip)
+                tap(step, batch=(rows, labels), loss=loss, gradients=net, parameters=net)
+    (cause,) = parity.bisect(tmp_path / "a", tmp_path / "b").causes
+    text = f"label smoothing: run B smooths labels {'' if clip else f'by {smoothing:g} '}more"
+    assert (cause == text) == (smoothing > 0)
 
 
 def test_a_larger_difference_of_gradients_is_no_rounding(tmp_path):

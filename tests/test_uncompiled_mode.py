@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from jaxpar.parity._runs.uncompiled_mode import without_compiler  # noqa: E402
+from jaxpar.parity._sides.uncompiled_mode import without_compiler  # noqa: E402
 
 
 def mode():

@@ -135,7 +135,7 @@ PLANTS = [
         _plant(lambda t: digits(t) and t.dropout == 0, **{"evaluation mode": True}),
         "evaluation mode in run B",
     ),
-    Plant("label smoothing", _plant(classes, **{"label smoothing": 0.1}), "smooths labels by 0.1"),
+    Plant("label smoothing", _plant(classes, **{"label smoothing": 0.1}), "smooths labels (by 0.1 )?more"),
     Plant("an L2 penalty", _plant(exact, penalty=[1e-2, 1e-3]), "as a penalty in the loss"),
     Plant(
         "a pass in bfloat16",

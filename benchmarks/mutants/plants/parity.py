@@ -44,7 +44,7 @@ PLANTS = [
         ('or not (model.variables or all(layer.built for _, layer in members(model)))', '', "tests/test_keras.py -k marked_as_built"),
         ('if id(member) not in nodes:', 'if True:', "tests/test_keras.py -k shared"),
     ),
-    *plants("jaxpar/parity/_runs/uncompiled_mode.py",
+    *plants("jaxpar/parity/_sides/uncompiled_mode.py",
         ('wrapped if "torch._dynamo" in sys.modules else written', 'wrapped', "tests/test_uncompiled_mode.py"),
         ('wrapped if "torch._dynamo" in sys.modules else written', 'written', "tests/test_uncompiled_mode.py"),
     ),

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .._sides.step_data import factors, real_parts
 from .._sides.torch_float64 import Rounding
 from .._sides.torch_side import named_leaves
+from .._sides.uncompiled_mode import without_compiler
 from .._stochastic_arithmetic import OUTPUTS
 from .variants import mapped
 
@@ -77,6 +78,7 @@ def loss(outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     return sum(terms, torch.zeros((), requires_grad=True))
 
 
+@without_compiler
 class _OtherChoice(TorchDispatchMode):
     """Turns the inputs of `topk` around, which then takes others of equal values, if it meets any.
 

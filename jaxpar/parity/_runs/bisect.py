@@ -17,9 +17,10 @@ from .batches import batch_causes
 from .buffers import divisors_within_rounding, extra_causes
 from .clipping import with_clipped_gradients
 from .envelope import ORDER, PartCurve, Parting, Walk, walked
+from .gradients import gradient_causes
 from .matching import MatchedNames, matched
 from .operation_types import differences, together
-from .passes import gradient_causes, listed, loss_causes
+from .passes import listed, loss_causes
 from .run import TappedRun, read_run
 from .scene import Scene
 from .updates import (

@@ -1,4 +1,4 @@
-"""Name why the loss or the gradients of a step differ, whose rows and parameters are the same."""
+"""Name why the loss of a step differs, whose rows and parameters are the same."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from .casts import representable
-from .clipping import ADDED, clip_cause, gradient_limits
+from .clipping import ADDED, gradient_limits
 from .digests import sample_indices
 from .envelope import UNITS, common_factor
 from .matching import Aligned
@@ -52,25 +52,25 @@ def loss_causes(scene: Scene) -> list[str]:
                 if abs(ratio - factor) <= 1e-3 * abs(factor)
                 else "gradients are"
             )
-            return [f"{which} {factor:.6g} times as large in run B{_reduction(scene, factor)}"]
+            return [f"{which} {factor:.6g} times as large in run B{reduction(scene, factor)}"]
         if cause := _scaled_in_part(scene, gradients, ratio) or weights_cause(scene):
             return [cause]
-        if cause := _added_decay(scene, gradients):
+        if cause := added_decay(scene, gradients):
             return [f"{cause}, as a penalty in the loss"]
         if cause := _smoothing(scene, gradients):
             return [cause]
-        if (name := _reduction(scene, ratio, of_any_number=False)) and gradient_limits(
+        if (name := reduction(scene, ratio, of_any_number=False)) and gradient_limits(
             scene.a, scene.walk.steps
         ) != [0.0] * 3:
             return [f"the loss is {ratio:.6g} times as large in run B{name}; the gradients are clipped"]
-    elif name := _reduction(scene, ratio):
+    elif name := reduction(scene, ratio):
         return [f"the loss is {ratio:.6g} times as large in run B{name}"]
     causes = [*mode_causes(scene), *cast_causes(scene, ("gradients", "extra"))]
     return causes or [*_pass_causes(scene, gradients, abs(ratio - 1))]
 
 
 def _reported(scene: Scene, ratio: float) -> str:
-    name = _reduction(scene, ratio)
+    name = reduction(scene, ratio)
     limits = [gradient_limits(run, scene.walk.steps)[0] for run in (scene.a, scene.b)]
     if limits[0] and abs(limits[0] - limits[1]) <= ADDED * limits[0]:
         return (
@@ -81,7 +81,7 @@ def _reported(scene: Scene, ratio: float) -> str:
     return f"{text}; the gradients are the same"
 
 
-def _reduction(scene: Scene, factor: float, of_any_number: bool = True) -> str:
+def reduction(scene: Scene, factor: float, of_any_number: bool = True) -> str:
     """Return what the factor is: a number of rows or elements, and else a small number or a loss scale."""
     counts: dict[str, float] = {}
     for leaf in scene.a.steps[scene.step].batch.values():
@@ -112,11 +112,11 @@ def _scaled_in_part(scene: Scene, gradients: Aligned, ratio: float) -> str:
         scaled += [name] * (not near[0])
     if not scaled:
         return ""
-    factor = f"{ratio:.6g} times as large in run B{_reduction(scene, ratio)}"
+    factor = f"{ratio:.6g} times as large in run B{reduction(scene, ratio)}"
     return f"the loss and the gradients of {listed(scaled)} are {factor}; the other gradients are the same"
 
 
-def _added_decay(scene: Scene, gradients: Aligned) -> str:
+def added_decay(scene: Scene, gradients: Aligned) -> str:
     """Return that the gradients of one run include a multiple of the parameters, if they do."""
     before = scene.before()
     if not before or not set(gradients.names) <= set(before.a.names):
@@ -144,6 +144,7 @@ def _smoothing(scene: Scene, gradients: Aligned) -> str:
 
     Cross-entropy with the labels (1 - s) * y + s / classes moves it by s * (frequencies - 1 / classes).
     """
+    clips = any(gradient_limits(scene.a, scene.walk.steps))
     for leaf in scene.a.steps[scene.step].batch.values():
         labels = leaf.full
         if labels is None or labels.dtype.kind not in "iu" or labels.ndim != 1 or labels.min(initial=0) < 0:
@@ -153,11 +154,18 @@ def _smoothing(scene: Scene, gradients: Aligned) -> str:
                 continue
             moved = np.bincount(labels, minlength=shape[0]) / len(labels) - 1 / shape[0]
             x = moved[sample_indices(shape, scene.a.seed)]
-            y = gradients.b.samples[i] - gradients.a.samples[i]
-            share = float(x @ y) / max(float(x @ x), 1e-300)
-            if share and np.abs(y - share * x).max() <= 1e-4 * np.abs(y).max():
+            before, after = gradients.a.samples[i], gradients.b.samples[i]
+            share = float(x @ (after - before)) / max(float(x @ x), 1e-300)
+            if share and np.abs(after - before - share * x).max() <= 1e-4 * np.abs(after - before).max():
                 run = "B" if share > 0 else "A"
                 return f"label smoothing: run {run} smooths labels by {abs(share):.4g} more"
+            if clips and len(x) > 3:
+                # Each run's factor of clipping is unknown, and with it the share.
+                terms = np.stack([before, x], 1)
+                factors = np.linalg.lstsq(terms, after)[0]
+                if np.abs(terms @ factors - after).max() <= 1e-4 * np.abs(after - factors[0] * before).max():
+                    run = "B" if factors[1] > 0 else "A"
+                    return f"label smoothing: run {run} smooths labels more"
     return ""
 
 
@@ -223,7 +231,7 @@ def cast_causes(scene: Scene, parts: Sequence[str]) -> Iterator[str]:
 
 def _pass_causes(scene: Scene, gradients: Aligned, change: float) -> Iterator[str]:
     """Name what is possible if nothing is proven."""
-    shown = different_terms(scene) + _untied(scene)
+    shown = different_terms(scene) + untied(scene)
     rounding = False
     if gradients:
         x, y = gradients.a.samples[gradients.sampled], gradients.b.samples[gradients.sampled]
@@ -253,143 +261,9 @@ def _pass_causes(scene: Scene, gradients: Aligned, change: float) -> Iterator[st
         )
 
 
-def _untied(scene: Scene) -> str:
+def untied(scene: Scene) -> str:
     """Return the parameters that one run alone has, as tied weights are one parameter or two."""
     alone = [
         text.removeprefix("parameters ") for text in scene.names.unmatched if text.startswith("parameters ")
     ]
     return f"; {'; '.join(alone[:MOST_ALONE])} (are weights tied in one run?)" if alone else ""
-
-
-# ---------------------------------------------------------------------------------------------- gradients
-
-
-def gradient_causes(scene: Scene) -> list[str]:
-    """Name why the gradients differ at an equal loss."""
-    aligned = scene.aligned("gradients")
-    tolerance = scene.walk.tolerance("gradients")
-    ranks = [_ranks_differ(run, scene.step, tolerance) for run in (scene.a, scene.b)]
-    for i, name in enumerate("AB"):
-        if ranks[i] and not ranks[1 - i]:
-            return [
-                f"the processes of run {name} have different gradients: they are not averaged over processes"
-            ]
-    if causes := list(_zero_causes(scene, aligned)) or list(_absent_causes(scene)):
-        return causes
-    if cause := _not_reset(scene, aligned):
-        return [cause]
-    if cause := clip_cause(scene):
-        return [cause]
-    factor, residue = common_factor(aligned)
-    if residue <= tolerance < abs(factor - 1):
-        return [f"gradients are {factor:.6g} times as large in run B{_reduction(scene, factor)}"]
-    if cause := _added_decay(scene, aligned):
-        return [cause]
-    if causes := list(cast_causes(scene, ("gradients",))):
-        return causes
-    return list(_partial_causes(scene, aligned, tolerance))
-
-
-def _ranks_differ(run: TappedRun, step: int, tolerance: float) -> bool:
-    tables = run.steps[step].ranks.get("gradients", [])
-    return any(
-        np.abs(table.values[:, NORM] - tables[0].values[:, NORM]).max()
-        > tolerance * tables[0].values[:, NORM].max()
-        for table in tables[1:]
-        if table.values.shape == tables[0].values.shape
-    )
-
-
-def _zero_causes(scene: Scene, aligned: Aligned) -> Iterator[str]:
-    for i, name in enumerate("AB"):
-        table, other = (aligned.a, aligned.b) if i == 0 else (aligned.b, aligned.a)
-        zero = (table.values[:, NORM] == 0) & (other.values[:, NORM] > 0)
-        if zero.any() and not zero.all():
-            leaves = [aligned.names[j] for j in np.flatnonzero(zero)]
-            steps = [_steps_with_gradient(scene, leaves[0], side) for side in (0, 1)]
-            if steps[i]:
-                texts = [
-                    f"in {len(x)} steps of run {run} (from {x[0]} on)"
-                    for x, run in zip(steps, "AB", strict=True)
-                ]
-                yield f"{listed(leaves)} has a gradient {' and '.join(texts)}: how often is it trained?"
-            else:
-                yield f"{listed(leaves)} has no gradient in run {name}: frozen, or cut off (stop_gradient)"
-
-
-def _steps_with_gradient(scene: Scene, name: str, side: int) -> list[int]:
-    """Return the steps in which a run has a gradient other than 0 of a parameter, by its name in run A."""
-    pair = next(pair for pair in scene.names.pairs["gradients"] if pair[0] == name)
-    steps = (scene.a, scene.b)[side].steps
-    tables = {k: steps[k].parts.get("gradients") for k in scene.walk.steps}
-    return [
-        k
-        for k, t in tables.items()
-        if t and pair[side] in t.names and t.rows([pair[side]]).values[0, NORM] > 0
-    ]
-
-
-def _absent_causes(scene: Scene) -> Iterator[str]:
-    """Name parameters of both runs that have a gradient in one of them alone."""
-    tables = [run.steps[scene.step].parts["gradients"] for run in (scene.a, scene.b)]
-    for i, run in enumerate("AB"):
-        names = [
-            pair[0]
-            for pair in scene.names.pairs.get("parameters", [])
-            if pair[i] in tables[i].names and pair[1 - i] not in tables[1 - i].names
-            if tables[i].rows([pair[i]]).values[0, NORM] > 0
-        ]
-        if names:
-            yield (
-                f"{listed(names)} has a gradient in run {run} alone: run {'BA'[i]} does not train it "
-                "(requires_grad, a frozen part), and a norm that is clipped does not include it"
-            )
-
-
-def _not_reset(scene: Scene, aligned: Aligned) -> str:
-    """Return that one run adds its gradients of the step before, which may be clipped, if it does."""
-    earlier = [k for k in scene.walk.steps if k < scene.step]
-    previous = earlier and scene.aligned("gradients", earlier[-1])
-    if not previous or previous.names != aligned.names:
-        return ""
-    current, last = (
-        [table.samples[aligned.sampled].ravel() for table in (x.a, x.b)] for x in (aligned, previous)
-    )
-    for i, name in enumerate("AB"):
-        parts = np.stack([current[1 - i], last[i]], 1)
-        (share, added), *_ = np.linalg.lstsq(parts, current[i])
-        error = np.linalg.norm(parts @ (share, added) - current[i]) / np.linalg.norm(current[i])
-        if error <= 8 * scene.walk.tolerance("gradients") and share > 0 and added > 0.01 * share:
-            return (
-                f"run {name} adds the gradients of the step before: they are not set to zero (zero_grad), or "
-                "accumulate over updates"
-            )
-    return ""
-
-
-def _grown(scene: Scene) -> str:
-    """Return how to exclude that rounding has grown, where a later step differs by little more than that."""
-    first = scene.walk.partings[0]
-    is_near = first.distance < 4 * first.allowed and scene.walk.steps[0] < scene.step
-    return "; or rounding has grown faster than usual, which --nudged or float64 shows" if is_near else ""
-
-
-def _partial_causes(scene: Scene, aligned: Aligned, tolerance: float) -> Iterator[str]:
-    different = [name for name, d in zip(aligned.names, aligned.distances, strict=True) if d > tolerance]
-    which = f" of {listed(different)}" if len(different) < len(aligned.names) else ""
-    if aligned.distance < FAR:
-        moment = ", or takes them before or after an update of the others" if which else ""
-        yield (
-            f"gradients differ by little (by {aligned.distance:.2g}{which}) at the same loss: one run rounds "
-            f"more, or has an approximation or another constant (a form of GELU, an epsilon){moment}"
-            f"{_grown(scene)}"
-        )
-        return
-    only = "only " if which else ""
-    several = len(scene.a.steps[scene.step].losses) > 1
-    batches = ", or adds up other batches" if several else ""
-    yield (
-        f"{only}the gradients{which} differ, at the same loss: one run cuts a part of it off (detach, "
-        "stop_gradient), has another backward pass there, or changes gradients before they are tapped"
-        f"{batches}{_untied(scene)}"
-    )

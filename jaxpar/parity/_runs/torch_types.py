@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .._sides.uncompiled_mode import without_compiler
 from .operation_types import FLOATS, OperationType
-from .uncompiled_mode import without_compiler
 
 NAMES = {
     "softmax": "_softmax _safe_softmax",

@@ -18,9 +18,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..._typing import PyTree
-from .._runs.uncompiled_mode import without_compiler
 from .._tensors import array_of
 from .constants import Constants
+from .uncompiled_mode import without_compiler
 
 WIDE = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64)
 WIDE[torch.complex64] = torch.complex128
