@@ -160,7 +160,7 @@ def _smoothing(scene: Scene, gradients: Aligned) -> str:
                 run = "B" if share > 0 else "A"
                 return f"label smoothing: run {run} smooths labels by {abs(share):.4g} more"
             if clips and len(x) > 3:
-                # Each run's factor of clipping is unknown, and with it the share.
+                # Neither run's factor of clipping is known, so the share is not, either.
                 terms = np.stack([before, x], 1)
                 factors = np.linalg.lstsq(terms, after)[0]
                 if np.abs(terms @ factors - after).max() <= 1e-4 * np.abs(after - factors[0] * before).max():
