@@ -121,7 +121,7 @@ def test_rows_are_told_apart_by_each_of_their_arrays():
 @pytest.mark.parametrize(("factor", "named"), [(1024.0, True), (4096.5, False), (1.0, False)])
 def test_powers_of_two_may_be_a_loss_scale(factor, named):
     scene = SimpleNamespace(a=SimpleNamespace(steps={1: SimpleNamespace(batch={})}), step=1)
-    assert ("a loss scale?" in passes._reduction(scene, factor)) is named
+    assert ("a loss scale?" in passes.reduction(scene, factor)) is named
 
 
 @pytest.mark.parametrize(("rows", "named"), [({1: 8, 2: 7}, True), ({1: 7, 2: 7}, False), ({2: 7}, False)])

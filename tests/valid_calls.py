@@ -131,6 +131,7 @@ VALUES: dict[str, Any] = {
     "embed_dim": 4,
     "num_heads": 2,
     "num_embeddings": 5,
+    "embeddings": lambda: jnp.ones((5, 3)),
     "embedding_dim": 3,
     "negative_slope": lambda: jnp.array(0.25),
     "threshold": 0.5,

@@ -76,7 +76,8 @@ def _noted(placement: Placement, replica: int, kind: Kind) -> Iterator[None]:
         yield
     except Exception as error:
         device, dim = _devices.name(placement.devices[replica]), placement.dim
-        rows = "".join(f", which has {shape[dim]} rows along dim={dim}" for shape in kind[:1])
+        counts = [shape[dim] for shape in kind if len(shape) > dim]
+        rows = f", which has {counts[0]} rows along dim={dim}" if counts else ""
         error.add_note(
             f"Caught {type(error).__name__} in replica {replica} on device {device}{rows}"
             " (replicas with the same number of rows are traced once)."

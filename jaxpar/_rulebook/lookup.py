@@ -60,7 +60,7 @@ def _both_directions(layer: Layer, shapes: Shapes | None) -> Rule | None:
 
 def _weight_norm(layer: Layer, shapes: Shapes | None) -> Rule | None:
     inner = rule_for(layer.layer) or parametrized.of_users(layer.layer)
-    return parametrized.weight_norm(layer, inner)
+    return inner and parametrized.weight_norm(layer, inner)
 
 
 def _spectral_norm(layer: Layer, shapes: Shapes | None) -> Rule | None:

@@ -71,8 +71,10 @@ def spectral_norm(layer: Layer, inner: Rule) -> Rule | None:
     return rule if layer.first == "u" else dataclasses.replace(rule, torch=inner.torch, also=inner.also)
 
 
-def of_users(module: Layer) -> Rule:
-    """Return the rule of a module without a row: its own arrays have equal names on both sides."""
+def of_users(module: Layer) -> Rule | None:
+    """Return the rule of a user's module without a row: its own arrays have equal names on both sides."""
+    if type(module).__module__.partition(".")[0] in ("flax", "jaxpar"):
+        return None
     names = [name for name, value in vars(module).items() if hasattr(value, "set_value")]
     return Rule(type(module).__name__, tuple(map(same, names)))
 

@@ -166,9 +166,8 @@ def watch(make: Callable[[], Any], call: Callable[[Any], Any], watched: Watched 
         call(module)
 
     watched.functions = {function.__code__: function for function in functions_of(codes(run))}
-    for cache in gc.get_referrers(*watched.functions.values()):
-        if isinstance(cache, functools._lru_cache_wrapper):
-            cache.cache_clear()  # otherwise the function would not run again
+    for cache in referrers(functools._lru_cache_wrapper, watched.functions.values()):
+        cache.cache_clear()  # otherwise the function would not run again
     with probes(watched, watched.functions.values()), watched.listening():
         run()
     watched.aliases.release_frames()
@@ -204,15 +203,20 @@ def codes(run: Callable[[], Any]) -> list[CodeType]:
 def functions_of(codes: Iterable[CodeType]) -> list[FunctionType]:
     """Nested functions have no object, because they exist only while they run."""
     code_set = set(codes)
+    # A code object has no reference to its function.
+    return [function for function in referrers(FunctionType, code_set) if function.__code__ in code_set]
+
+
+def referrers(kind: type, referents: Iterable[Any]) -> list[Any]:
+    """Return the objects of a type that refer to one of these, those that a program has frozen too."""
     frozen = gc.get_freeze_count() > 0
     if frozen:
         gc.collect()  # before garbage is frozen, too
-        gc.unfreeze()  # what a program has frozen is hidden from the search
-    # A code object has no reference to its function.
-    functions = [x for x in gc.get_referrers(*code_set) if isinstance(x, FunctionType)]
+        gc.unfreeze()  # what is frozen is hidden from the search
+    objects = [x for x in gc.get_referrers(*referents) if isinstance(x, kind)]
     if frozen:
         gc.freeze()
-    return [function for function in functions if function.__code__ in code_set]
+    return objects
 
 
 @contextmanager

@@ -22,7 +22,8 @@ from ..reading.source import Function
 from .context import TENSOR_TYPE, Context
 from .expressions import is_placement
 
-SEEDS = (torch.manual_seed, torch.cuda.manual_seed, torch.cuda.manual_seed_all)
+SEEDS = {"torch.random.manual_seed", "torch.cuda.random.manual_seed", "torch.cuda.random.manual_seed_all"}
+"""Names, because torch's compiler wraps the functions when it is imported."""
 _EXAMINED: set[ast.stmt] = set()
 """Assignments under examination, to end recursion."""
 
@@ -48,7 +49,10 @@ def is_omitted(ctx: Context, node: ast.stmt) -> bool:
 def _seeds(ctx: Context, node: ast.stmt) -> bool:
     """Return whether a statement that no call runs seeds torch's random numbers."""
     call = node.value if isinstance(node, ast.Expr) else None
-    return isinstance(call, ast.Call) and ctx.scope.value(call.func) in SEEDS and not ctx.of_call(node)
+    if not isinstance(call, ast.Call) or ctx.of_call(node):
+        return False
+    function = ctx.scope.value(call.func)
+    return f"{getattr(function, '__module__', '')}.{getattr(function, '__name__', '')}" in SEEDS
 
 
 def _starts_layer(ctx: Context, node: ast.stmt) -> bool:
