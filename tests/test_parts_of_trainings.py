@@ -212,6 +212,15 @@ class FewBits(Training):
         return gradients | {"critic": {"w": few}, "scale": 0 * gradients["scale"] + 2.0**-20}
 
 
+class OddUpdates(Training):
+    """Of one network, the gradients are changed after they are tapped."""
+
+    def updated(self, name, weights, gradients):
+        if name == "critic":
+            gradients = mapped(lambda g: np.roll(g, 1), gradients)
+        return super().updated(name, weights, gradients)
+
+
 class OneNumber(Training):
     """The change of one number is a multiple of any other number."""
 
@@ -330,6 +339,12 @@ CASES = {
         0,
         "running statistics move 0.1 times as far in run B: another momentum",
     ),
+    "updates of one network": (
+        Training,
+        OddUpdates,
+        0,
+        "only the updates of critic.w differ, after equal gradients",
+    ),
     "one number": (Training, OneNumber, 0, "only the gradients of scale differ, at the same loss"),
     "few bits of rounding": (Training, FewBits, 0, "only the gradients of critic.w, scale differ"),
     "half of one network's loss": (
@@ -431,3 +446,16 @@ def test_a_setting_of_eight_arrays_is_searched_on_a_part(tmp_path):
                 tap(step, gradients=gradients, parameters=parameters)
     (cause,) = parity.bisect(tmp_path / "a", tmp_path / "b").causes
     assert cause == "run A's momentum is 0.9 (run B acts as with 0.8)"
+
+
+def test_statistics_are_matched_by_their_modules(tmp_path):
+    # No name and no number says which statistics are the same.
+    random = np.random.default_rng(0)
+    weight, mean = np.ones(5), random.standard_normal(5)
+    trees = {"a": {"bn1": {"weight": weight}}, "b": {"BatchNorm_0": {"scale": weight}}}
+    extras = {"a": {"bn1": {"running_mean": mean}}, "b": {"BatchNorm_0": {"mean": 0.1 * mean}}}
+    for run, parameters in trees.items():
+        with parity.Tap(tmp_path / run, start=parameters) as tap:
+            tap(0, parameters=parameters, extra=extras[run])
+    result = parity.bisect(tmp_path / "a", tmp_path / "b")
+    assert result.causes == ("running statistics move 0.1 times as far in run B: another momentum",)

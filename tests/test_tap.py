@@ -74,6 +74,10 @@ def test_rows_have_one_digest_in_all_layouts_and_types():
     np.testing.assert_array_equal(row_digests(images[::-1]), reference[:, ::-1])
     np.testing.assert_array_equal(row_digests(-0.0 * images), row_digests(0 * images))
     assert len(np.unique(row_digests(np.arange(1000))[0])) == 1000
+    square = RANDOM.integers(0, 256, (4, 6, 6, 3)) / 4
+    np.testing.assert_array_equal(row_digests(square.transpose(0, 3, 1, 2)), row_digests(square))
+    exchanged = row_digests(square.transpose(0, 2, 1, 3))
+    assert (exchanged[0] != row_digests(square)[0]).all()
 
 
 # --------------------------------------------------------------------------------------------------- trees

@@ -40,6 +40,12 @@ class Explainer:
     tolerance: float  # EXACT or SINGLE
     unit: float = DOUBLE  # of rounding in the weights
 
+    def of(self, names: Sequence[str]) -> Explainer:
+        """Return the part of these parameters."""
+        batches, weights = ([{k: x[k] for k in names} for x in y] for y in (self.batches, self.weights))
+        rates = {name: self.rates[name] for name in names}
+        return Explainer(batches, weights, rates, self.tolerance, self.unit)
+
     def same(self, recipe: Recipe, groups: Groups) -> bool:
         """Whether JAX's updates are this recipe's, with torch's rates."""
         result = self._fit(recipe, groups)

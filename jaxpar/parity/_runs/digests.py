@@ -111,10 +111,14 @@ def _mixed(x: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=64)
 def _position_weights(shape: Shape) -> np.ndarray:
-    """Return an odd number for each position. Transposing the shape transposes them."""
+    """Return an odd number for each position. Transposing the shape transposes them.
+
+    Axes of one length are told apart by their order, which channels first and last have alike.
+    """
     total = np.zeros(shape, np.uint64)
     for axis, n in enumerate(shape):
-        numbers = _mixed(np.arange(n, dtype=np.uint64) + np.uint64((n << 32) + 1))
+        earlier = shape[:axis].count(n)
+        numbers = _mixed(np.arange(n, dtype=np.uint64) + np.uint64((earlier << 48) + (n << 32) + 1))
         total = total + numbers.reshape([-1 if i == axis else 1 for i in range(len(shape))])
     return _mixed(total).reshape(-1) | np.uint64(1)
 
@@ -123,7 +127,8 @@ def row_digests(x: np.ndarray) -> np.ndarray:
     """Return two digests for each row, [2, rows]: of the values in their positions, and in any order.
 
     Values are rounded to float32, so that types that hold the same values agree. Transposing the axes of the
-    rows, such as channels first and last, changes neither digest; flipping changes the first.
+    rows, such as channels first and last, changes neither digest; flipping changes the first, and so does the
+    exchange of two axes of one length.
     """
     rows = x.reshape(1) if x.ndim == 0 else x
     # Adding 0 makes -0.0 and 0.0 one value.

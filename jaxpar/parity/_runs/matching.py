@@ -118,10 +118,14 @@ def _pairs(part: str, x: Table, y: Table, pairs: Mapping[str, str]) -> Iterator[
         for name, shape in zip(table.names, table.shapes, strict=True)
     }
     translated = {plain_name(k, part): plain_name(v, part) for k, v in pairs.items()}
+    # Running statistics belong to the module whose weights are matched.
+    modules = {k.rpartition(".")[0]: v.rpartition(".")[0] for k, v in translated.items() if "." in k}
     for name in x.names:
         key = plain_name(name, part)
         options = [pairs[name]] if pairs.get(name) in y.names else []
         options += plain.get(_translated(key, translated), [])
+        module, _, kind = key.rpartition(".")
+        options += plain.get(f"{modules.get(module)}.{kind}", [])
         other = next((option for option in options if option not in used), None)
         if other is not None and np.prod(sizes[name], dtype=float) == np.prod(sizes[other], dtype=float):
             used.add(other)

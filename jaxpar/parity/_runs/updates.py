@@ -5,6 +5,9 @@ Sampled elements are a small training by themselves.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import numpy as np
 
 from .._loops.explaining import Explainer
@@ -17,6 +20,9 @@ from .scene import Scene
 
 STEPS = 48
 """At most so many updates are searched for an explanation."""
+
+ALTERNATIVES = 4
+"""More explanations than these explain nothing."""
 
 RUNS = ("run A", "run B")
 """What sentences of `compare_loops` have for torch and for JAX."""
@@ -68,7 +74,16 @@ def update_causes(scene: Scene) -> list[str]:
             return [f"no parameter changes in run {name}"]
     if cause := _skipped(scene) or _scaled_in_part(scene):
         return [cause]
-    return setting_causes(scene)
+    return setting_causes(scene) or list(_in_part(scene))
+
+
+def _in_part(scene: Scene) -> Iterator[str]:
+    """Name the arrays whose updates differ, if they are not all."""
+    if names := _different_updates(scene):
+        yield (
+            f"only the updates of {listed(names)} differ, after equal gradients: another rate or group, "
+            "weight decay, or gradients that are changed after they are tapped"
+        )
 
 
 def updates_in_turn(scene: Scene) -> list[str]:
@@ -202,8 +217,28 @@ def _recipes(scene: Scene, depths: tuple[int, ...] = (1, 2)) -> list[str]:
     explainer = Explainer(pair[1].gradients, pair[1].weights, rates.rates, tolerance, unit)
     if explainer.same(recipe, pair[0].groups):
         return []
-    texts = (explainer.causes(recipe, pair[0].groups, depth) for depth in depths)
-    return [renamed(text, *runs) for text in next(filter(None, texts), ())]
+    groups = pair[0].groups
+    texts = explainer.causes(recipe, groups, depths[0])
+    suffix = ""
+    if not texts and len(depths) > 1:
+        names = _different_updates(scene)
+        if names and recipe.clip.limit is None:
+            # Two changes at once take long to search for in arrays whose updates are the same.
+            recipe = replace(recipe, settings={name: recipe.settings[name] for name in names})
+            explainer = explainer.of(names)
+            suffix = f", for {listed(names)}"
+        texts = explainer.causes(recipe, groups, depths[1])
+    if len(texts) > ALTERNATIVES:  # as where gradients have no effect, however they are changed
+        return []
+    return [renamed(text if ", for " in text else text + suffix, *runs) for text in texts]
+
+
+def _different_updates(scene: Scene) -> list[str]:
+    """Return the arrays whose updates differ, if they are a part of all."""
+    after = scene.aligned("parameters")
+    differ = after.own_distances > scene.walk.tolerance("parameters")
+    names = [after.names[i] for i in np.flatnonzero(differ) if after.names[i] not in scene.walk.noise]
+    return names if len(names) < len(after.names) else []
 
 
 def optimizer_causes(scene: Scene) -> list[str]:
