@@ -113,7 +113,7 @@ def _mixed(x: np.ndarray) -> np.ndarray:
 def _position_weights(shape: Shape) -> np.ndarray:
     """Return an odd number for each position. Transposing the shape transposes them.
 
-    Axes of one length are told apart by their order, which channels first and last have alike.
+    Axes of one length have other numbers by their order, which channels first and last have alike.
     """
     total = np.zeros(shape, np.uint64)
     for axis, n in enumerate(shape):
