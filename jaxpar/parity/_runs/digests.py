@@ -111,9 +111,9 @@ def _mixed(x: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=64)
 def _position_weights(shape: Shape) -> np.ndarray:
-    The numbers of axes of one length differ by the order of the axes, which channels first and last keep.
+    """Return an odd number for each position. Transposing the shape transposes them.
 
-    Axes of one length have other numbers by their order, which channels first and last have alike.
+    Numbers of axes of one length differ by the order of the axes, which channels first and last keep.
     """
     total = np.zeros(shape, np.uint64)
     for axis, n in enumerate(shape):
