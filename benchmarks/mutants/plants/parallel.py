@@ -49,7 +49,7 @@ PLANTS = [
         ('    tree = with_marks(tree)\n', '', "tests/test_replicated.py -k \"five_steps and DataParallel and mask-8\""),
     ),
     *plants("jaxpar/_parallel/branch.py",
-        ('{shape[dim]} rows', '{shape[0]} rows', "tests/test_data_parallel.py -k along_another"),
+        ('counts = [shape[dim] for', 'counts = [shape[0] for', "tests/test_data_parallel.py -k along_another"),
     ),
     *plants("jaxpar/_parallel/replicated.py",
         ('return replicated(self.value[key])', 'return self.value[key]', "tests/test_replicated.py -k parts"),
