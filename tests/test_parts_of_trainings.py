@@ -221,6 +221,11 @@ class OddUpdates(Training):
         return super().updated(name, weights, gradients)
 
 
+class OddEverywhere(Training):
+    def updated(self, name, weights, gradients):
+        return super().updated(name, weights, mapped(lambda g: np.roll(g, 1) + 0.1, gradients))
+
+
 class OneNumber(Training):
     """The change of one number is a multiple of any other number."""
 
@@ -459,3 +464,8 @@ def test_statistics_are_matched_by_their_modules(tmp_path):
             tap(0, parameters=parameters, extra=extras[run])
     result = parity.bisect(tmp_path / "a", tmp_path / "b")
     assert result.causes == ("running statistics move 0.1 times as far in run B: another momentum",)
+
+
+def test_updates_of_all_networks_are_no_part(tmp_path):
+    result = parity.bisect(Training().tapped(tmp_path / "a"), OddEverywhere().tapped(tmp_path / "b"))
+    assert (result.step, result.part, result.causes) == (0, "parameters", ())

@@ -237,8 +237,9 @@ def _different_updates(scene: Scene) -> list[str]:
     """Return the arrays whose updates differ, if they are a part of all."""
     after = scene.aligned("parameters")
     differ = after.own_distances > scene.walk.tolerance("parameters")
-    names = [after.names[i] for i in np.flatnonzero(differ) if after.names[i] not in scene.walk.noise]
-    return names if len(names) < len(after.names) else []
+    pairs = zip(after.names, differ, strict=True)
+    trained = {name: differs for name, differs in pairs if name not in scene.walk.noise}
+    return [name for name, differs in trained.items() if differs] if not all(trained.values()) else []
 
 
 def optimizer_causes(scene: Scene) -> list[str]:
