@@ -108,10 +108,13 @@ def test_the_same_is_the_same(part, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("decay", "part", "consequence"),
-    [(0.01, None, 0.0), (1e-4, "parameters", 0.0), (1e-4, "parameters", 4e-3)],
+    ("decay", "part", "consequence", "since"),
+    [
+        *((0.01, None, 0.0, 0), (1e-4, "parameters", 0.0, 0), (1e-4, "parameters", 4e-3, 3)),
+        (1e-4, "loss", 4e-3, 0),  # before any update: no setting is the reason
+    ],
 )
-def test_a_setting_is_named_before_an_array_shows_it(decay, part, consequence, tmp_path):
+def test_a_setting_is_named_before_an_array_shows_it(decay, part, consequence, since, tmp_path):
     # Of float32, and one run without a tapped optimizer, as of a loop in JAX. A consequence changes the loss
     # and the gradients of later steps by little, which does not show its cause.
     for run, weight_decay in (("a", 0.01), ("b", decay)):
@@ -121,7 +124,7 @@ def test_a_setting_is_named_before_an_array_shows_it(decay, part, consequence, t
         random = np.random.default_rng(0)
         with parity.Tap(tmp_path / run, start=net) as tap:
             for step in range(STEPS):
-                change = consequence if run == "b" and step > 2 else 0.0
+                change = consequence if run == "b" and step >= since else 0.0
                 for p in net.parameters():
                     gradient = random.standard_normal(p.shape)
                     p.grad = torch.from_numpy((gradient + change * np.roll(gradient, 1)).astype(np.float32))
@@ -132,11 +135,11 @@ def test_a_setting_is_named_before_an_array_shows_it(decay, part, consequence, t
     assert (result.part, result.same) == (part, part is None), str(result)
     assert result.step == (None if part is None else 0)
     assert (part is None) == (not result.causes)
-    assert part is None or (
-        "weight_decay is 0.01 (run B acts as with" in result.causes[0] and "0.0001" in result.causes[0]
-    )
+    settings = [text for text in result.causes if "weight_decay is 0.01 (run B acts as with" in text]
+    assert bool(settings) == (part == "parameters")
+    assert all("0.0001" in text for text in settings)
     assert any("no array differs by more than rounding yet" in note for note in result.notes) == (
-        part is not None
+        part == "parameters"
     )
 
 

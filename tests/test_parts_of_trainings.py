@@ -226,6 +226,11 @@ class OddEverywhere(Training):
         return super().updated(name, weights, mapped(lambda g: np.roll(g, 1) + 0.1, gradients))
 
 
+class NoGradients(Training):
+    def gradients(self, gradients):
+        return mapped(np.zeros_like, gradients)
+
+
 class OneNumber(Training):
     """The change of one number is a multiple of any other number."""
 
@@ -344,6 +349,7 @@ CASES = {
         0,
         "running statistics move 0.1 times as far in run B: another momentum",
     ),
+    "no gradients at all": (Training, NoGradients, 0, "gradients are 0 times as large in run B"),
     "updates of one network": (
         Training,
         OddUpdates,
@@ -469,3 +475,16 @@ def test_statistics_are_matched_by_their_modules(tmp_path):
 def test_updates_of_all_networks_are_no_part(tmp_path):
     result = parity.bisect(Training().tapped(tmp_path / "a"), OddEverywhere().tapped(tmp_path / "b"))
     assert (result.step, result.part, result.causes) == (0, "parameters", ())
+
+
+def test_a_weight_that_moves_is_named_in_runs_of_other_lengths(tmp_path):
+    for run, early, steps in (("a", 0, 12), ("b", 1, 9)):
+        random = np.random.default_rng(0)
+        with parity.Tap(tmp_path / run) as tap:
+            for step in range(steps):
+                hard, soft = np.exp(random.standard_normal(2))
+                loss = np.nan if (run, step) == ("a", 8) else hard + min(1.0, (step + early) / 6) * soft
+                gradients = {"w": random.standard_normal(4) + early * np.arange(4)}
+                tap(step, loss=loss, gradients=gradients, extra={"hard": hard, "soft": soft})
+    result = parity.bisect(tmp_path / "a", tmp_path / "b")
+    assert result.causes == ("the weight of soft in the loss: its schedule (run B's is 1 update ahead)",)

@@ -61,7 +61,7 @@ def rate_limit(q: np.ndarray, r: np.ndarray) -> str:
             (np.minimum, y.max(), f"does not rise above {y.max():.6g}"),
         ):
             limited = np.abs(y - extreme) <= CLOSE * np.abs(extreme)
-            if limited.sum() > 1 and np.allclose(change(x, extreme), y, CLOSE, 0):
+            if 1 < limited.sum() < len(y) and np.allclose(change(x, extreme), y, CLOSE, 0):
                 return f"the rate's schedule ({name}'s {end}, {other}'s does)"
     return ""
 

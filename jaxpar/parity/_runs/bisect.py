@@ -282,7 +282,9 @@ def _judged(
         passes = first.part in ("loss", "gradients")
         if worlds is None and passes and all(text.startswith(GUESSES) for text in causes):
             in_turn = updates_in_turn(scene)
-            earlier = [] if in_turn else _part_within_rounding(replace(scene, step=walk.steps[0]))
+            # A setting changes what comes after the first update.
+            is_later = not in_turn and first.step > walk.steps[0]
+            earlier = _part_within_rounding(replace(scene, step=walk.steps[0])) if is_later else []
             causes = in_turn or earlier or causes
             first = walk.partings[0]
             since = first.step if walk.noisy_since is None else walk.noisy_since

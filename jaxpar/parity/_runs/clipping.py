@@ -102,7 +102,7 @@ def _clipped_once(scene: Scene, factor: float) -> str:
     runs = scene.a, scene.b
     norms = [magnitudes(run.steps[scene.step].parts["gradients"])[0] for run in runs]
     limit = float(f"{norms[side]:.2g}")
-    is_limit = abs(limit - norms[side]) <= 1e-5 * limit
+    is_limit = abs(limit - norms[side]) <= 1e-5 * limit and limit > 0
     if (
         abs(factor - 1) <= ADDED
         or not is_limit

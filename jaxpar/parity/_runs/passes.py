@@ -106,7 +106,8 @@ def _scaled_in_part(scene: Scene, gradients: Aligned, ratio: float) -> str:
     """Return that the loss and some gradients differ by one factor, and the others not at all, if so."""
     scaled = []
     for name, x, y in zip(gradients.names, gradients.a.samples, gradients.b.samples, strict=True):
-        near = [np.abs(y - factor * x).max() <= 1e-4 * np.abs(factor * x).max() for factor in (1.0, ratio)]
+        factors = (1.0, ratio) if np.isfinite(ratio) else (1.0,)
+        near = [np.abs(y - factor * x).max() <= 1e-4 * np.abs(factor * x).max() for factor in factors]
         if not any(near) or not gradients.sampled.all():
             return ""
         scaled += [name] * (not near[0])

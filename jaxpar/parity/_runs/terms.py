@@ -36,9 +36,13 @@ def weights_cause(scene: Scene) -> str:
 def _moving_weight(scene: Scene, pairs: list[tuple[str, str]], i: int) -> str:
     """Return how the weight of a term moves in both runs, if the others have the weight 1, and it differs."""
     series = []
-    for side, run in enumerate((scene.a, scene.b)):
-        terms, losses = _terms(run, [pair[side] for pair in pairs])
-        if len(pairs) < 2 or len(losses) < LEAST or not terms[:, i].all():
+    tables = [_terms(run, [pair[j] for pair in pairs]) for j, run in enumerate((scene.a, scene.b))]
+    steps = [k for k in scene.walk.steps if all(k in table for table in tables)]
+    if len(pairs) < 2 or len(steps) < LEAST:
+        return ""
+    for table in tables:
+        terms, losses = _columns([table[k] for k in steps])
+        if not terms[:, i].all():
             return ""
         weighted = losses - terms.sum(1) + terms[:, i]
         series.append((weighted / terms[:, i], 8 * scene.walk.unit * np.abs(losses / terms[:, i])))
@@ -58,7 +62,7 @@ def _moving_weight(scene: Scene, pairs: list[tuple[str, str]], i: int) -> str:
         text = renamed(sentences[0], "run A", "run B").replace("the rate's", "its").replace("rate", "weight")
     else:
         k = unequal[0]
-        text = f"{one[k]:.4g} in run A and {other[k]:.4g} in run B in step {scene.walk.steps[k]}"
+        text = f"{one[k]:.4g} in run A and {other[k]:.4g} in run B in step {steps[k]}"
     return f"the weight of {pairs[i][0]} in the loss: {text}"
 
 
@@ -111,24 +115,28 @@ def _scalars(scene: Scene) -> list[tuple[str, str]]:
     return [pair for pair in scene.names.pairs.get("extra", []) if pair[0] in numbers]
 
 
-def _terms(run: TappedRun, names: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the terms [steps, names] and the losses [steps] of the steps that have all of them."""
-    rows = [
-        (step.parts["extra"].rows(names).values[:, MEAN], step.loss)
-        for step in run.steps.values()
+def _terms(run: TappedRun, names: list[str]) -> dict[int, np.ndarray]:
+    """Return the terms and last the loss of each step in which all are finite numbers."""
+    rows = {
+        k: np.append(step.parts["extra"].rows(names).values[:, MEAN], step.loss)
+        for k, step in run.steps.items()
         if step.loss is not None and "extra" in step.parts and set(names) <= set(step.parts["extra"].names)
-    ]
-    terms = np.stack([row for row, _ in rows]) if rows else np.zeros((0, len(names)))
-    losses = np.array([loss for _, loss in rows], float)
-    finite = np.isfinite(terms).all(1) & np.isfinite(losses)
-    return terms[finite], losses[finite]
+    }
+    return {k: row for k, row in rows.items() if np.isfinite(row).all()}
+
+
+def _columns(rows: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the terms [steps, names] and the losses [steps]."""
+    table = np.stack(rows)
+    return table[:, :-1], table[:, -1]
 
 
 def _weights(run: TappedRun, names: list[str]) -> np.ndarray | None:
     """Return the weights of the terms whose sum is the loss of each step, if there are such weights."""
-    terms, losses = _terms(run, names)
-    if not 1 < len(names) <= MOST or len(losses) < len(names) + 2:
+    rows = list(_terms(run, names).values())
+    if not 1 < len(names) <= MOST or len(rows) < len(names) + 2:
         return None
+    terms, losses = _columns(rows)
     weights, _, rank, sizes = np.linalg.lstsq(terms, losses)
     fits = np.abs(terms @ weights - losses).max() <= FITS * np.abs(losses).max()
     return weights if fits and rank == len(names) and sizes[-1] > 1e-3 * sizes[0] else None

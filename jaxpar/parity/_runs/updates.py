@@ -221,7 +221,7 @@ def _recipes(scene: Scene, depths: tuple[int, ...] = (1, 2)) -> list[str]:
     texts = explainer.causes(recipe, groups, depths[0])
     suffix = ""
     if not texts and len(depths) > 1:
-        names = _different_updates(scene)
+        names = [name for name in _different_updates(scene) if name in recipe.settings]
         if names and recipe.clip.limit is None:
             # Two changes at once take long to search for in arrays whose updates are the same.
             recipe = replace(recipe, settings={name: recipe.settings[name] for name in names})
