@@ -977,3 +977,14 @@ def test_more_processes_than_before_get_streams_of_their_own(monkeypatch, tmp_pa
         )
     assert found[:2] == [raw(jax.random.key(r)) for r in range(2)]
     assert len(set(found)) == 4
+
+
+def test_a_rank_sends_a_mebibyte_at_most(monkeypatch, tmp_path):
+    from jaxpar._checkpointer import ranks as world
+
+    monkeypatch.setattr(world, "size", lambda: 2)
+    monkeypatch.setattr(world, "exchange_partially", lambda name, text, *_, **__: [text, None])
+    fits = "x" * (2**20 - len('{"value": ""}'))
+    assert world.agree("Checkpointer.save", tmp_path, lambda: fits) == {0: fits}
+    with pytest.raises(CheckpointError, match="are 1,048,577 bytes, and 1,048,576 can be exchanged"):
+        world.agree("Checkpointer.save", tmp_path, lambda: fits + "x")

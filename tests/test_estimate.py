@@ -588,6 +588,23 @@ def test_every_card_is_plausible():
         assert card.link < card.bandwidth < card.flops["float32"]
 
 
+UNITS = {"T": 1e12, "TB/s": 1e12, "GB": 1e9, "GB/s": 1e9}
+
+
+def test_the_page_has_every_figure_of_every_card():
+    page = (Path(__file__).parents[1] / "docs" / "estimate.md").read_text().partition("| `device=` |")[2]
+    rows = re.findall(r"^\| (\S+)[^|]* " + r"\| ([^|]+) " * 8 + r"\|$", page, re.MULTILINE)
+    listed = {}
+    for name, *cells in rows:
+        values = [cell.split() for cell in cells]
+        listed[name] = [None if v == ["-"] else pytest.approx(float(v[0]) * UNITS[v[1]]) for v in values]
+    kinds = ("float64", "float32", "bfloat16", "float16")
+    assert listed == {
+        name: [*map(card.flops.get, kinds), card.memory, card.bandwidth, card.link, card.network]
+        for name, card in CARDS.items()
+    }
+
+
 @pytest.mark.parametrize("name", ["a100-80", "A100 80", "a100", "A100"])
 def test_a_card_may_be_called_as_topology_calls_it(name):
     assert Hardware.of(name) is not CARDS["a100"]  # a copy

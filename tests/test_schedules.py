@@ -113,6 +113,11 @@ def test_the_phases_are_named(name):
     assert described(rates_of(schedule)) == text
 
 
+@pytest.mark.parametrize(("n", "text"), [(3, ""), (4, "falls linearly by 1 an update")])
+def test_two_rates_define_a_line_and_two_more_confirm_it(n, text):
+    assert described(9.0 - np.arange(n)) == text
+
+
 @given(warm=st.integers(3, 9), other=st.integers(3, 9), lowest=st.sampled_from([0.0, 0.01, 0.1]))
 def test_two_texts_are_equal_exactly_where_the_schedules_are(warm, other, lowest):
     texts = [described(rates_of(warm_up(n, lowest=low))) for n, low in ((warm, lowest), (other, 0.0))]

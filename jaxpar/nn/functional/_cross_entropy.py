@@ -12,7 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 from .._array_types import Finite
-from ._reduction import check_reduction, reduce, targets
+from ._reduction import reduce, targets
 
 SMALLEST = float(np.float32(1e-12))
 """torch's lower bound for x (1 - x), a float32 constant in its kernels."""
@@ -113,7 +113,6 @@ def nll_loss(
     aten/src/ATen/native/LossNLL.cpp.
     """
     target = targets(target)
-    check_reduction(reduction)
     C = input.shape[-1]
     if target.shape != input.shape[:-1]:
         raise ValueError(

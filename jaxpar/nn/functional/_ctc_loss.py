@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from ._reduction import check_reduction, reduce, wrapped
+from ._reduction import reduce, wrapped
 from ._reduction import targets as classes
 
 
@@ -40,7 +40,6 @@ def ctc_loss(
     result of a log_softmax: it is exp(log_probs) minus the posterior, and NaN where the loss is infinite.
     Source: aten/src/ATen/native/LossCTC.cpp; Graves et al., 2006.
     """
-    check_reduction(reduction)
     if log_probs.ndim not in (2, 3):
         raise RuntimeError(f"log_probs is [T, B, C] or [T, C], not {log_probs.shape}")
     batched = log_probs.ndim == 3

@@ -8,7 +8,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from .._array_types import Finite
-from ._reduction import check_reduction, clamp_min, reduce, targets
+from ._reduction import clamp_min, reduce, targets
 
 
 def margin_ranking_loss(
@@ -139,7 +139,6 @@ def multilabel_margin_loss(input: jax.Array, target: ArrayLike, *, reduction: st
     torch counterpart: `torch.nn.functional.multilabel_margin_loss`. Source:
     aten/src/ATen/native/LossMultiLabelMargin.cpp.
     """
-    check_reduction(reduction)
     C = input.shape[-1]
     target = targets(target, RuntimeError, f"target has a label outside of -1 to {C - 1}")
     if input.ndim not in (1, 2) or target.shape != input.shape:

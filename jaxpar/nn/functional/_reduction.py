@@ -12,15 +12,11 @@ from ...errors import RangeError
 
 
 def reduce(loss: jax.Array, reduction: str) -> jax.Array:
-    check_reduction(reduction)
+    if reduction not in ("none", "mean", "sum"):
+        raise ValueError(f"{reduction} is not a valid value for reduction")
     if reduction == "none":
         return loss
     return loss.mean() if reduction == "mean" else loss.sum()
-
-
-def check_reduction(reduction: str, allowed: tuple[str, ...] = ("none", "mean", "sum")) -> None:
-    if reduction not in allowed:
-        raise ValueError(f"{reduction} is not a valid value for reduction")
 
 
 def absolute(x: jax.Array) -> jax.Array:

@@ -10,7 +10,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ..._arguments import NonNegative, warn
-from ._reduction import absolute, broadcast_pair, check_reduction, clamp_min, reduce, values
+from ._reduction import absolute, broadcast_pair, clamp_min, reduce, values
 
 
 def l1_loss(
@@ -141,7 +141,6 @@ def kl_div(
 
     torch counterpart: `torch.nn.functional.kl_div`. Source: aten/src/ATen/native/Loss.cpp.
     """
-    check_reduction(reduction, ("none", "mean", "batchmean", "sum"))
     if reduction == "mean":
         warn(
             "reduction: 'mean' divides the total loss by both the batch size and the support size."
@@ -176,7 +175,6 @@ def poisson_nll_loss(
 
     torch counterpart: `torch.nn.functional.poisson_nll_loss`. Source: aten/src/ATen/native/Loss.cpp.
     """
-    check_reduction(reduction)
     target = values(target, "target")
     loss = jnp.exp(input) - target * input if log_input else input - target * jnp.log(input + eps)
     if full:
@@ -208,7 +206,6 @@ def gaussian_nll_loss(
 
     torch counterpart: `torch.nn.functional.gaussian_nll_loss`. Source: torch/nn/functional.py.
     """
-    check_reduction(reduction)
     if not isinstance(var, jax.core.Tracer) and np.any(np.asarray(var) < 0):
         raise ValueError("var has negative entry/entries")
     if isinstance(var, int | float):

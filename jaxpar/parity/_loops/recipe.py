@@ -280,7 +280,7 @@ def _adamax(s: Settings, state: dict[str, Any], g: np.ndarray, count: int) -> Up
     b1, b2 = s["betas"]
     m = state["m"] = b1 * state.get("m", 0.0) + (1 - b1) * g
     largest = state["largest"] = np.maximum(b2 * state.get("largest", 0.0), np.abs(g) + s["eps"])
-    return 0.0, -_divided(m / (1 - b1**count if s.get("corrected", True) else 1.0), largest)
+    return 0.0, -_divided(m / (1 - b1**count), largest)
 
 
 def _lion(s: Settings, state: dict[str, Any], g: np.ndarray, count: int) -> Update:
