@@ -19,6 +19,7 @@ def parts(function, *args):
 
 X = jnp.ones((4, 3))
 ONE, TWO = np.ones(3), np.full(3, 2.0)
+KEYS = jax.random.key(0), jax.random.key(1)
 
 OTHERS = {
     "another operation": (jnp.tanh, jax.nn.relu, "how often the step does"),
@@ -30,6 +31,11 @@ OTHERS = {
     ),
     "another number": (lambda x: x * 0.5, lambda x: x * 0.25, "the numbers in the step"),
     "another array": (lambda x: x + ONE, lambda x: x + TWO, "the arrays that the step closes over"),
+    "another key": (
+        lambda x: x + jax.random.normal(KEYS[0], 3),
+        lambda x: x + jax.random.normal(KEYS[1], 3),
+        "the arrays that the step closes over",
+    ),
     "another order": (
         lambda x: jnp.sin(jnp.cos(x)),
         lambda x: jnp.cos(jnp.sin(x)),

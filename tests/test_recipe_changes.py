@@ -35,8 +35,8 @@ ROWS = [
     ("adam", {}, optax.radam(0.1), f"{ADAM}RAdam)"),
     ("adam", {}, optax.nadam(0.1), "torch's Adam has no Nesterov momentum (JAX's has)"),
     ("adam", {}, optax.adam(0.1, 0.5), "torch's betas is (0.9, 0.999) (JAX acts as with (0.5, 0.999))"),
-    ("adam", {}, optax.lamb(0.1, eps=1e-8), "torch leaves updates as they are (JAX scales each array's update "
-     "to the norm of its parameters (LAMB))"),
+    ("adam", {}, optax.lamb(0.1, eps=1e-8), "torch leaves updates as they are (JAX scales each array's "
+     "update to the norm of its parameters (LAMB))"),
     ("adam", {"amsgrad": True}, optax.amsgrad(0.1), "torch's amsgrad divides by the largest second moment "
      "(JAX's by the largest corrected one)"),
     ("sgd", {}, optax.adam(0.1), f"{SGD}Adam with betas=(0.9, 0.999))"),
@@ -45,8 +45,8 @@ ROWS = [
     ("sgd", MOMENTUM, optax.sgd(0.1, momentum=0.9, nesterov=True),
      "torch's nesterov is False (JAX acts as with True)"),
     ("sgd", MOMENTUM, optax.sgd(0.1, momentum=0.99), "torch's momentum is 0.9 (JAX acts as with 0.99)"),
-    ("sgd", MOMENTUM, optax.chain(optax.ema(0.9, debias=False), optax.sgd(0.1)), "torch's momentum is a sum of "
-     "gradients (JAX's is a mean: its gradients are multiplied by 1 - momentum)"),
+    ("sgd", MOMENTUM, optax.chain(optax.ema(0.9, debias=False), optax.sgd(0.1)), "torch's momentum is a sum "
+     "of gradients (JAX's is a mean: its gradients are multiplied by 1 - momentum)"),
     ("rmsprop", {}, optax.rmsprop(0.1, 0.99, 1e-8, 1.0, eps_in_sqrt=False),
      "torch's mean of squares starts at 0 (JAX's at 1)"),
     ("sgd", {}, optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(0.1)),

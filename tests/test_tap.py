@@ -24,7 +24,7 @@ from jaxpar import parity
 from jaxpar.errors import FileError
 from jaxpar.parity import recorder
 from jaxpar.parity._runs import tap_file
-from jaxpar.parity._runs.digests import SMALL, row_digests, statistics
+from jaxpar.parity._runs.digests import SMALL, layout_free, row_digests, statistics
 from jaxpar.parity._runs.run import read_run
 
 RANDOM = np.random.default_rng(0)
@@ -46,6 +46,11 @@ def test_statistics_do_not_depend_on_the_layout(name):
     one, other = statistics([x, x[:1]], 0)[0], statistics([x.transpose(axes)], 0)[0]
     np.testing.assert_allclose(one[:4], other[:4], rtol=1e-6, atol=1e-7)
     np.testing.assert_array_equal(one[4:], other[4:])
+
+
+def test_a_shape_without_its_layout_keeps_the_lengths():
+    assert layout_free((3, 1, 4)) == layout_free((4, 3)) == (3, 4)
+    assert layout_free((4, 4)) != layout_free((4, 3))
 
 
 @pytest.mark.parametrize("size", [7, SMALL, 3 * SMALL + 5])

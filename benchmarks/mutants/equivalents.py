@@ -19,5 +19,25 @@ EQUIVALENTS: dict[tuple[str, str, str], str] = {
         "if abs(np.vdot(weights, losses) / weights.sum() - all_loss) <= 1e-9 * abs(all_loss):",
         "if abs(np.vdot(weights, losses) / weights.sum() - all_loss) < 1e-9 * abs(all_loss):",
     ): "a difference of exactly one in 1e9",
+    (
+        "jaxpar/_training/update.py",
+        "pairs = zip(self.calls, nets, nets_of(optimizer), strict=True)",
+        "pairs = zip(self.calls, nets, nets_of(optimizer), strict=False)",
+    ): "the module, its calls and the optimizer have an entry each for every network",
+    (
+        "jaxpar/_pytest_plugin.py",
+        "virtual_devices(max(needed, jax.config.jax_num_cpu_devices)) # type: ignore[attr-defined]",
+        "virtual_devices(max(jax.config.jax_num_cpu_devices, needed)) # type: ignore[attr-defined]",
+    ): "the larger of two numbers",
+    (
+        "jaxpar/parity/_record.py",
+        "Calls = tuple[Arguments, Call]",
+        "pass",
+    ): "a name for annotations, which are not evaluated; mypy refuses a name that is not defined",
+    (
+        "jaxpar/_tools/launch/worker.py",
+        "os.read(pipe, 1)",
+        "os.read(pipe, 2)",
+    ): "nothing is written into the pipe: the read ends with the supervisor",
 }
 """By file, lines and what becomes of them: why it is the same."""
