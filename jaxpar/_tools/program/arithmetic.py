@@ -137,7 +137,9 @@ class Arithmetic:
             value = self._accumulated(values, value, loop)
         if operation in ("add", "subtract") and self._adds_a_sum_from_elsewhere(values):
             value = value.marked(Waypoint("passed", i.name))
-        if not drawn or operation in ("broadcast", "reduce", "dot", "convolution"):
+        if not drawn or operation in ("reduce", "dot", "convolution"):
+            return value
+        if operation == "broadcast" and not self._keeps_rows(i):
             return value
         if value.state == Dependence.FREE:
             return dataclasses.replace(value, random=True)
@@ -149,6 +151,12 @@ class Arithmetic:
         ):
             value = value.marked(Waypoint("keys", i.name))
         return value
+
+    def _keeps_rows(self, i: Instruction) -> bool:
+        """Return whether what is repeated has the first axis that is as long as the rows: a number for each."""
+        lengths = enumerate(i.results[0].shape)
+        first = next((axis for axis, length in lengths if length in self.row_counts), None)
+        return first in i.numbers("dimensions")
 
     def _random(self, value: Fact) -> Fact:
         """Random numbers belong to the rows that they meet: with others it is the same function."""

@@ -209,14 +209,16 @@ def _repeated(same: Labels, heard: dict[tuple[int, ...], tuple[int, ...]]) -> in
     return max((n for n in most if n > 1), default=0)
 
 
-def _passed_on(shares: Shares, at: str, value: Fact) -> set[Waypoint]:
-    """Mark a complete sum that devices with different rows hold alike: it may be added to itself."""
+def _passed_on(shares: Shares, at: str, value: Fact, groups: Groups) -> set[Waypoint]:
+    """Mark a complete sum that devices of a group with different rows hold: it may be added to itself."""
     if value.state != Dependence.COMPLETE or not value.total:
         return set()
-    holders: dict[int, set[int]] = {}
-    for device, label in enumerate(numbers(value.same)):
-        if device not in value.zeros:
-            holders.setdefault(label, set()).add(shares.of_device[device])
+    labels = numbers(value.same)
+    holders: dict[tuple[int, int], set[int]] = {}
+    for number, group in enumerate(groups):
+        for device in group:
+            if device not in value.zeros:
+                holders.setdefault((number, labels[device]), set()).add(shares.of_device[device])
     return {Waypoint("passed", at)} if any(len(x) > 1 for x in holders.values()) else set()
 
 
@@ -229,7 +231,7 @@ def gathered(shares: Shares, at: str, value: Fact, groups: Groups, placed: bool)
     if state == Dependence.PARTIAL and rows != value.rows:
         state = Dependence.UNKNOWN
         marks.add(Waypoint("unknown", at, "sums over parts of the devices are collected"))
-    marks |= _passed_on(shares, at, value)
+    marks |= _passed_on(shares, at, value, groups)
     if rows != value.rows and not placed:
         marks.add(Waypoint("gathered", at, "batch" if value.batch else ""))
     return Fact(same, form, rows, state, frozenset(marks))
@@ -265,7 +267,7 @@ def permuted(shares: Shares, at: str, value: Fact, attributes: str) -> Fact:
     )
     rows = shares.interned(0 if s is None else value.rows[s] for s in sources)
     zeros = frozenset(d for d, s in enumerate(sources) if s is None or s in value.zeros)
-    marks = value.marks | _passed_on(shares, at, value)
+    marks = value.marks | _passed_on(shares, at, value, (tuple(range(shares.size)),))
     if value.state == Dependence.COMPLETE and value.total:
         marks |= {Waypoint("moved", at)}
     return Fact(same, form, rows, value.state, marks, zeros=zeros, total=value.total)

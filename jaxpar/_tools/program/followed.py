@@ -33,7 +33,7 @@ START = (
 )
 """From here on an array is followed; other instructions need an operand that is."""
 ORDERED = ("transpose", "bitcast")
-PASSING = {"all-gather", "all-to-all", "collective-permute"}
+PASSING = {"all-gather", "all-to-all", "collective-permute", "reduce-scatter"}
 
 
 class Followed:
@@ -114,9 +114,10 @@ class Followed:
         combination = self._known(value)
         runs = combination.index[0][combination.index[0] >= 0]
         copies = operation == "reduce-scatter" and len(np.unique(runs)) < len(runs)
-        if value.state == Dependence.COMPLETE and combination.overlaps(groups):
-            raise NotFollowedError
-        if not copies and not combination.marks:
+        if value.state == Dependence.COMPLETE:
+            if combination.overlaps(groups):
+                raise NotFollowedError
+        elif not copies and not combination.marks:
             raise NotFollowedError  # a sum of arrays that were not passed on has a rule of its own
         combination = combination.over_groups(self.factors, groups)
         if operation == "all-reduce":

@@ -9,13 +9,9 @@ from .arguments import Step, StepArray
 from .interpreter import Interpreter
 from .report import OPEN, RIGHT, WRONG, Exchange, Finding, LeafVerdict, ProgramReport
 from .source import Sources
-from .values import Dependence, Fact, Shares, Waypoint, join, labels_of
+from .values import REPEATED, Dependence, Fact, Shares, Waypoint, join, labels_of
 
 FOUND = WRONG, "see the findings"
-
-
-REPEATED = ("again", "copies", "passed")
-"""Kinds of sums of equal terms."""
 
 
 class Interpreted(NamedTuple):

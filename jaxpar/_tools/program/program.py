@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,10 +10,10 @@ from ..estimate.hlo import read
 from .alone import with_scale
 from .arguments import Step, StepArray, compiled_step
 from .interpreter import Interpreter
-from .judge import REPEATED, Interpreted, Judge
+from .judge import Interpreted, Judge
 from .report import ProgramReport
 from .source import Sources
-from .values import Dependence, Fact, Shares, labels_of, leaves
+from .values import REPEATED, Dependence, Fact, Shares, labels_of, leaves
 
 
 def program(
@@ -64,7 +65,7 @@ def program(
 def judged(step: Step, sharded: str = "", local: str = "") -> ProgramReport:
     shares = Shares(_own(step))
     counts = {n for a in step.batch for n in _row_counts(step.arguments[a])}
-    arguments = [_argument(step, shares, n) for n in step.parameters]
+    arguments = [_argument(step, shares, n, local) for n in step.parameters]
 
     def interpreted(text: str) -> Interpreted:
         interpreter = Interpreter(read(text), shares, frozenset(counts))
@@ -99,9 +100,12 @@ def _row_counts(array: StepArray) -> list[int]:
     return [n for n in (*sizes[:1], sizes[0] * sizes[1] if len(sizes) > 1 else 0) if n > 1]
 
 
-def _argument(step: Step, shares: Shares, number: int) -> Fact:
+def _argument(step: Step, shares: Shares, number: int, local: str) -> Fact:
     array = step.arguments[number]
-    if step.copies and number in step.state.values():
+    replaced = number in step.state.values()
+    if replaced and (step.copies or array.divided) and local and re.search(local, array.path):
+        return _local(shares, array)
+    if step.copies and replaced:
         return shares.free
     labels = labels_of(list(array.part))
     if number not in step.batch or not array.divided:
@@ -110,3 +114,16 @@ def _argument(step: Step, shares: Shares, number: int) -> Fact:
     rowwise = _row_parts(array) != list(array.part) or all(len(part) == 1 for part in array.part)
     form = labels_of([part[1:] for part in array.part]) if rowwise else shares.alike
     return Fact(labels, form, shares.interned(1 << k for k in shares.of_device), Dependence.LOCAL, batch=True)
+
+
+def _local(shares: Shares, array: StepArray) -> Fact:
+    """Return the value of state that is each device's own: a function of its rows, as of all steps before."""
+    devices = list(zip(shares.of_device, array.part, strict=True))
+    orders: dict[int, list[Any]] = {}
+    for share, part in devices:
+        orders.setdefault(share, [])
+        if part not in orders[share]:
+            orders[share].append(part)
+    same = labels_of(devices)
+    form = labels_of([orders[share].index(part) for share, part in devices])
+    return Fact(same, form, shares.interned(1 << k for k in shares.of_device), Dependence.LOCAL)

@@ -11,7 +11,7 @@ import numpy as np
 from .arithmetic import EPSILON
 from .collectives import state_of_sum
 from .combination import Bases, Combination, Factors
-from .values import Dependence, Fact, Labels, Shares, Waypoint, join, labels_of, numbers
+from .values import REPEATED, Dependence, Fact, Labels, Shares, Waypoint, join, labels_of, numbers
 
 Kind = tuple[int, int]
 """A base and a sum, by their numbers."""
@@ -48,7 +48,8 @@ class SumProof:
         marks = frozenset().union(*(b.marks for b in used))
         marks |= combination.marks | again if several else frozenset()
         if not several and value.state != Dependence.UNKNOWN:
-            marks |= value.marks
+            # Elements without a second term are not added to themselves.
+            marks |= {m for m in value.marks if m.at != at or m.kind not in REPEATED}
         total = state == Dependence.COMPLETE and (several or any(b.total for b in used))
         proven = dataclasses.replace(value, same=same, form=form, rows=rows, state=state, marks=marks)
         empty = frozenset(np.flatnonzero((combination.index < 0).all(1)).tolist())

@@ -44,6 +44,9 @@ class Waypoint(NamedTuple):
     text: str = ""
 
 
+REPEATED = ("again", "copies", "passed")
+"""The kinds of waypoints at which equal terms are added, or may be."""
+
 Labels = bytes
 """One int32 for each device, numbered by first occurrence, so that equal partitions are equal bytes."""
 
