@@ -1,4 +1,4 @@
-"""`jaxpar.program` with state of each device's own, with slices that devices put together, and with random numbers."""
+"""`jaxpar.program`: state of each device's own, slices that devices put together, random numbers for rows."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_devices_with_the_same_rows_have_states_of_their_own(axes, found):
 
 
 def hosts_and_chips(fault):
-    """A gradient is scattered over the chips of a host, added over the hosts, and collected from the chips."""
+    """A gradient is scattered over a host's chips, added over the hosts, and collected from the chips."""
 
     def step(w, x):
         flat = jax.grad(loss)(w, x).reshape(-1)

@@ -153,7 +153,7 @@ class Arithmetic:
         return value
 
     def _keeps_rows(self, i: Instruction) -> bool:
-        """Return whether what is repeated has the first axis that is as long as the rows: a number for each."""
+        """Return whether what is repeated has a number for each row: the first axis as long as the rows."""
         lengths = enumerate(i.results[0].shape)
         first = next((axis for axis, length in lengths if length in self.row_counts), None)
         return first in i.numbers("dimensions")
