@@ -287,7 +287,7 @@ class PooledFlax(nnx.Module):
         self.exchanged = exchanged
 
     def __call__(self, x):
-        for block in self.apart:
+        for block in reversed(self.apart):
             x = x + block(x)
         k, v = self.key(x), self.value(x)
         k, v = (v, k) if self.exchanged else (k, v)
