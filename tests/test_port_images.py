@@ -37,6 +37,7 @@ WRITTEN = {
         "gate = jnp.moveaxis(jnp.expand_dims(jnp.expand_dims(y.mean((1, 2)), -1), -1), 1, -1)",
         "y += gate",
         "y = F.conv2d(y, self.weight[...], padding=1)",
+        "y = jnp.moveaxis(self.columns(jnp.moveaxis(y, -1, 1)), 1, -1)",
     ],
     images.Shuffle: [
         "n, h, w, c = x.shape",
