@@ -7,12 +7,12 @@ import sys
 
 import pytest
 import torch
-from porting import habits, published, research
+from porting import habits, published, research, selecting
 
 from jaxpar import parity
 
 HOLES = (habits.Decides, research.Mixed, research.Autocast, research.Refilled)
-KINDS = {**vars(habits), **vars(research), **vars(published)}.values()
+KINDS = {**vars(habits), **vars(research), **vars(published), **vars(selecting)}.values()
 CASES = [kind for kind in KINDS if hasattr(kind, "inputs") and kind not in HOLES]
 
 
@@ -74,6 +74,25 @@ def test_a_branch_by_chance_raises_where_the_chance_is_not_zero():
     port = parity.port(functools.partial(research.InPlaceFunctions, 1e-9), torch.ones(3, 4))
     assert port.status == 3
     assert "decides by random numbers" in port.failure
+
+
+@pytest.mark.parametrize(
+    ("kind", "holes"),
+    [
+        (
+            selecting.Normed,
+            ["torch.where(x.mean(-1) > 0): its shape", "z[mask] = self.norm(x[mask]): its shape"],
+        ),
+        (selecting.Averaged, ["torch.where(x.mean(-1) > 0): its shape"]),
+        (selecting.Divided, ["y[mask] = self.layer(x[mask]) / x[mask]: its shape"]),
+        (selecting.Kept, ["torch.histc(layer.weight, 4): there is no rule"]),
+    ],
+)
+def test_rows_that_depend_on_each_other_and_plain_constructors_are_holes(kind, holes):
+    port = parity.port(kind, torch.randn(3, 4))
+    assert [
+        text.partition(": ")[2].startswith(hole) for text, hole in zip(port.holes, holes, strict=True)
+    ] == [True] * len(holes), port.holes
 
 
 @pytest.mark.slow

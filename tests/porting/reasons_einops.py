@@ -1,6 +1,9 @@
 """einops: its functions take JAX's arrays as they are, and its layers are those functions."""
 
-from einops import rearrange
+from functools import partial
+
+import torch
+from einops import rearrange, reduce
 from einops.layers.torch import Rearrange, Reduce
 from torch import nn
 
@@ -14,4 +17,5 @@ class Patches(nn.Module):
         self.mean = Reduce("b h w c -> b h c", "mean")
 
     def forward(self, x):
+        x = x - reduce(x, "b ... -> b 1 1 1", partial(torch.var, unbiased=False))
         return rearrange(self.mean(self.patches(x)), "b h c -> b (h c)")

@@ -53,6 +53,10 @@ METHODS = table("""
     diagonal(offset=, dim1=, dim2=) -> {self:a}.diagonal(<{offset}><, {dim1}><, {dim2}>)
     gather(dim, index) -> jnp.take_along_axis({self}, {index}, {dim})
     take_along_dim(indices, dim) -> jnp.take_along_axis({self}, {indices}, {dim})
+    bincount(weights==None?, minlength) -> \
+        jnp.bincount({self}, length={minlength})  # torch also counts numbers of minlength and above
+    bincount(weights, minlength) -> \
+        jnp.bincount({self}, {weights}, length={minlength})  # torch also adds those of minlength and above
     index_select(dim, index) -> jnp.take({self}, {index}, {dim})
     masked_fill(mask, value) -> jnp.where({mask}, {value}, {self})
     type_as(other) -> {self:a}.astype({other:a}.dtype)

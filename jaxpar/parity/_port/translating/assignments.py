@@ -23,6 +23,7 @@ from .memory import KEEPS, computed_first, entry_of, memory_of, stored, without_
 from .packed import packed_assignment
 from .pairs import assigned_field
 from .registries import registered
+from .selected import places, put_back
 
 VERBS = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide", ast.Pow: "power"}
 CONVERTING = ("to", "type_as", "type", "float", "double", "cuda", "cpu")
@@ -40,6 +41,8 @@ def assign(ctx: Context, node: ast.Assign) -> str | None:
         ctx.source.parents.update(dict.fromkeys(remaining, ctx.source.parents[node]))
         lines = [line for part in remaining if (line := assign(ctx, part))]
         return f"\n{' ' * node.col_offset}".join(lines) or None
+    if chosen := (put_back(ctx, target, node.value, "set") if single else None) or places(ctx, node):
+        return chosen
     if single and isinstance(target, ast.Subscript) and ctx.is_tensor(target.value):
         return set_part(ctx, target, "set", value_of(ctx, node.value))
     if isinstance(target, ast.Subscript) and ctx.in_call(node) and is_kept(ctx, target):
@@ -121,6 +124,8 @@ def _set_element(ctx: Context, node: ast.Assign, target: ast.Subscript) -> str |
 @expression(ast.Subscript)
 def item(ctx: Context, node: ast.Subscript) -> Fragment:
     """Write an entry of a cache as the variable that has it; any other as an index."""
+    if node in ctx.written:
+        return Fragment(ctx.written[node])
     if chosen := registered(ctx, node):
         return chosen
     owner = node.value.value if isinstance(node.value, ast.Attribute) else None
@@ -333,6 +338,8 @@ def augmented(ctx: Context, node: ast.AugAssign) -> str | None:
     if isinstance(target, ast.Subscript) and ctx.is_tensor(target.value):
         if verb is None:
             raise Hole(PART)
+        if rows := put_back(ctx, target, node.value, verb):
+            return rows
         return set_part(ctx, target, verb, value_of(ctx, node.value))
     if isinstance(target, ast.Attribute) and _is_buffer(ctx, target):
         middle = ctx.source.between(end_of(target), start_of(node.value))

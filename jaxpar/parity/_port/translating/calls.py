@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import dataclasses
 import functools
 import inspect
 from collections.abc import Sequence
@@ -110,10 +111,26 @@ def call(ctx: Context, node: ast.Call) -> Fragment:
     if not passes_on(ctx, node) and any((needs_rngs if constructs else builds)(ctx, x) for x in targets):
         if ctx.kind and ctx.of_call(node) and not ctx.ran(node):
             raise Hole(DRAWN)  # only a constructor has rngs
-        extra.append("rngs=rngs")
-    elif any(draws(ctx, target) for target in targets):
+        without = ", ".join(extra)
+        return _with_rngs(ctx, node, targets, without, ", ".join([*extra, "rngs=rngs"]))
+    if any(draws(ctx, target) for target in targets):
         extra.append(f"rngs={stream(ctx)}")
     return extended(ctx, node, ", ".join(extra))
+
+
+def _with_rngs(ctx: Context, node: ast.Call, targets: Sequence[Any], without: str, extra: str) -> Fragment:
+    """Write a call that passes `rngs`, except to the layers among its targets that take none."""
+    written = extended(ctx, node, extra)
+    others = [
+        x for x in targets if inspect.isclass(x) and issubclass(x, nn.Module) and not needs_rngs(ctx, x)
+    ]
+    if not others or len(others) == len(targets) or not isinstance(node.func, ast.Name | ast.Attribute):
+        return written
+    kinds = [reference(ctx, node, x, x.__name__).text for x in others]
+    is_other = f"is {kinds[0]}" if len(kinds) == 1 else f"in ({', '.join(kinds)})"
+    return parsed(
+        f"{extended(ctx, node, without).text} if {text(ctx, node.func)} {is_other} else {written.text}"
+    )
 
 
 def _takes_arrays(ctx: Context, node: ast.Call, target: Any) -> bool:
@@ -137,18 +154,28 @@ def _partial(ctx: Context, node: ast.Call) -> Fragment | None:
     keywords = [*(ast.keyword(key, constant) for constant, key in constants.items()), *node.keywords]
     used = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
     x = next(name for name in ("x", "y", "array", "_") if name not in used)
-    call = ast.copy_location(ast.Call(node.args[0], [ast.Name(x, ast.Load())], keywords), node)
+    # einops' reduce passes the axes as a second argument.
+    parameters = [x, "axes"] if _reduces(ctx, node) else [x]
+    passed_on: list[ast.expr] = [ast.Name(name, ast.Load()) for name in parameters]
+    call = ast.copy_location(ast.Call(node.args[0], passed_on, keywords), node)
 
     def argument_text(part: ast.expr, form: str) -> str:
         if part in constants:
             return repr(part.value)
-        return x if part is call.args[0] else text(ctx, part, form)
+        return parameters[passed_on.index(part)] if part in passed_on else text(ctx, part, form)
 
     for rule in function_rules(ctx, node, name):
         written = rule.apply(call, argument_text)
         if written is not None and "{rngs}" not in rule.template:
-            return Fragment(f"(lambda {x}: {written})")
+            return Fragment(f"(lambda {', '.join(parameters)}: {written})")
     return None
+
+
+def _reduces(ctx: Context, node: ast.Call) -> bool:
+    """Return whether a function is passed to einops' reduce."""
+    parent = ctx.source.parents[node]
+    function = ctx.scope.value(parent.func) if isinstance(parent, ast.Call) else None
+    return home_of(function).startswith("einops.") and getattr(function, "__name__", "") == "reduce"
 
 
 def _of_partial(ctx: Context, node: ast.expr) -> tuple[Any, dict[str, Any]]:
@@ -201,7 +228,10 @@ def _of_torch(ctx: Context, node: ast.Call, target: Any) -> Fragment:
     if target is nn.Parameter:
         return parameter(ctx, node)
     keywords = [x for x in node.keywords if not is_placement(ctx, x) and not _is_empty(ctx, x)]
-    if len(keywords) < len(node.keywords):
+    if entries := _entries(ctx, keywords):
+        ctx = dataclasses.replace(ctx, written={**ctx.written, **{x.value: y for x, y in entries.items()}})
+        keywords = [x for x in keywords if x.arg is not None] + [*entries]
+    if keywords != node.keywords:
         parent = ctx.source.parents[node]
         node = ast.copy_location(ast.Call(node.func, node.args, keywords), node)
         ctx.source.parents[node] = parent
@@ -253,6 +283,22 @@ def _is_empty(ctx: Context, part: ast.keyword) -> bool:
         return False
     ctx.note(part.value, "it was empty, and is left out")
     return True
+
+
+def _entries(ctx: Context, keywords: Sequence[ast.keyword]) -> dict[ast.keyword, str]:
+    """Return arguments for the entries of `**kwargs`, with their text."""
+    written: dict[ast.keyword, str] = {}
+    for part in keywords:
+        site = ctx.site(part.value) if part.arg is None else None
+        if site is None or site.kinds != {dict}:
+            continue
+        names = sorted(name for name in site.keys if isinstance(name, str))
+        ctx.note(part.value, f"its entries are {', '.join(names)}, as in the example")
+        for name in names:
+            # A call, because a context has the text of calls.
+            value = ast.copy_location(ast.Call(part.value, [], []), part.value)
+            written[ast.keyword(name, value)] = f"{text(ctx, part.value, 'a')}[{name!r}]"
+    return written
 
 
 def _context(ctx: Context, node: ast.Call) -> Fragment:

@@ -43,7 +43,7 @@ class Context:
       kind: the module class whose body is translated, if any.
       stops: whether it is under `torch.no_grad()`, so that values carry no gradient.
       unbound: variables that none of the written lines assign.
-      written: the text of calls of which a line before the statement does a part.
+      written: the text of calls of which a line before the statement does a part, and of selected rows.
     """
 
     source: Source
@@ -53,7 +53,7 @@ class Context:
     kind: type | None = None
     stops: bool = False
     unbound: frozenset[str] = frozenset()
-    written: Mapping[ast.Call, str] = dataclasses.field(default_factory=dict)
+    written: Mapping[ast.expr, str] = dataclasses.field(default_factory=dict)
 
     def inside(self, function: ast.AST) -> Context:
         """Return the context of a function's body."""

@@ -287,9 +287,9 @@ def _method(ctx: Context, value: type, node: Function) -> str | None:
     if ctx.kind is None:
         rngs = RNGS if method_needs_rngs(ctx, method) else ""
         with contextlib.suppress(Beyond):
-            if any(map(ctx.in_call, node.body)):
-                return function(ctx, node, rngs)  # the call needs it, with its holes
             ran = method.__code__ in ctx.watched.functions
+            if any(map(ctx.in_call, node.body)) or (ran and node.name == "__init__"):
+                return function(ctx, node, rngs)  # what runs needs it, with its holes
             if written := ctx.needs.without_holes(lambda: function(ctx, node, rngs), in_lines_that_ran=ran):
                 return written
         ctx.needs.note(f"{name} is not ported: it has no counterpart")

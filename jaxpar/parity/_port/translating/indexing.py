@@ -159,19 +159,10 @@ def _where(ctx: Context, target: ast.Subscript, array: str, verb: str, value: Fr
     trailing = min(of_tensor.axes) - min(of_mask.axes)
     mask = text(ctx, target.slice, "a" if trailing else "")
     axes = f"[..., {', '.join(['None'] * trailing)}]" if trailing else ""
-    if verb == "set" and isinstance(assigned, ast.Subscript) and _is_same_part(ctx, assigned, target):
-        return f"jnp.where({mask}{axes}, {value_of(ctx, assigned.value).text}, {array})"
     if of_value_axes not in ({0}, {trailing}) or isinstance(target.slice, ast.Tuple):
         raise Hole(SHAPE)
     new = value.text if verb == "set" else f"{array} {SIGNS[verb]} {value.grouped}"
     return f"jnp.where({mask}{axes}, {new}, {array})"
-
-
-def _is_same_part(ctx: Context, value: ast.Subscript, target: ast.Subscript) -> bool:
-    """Return whether a value is the part of another array that has the same mask: `x[mask] = y[mask]`."""
-    sites = ctx.site(value.value), ctx.site(target.value)
-    is_same = isinstance(target.slice, ast.Name) and ast.unparse(value.slice) == ast.unparse(target.slice)
-    return is_same and all(site and site.is_tensor for site in sites) and sites[0].axes == sites[1].axes  # type: ignore[union-attr]
 
 
 def rebound(ctx: Context, node: ast.stmt) -> str | None:

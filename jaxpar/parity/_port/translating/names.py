@@ -191,6 +191,8 @@ def reference(ctx: Context, node: ast.AST, value: Any, name: str | None) -> Frag
             if function.startswith("partial("):
                 ctx.needs.imports["partial"] = "from functools import partial"
             return Fragment(function)
+        if isinstance(value, torch.device):  # a variable of the file
+            return Fragment("None", value=None)
         if isinstance(value, torch.nn.attention.SDPBackend):  # of a context that is not written
             return Fragment(repr(value.name))
         if isinstance(value, str):  # torch's version

@@ -1,0 +1,175 @@
+"""Rows that a mask selects, computes with and puts back: how many there are depends on data.
+
+`i, j = torch.where(mask)` has as many places as the mask has numbers. Those that are left over are outside
+of every array, where JAX writes nothing. `y[mask] = f(x[mask])` computes f of all rows.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from ..reading.source import Function
+from .context import Context
+from .expressions import text, translated
+from .gradients import value_of
+from .indexing import SIGNS, is_mask
+
+BY_ROWS = ("to", "type", "type_as", "float", "unsqueeze", "relu", "sigmoid", "tanh", "mul", "contiguous")
+"""Methods that treat the rows of an array one by one."""
+FUNCTIONS = ("silu", "gelu", "relu", "sigmoid", "tanh", "leaky_relu", "linear")
+ADDING = ("index_add_", "index_add", "index_copy_", "index_copy")
+COMPUTED = "it computes all rows, of which torch computes those that are selected"
+
+
+def places(ctx: Context, node: ast.Assign) -> str | None:
+    """Write `i, j = torch.where(mask)` whose places only say which rows are computed; None for any other."""
+    target, mask = node.targets[0], _mask(ctx, node.value)
+    elements = target.elts if isinstance(target, ast.Tuple) else []
+    names = {element.id for element in elements if isinstance(element, ast.Name)}
+    function = ctx.source.around(node)
+    if mask is None or not names or len(names) < len(elements) or not ctx.in_call(node) or function is None:
+        return None
+    loads = [x for x in _loads(function) if x.id in names]
+    if not loads or not all(_is_put_back(ctx, function, x, names, frozenset()) for x in loads):
+        return None
+    ctx.note(node, COMPUTED)
+    sized = mask.left if isinstance(mask, ast.Compare) and ctx.is_tensor(mask.left) else mask
+    size = f"{text(ctx, sized, 'a')}.size"
+    return f"{text(ctx, target)} = jnp.where({text(ctx, mask)}, size={size}, fill_value={size})"
+
+
+def _mask(ctx: Context, node: ast.expr) -> ast.expr | None:
+    """Return the mask of `torch.where(mask)` and `mask.nonzero(as_tuple=True)`."""
+    if not isinstance(node, ast.Call):
+        return None
+    function, is_tuple = (
+        ctx.scope.value(node.func),
+        [ast.unparse(x) for x in node.keywords] == ["as_tuple=True"],
+    )
+    if len(node.args) == 1 and (
+        (function is torch.where and not node.keywords) or (function is torch.nonzero and is_tuple)
+    ):
+        return node.args[0]
+    is_method = isinstance(node.func, ast.Attribute) and node.func.attr == "nonzero" and not node.args
+    return node.func.value if is_method and is_tuple and ctx.is_tensor(node.func.value) else None  # type: ignore[attr-defined]
+
+
+def _loads(node: ast.AST) -> list[ast.Name]:
+    return [x for x in ast.walk(node) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Load)]
+
+
+def _is_put_back(
+    ctx: Context, function: ast.AST, name: ast.Name, names: set[str], earlier: frozenset[str]
+) -> bool:
+    """Return whether a place only chooses rows, which are put back to places of the same names."""
+    node: ast.AST = name
+    parent = ctx.source.parents[node]
+    while isinstance(parent, ast.Tuple):
+        node, parent = parent, ctx.source.parents[parent]
+    if isinstance(parent, ast.Call) and _adds(parent, names):
+        return True
+    if not (isinstance(parent, ast.Subscript) and node is parent.slice):
+        return False
+    return isinstance(parent.ctx, ast.Store) or _flows_back(ctx, function, parent, names, earlier)
+
+
+def _flows_back(
+    ctx: Context, function: ast.AST, node: ast.AST, names: set[str], earlier: frozenset[str]
+) -> bool:
+    """Return whether rows are only computed with row by row, until they are put back."""
+    parent = ctx.source.parents[node]
+    while not isinstance(parent, ast.stmt):
+        if isinstance(parent, ast.Call) and _adds(parent, names):
+            return True
+        if not _is_by_rows(ctx, parent, node):
+            return False
+        node, parent = parent, ctx.source.parents[parent]
+    if isinstance(parent, Function) or not isinstance(parent, ast.Assign | ast.AugAssign):
+        return False
+    target = parent.targets[0] if isinstance(parent, ast.Assign) else parent.target
+    if isinstance(target, ast.Subscript):
+        return any(x.id in names for x in _loads(target.slice))
+    if not isinstance(target, ast.Name) or target.id in earlier:
+        return isinstance(target, ast.Name)
+    loads = [x for x in _loads(function) if x.id == target.id]
+    return all(_flows_back(ctx, function, x, names, earlier | {target.id}) for x in loads)
+
+
+def _adds(node: ast.Call, names: set[str]) -> bool:
+    """Return whether a call is `x.index_add_(0, places, rows)`."""
+    is_adding = isinstance(node.func, ast.Attribute) and node.func.attr in ADDING and len(node.args) == 3
+    return is_adding and ast.unparse(node.args[1]) in names
+
+
+def _is_by_rows(ctx: Context, node: ast.AST, part: ast.AST) -> bool:
+    """Return whether an expression treats the rows of its part one by one."""
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, ast.Add | ast.Sub | ast.Mult)
+    if isinstance(node, ast.Attribute):
+        return node.attr in BY_ROWS or (node.attr in ("view", "reshape") and _keeps_rows(ctx, node))
+    if not isinstance(node, ast.Call):
+        return False
+    if node.func is part:
+        return True  # a method, whose name was examined
+    modules = [inner for module in ctx.modules(node.func) for inner in module.modules()]
+    if modules:
+        return not any(map(_mixes_rows, modules))
+    function = ctx.scope.value(node.func)
+    is_torchs = getattr(function, "__name__", "") in FUNCTIONS and function in vars(nn.functional).values()
+    return is_torchs and node.args[:1] == [part]
+
+
+def _keeps_rows(ctx: Context, node: ast.Attribute) -> bool:
+    """Return whether a call has the form `x.reshape(-1, width)`."""
+    call = ctx.source.parents[node]
+    return isinstance(call, ast.Call) and len(call.args) > 1 and ast.unparse(call.args[0]) == "-1"
+
+
+def _mixes_rows(module: nn.Module) -> bool:
+    """Return whether what a module computes of a row depends on how many rows there are."""
+    return isinstance(module, _BatchNorm) or (isinstance(module, _DropoutNd) and module.p > 0)
+
+
+def put_back(ctx: Context, target: ast.expr, value: ast.expr, verb: str) -> str | None:
+    """Write `y[mask] = f(x[mask])`, or an operation on the part, with f of all rows; None for any other."""
+    if not (
+        isinstance(target, ast.Subscript)
+        and isinstance(target.slice, ast.Name)
+        and is_mask(ctx, target.slice)
+    ):
+        return None
+    mask = target.slice.id
+    parts = [x for x in ast.walk(value) if isinstance(x, ast.Subscript) and ast.unparse(x.slice) == mask]
+    others = [x for x in _loads(value) if x.id == mask and ctx.source.parents[x] not in parts]
+    sites = [ctx.site(x) for x in (target.value, target.slice, value)]
+    axes = [min(site.axes) for site in sites if site and len(site.axes) == 1]
+    if not parts or others or len(axes) < len(sites) or not all(_is_computed(ctx, x, value) for x in parts):
+        return None
+    trailing = axes[0] - axes[1]
+    array = translated(ctx, target.value)
+    if axes[2] != 1 + trailing or not (isinstance(target.value, ast.Name) or array.is_whole_variable):
+        return None
+    written = {**ctx.written, **{x: text(ctx, x.value, "a") for x in parts}}
+    rows = value_of(dataclasses.replace(ctx, written=written), value)
+    new = rows.text if verb == "set" else f"{array.text} {SIGNS[verb]} {rows.grouped}"
+    if value not in parts:
+        ctx.note(value, COMPUTED)
+    everywhere = (
+        f"{text(ctx, target.slice, 'a')}[..., {', '.join(['None'] * trailing)}]" if trailing else mask
+    )
+    return f"{array.text} = jnp.where({everywhere}, {new}, {array.text})"
+
+
+def _is_computed(ctx: Context, node: ast.AST, value: ast.expr) -> bool:
+    while node is not value:
+        parent = ctx.source.parents[node]
+        if not _is_by_rows(ctx, parent, node):
+            return False
+        node = parent
+    return True
