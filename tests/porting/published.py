@@ -158,3 +158,52 @@ class Seeds(nn.Module):
     def forward(self, x):
         torch.manual_seed(0)
         return self.linear(x) + torch.randn_like(x)
+
+
+class Proxy(object):  # noqa: UP004
+    """Layers by their numbers, of a module that it keeps."""
+
+    def __init__(self, module, prefix):
+        self.module = module
+        self.prefix = prefix
+
+    def __getitem__(self, i):
+        return getattr(self.module, self.prefix + str(i))
+
+
+class Pairs:
+    def __init__(self, first, second):
+        self.first, self.second = first, second
+
+    def run(self, x):
+        return self.second(F.relu(self.first(x)))
+
+
+class Proxies(nn.Module):
+    """Plain objects that keep modules, marks of weights, and checks that decide by data."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self):
+        super().__init__()
+        for i in range(2):
+            self.add_module(f"layer_{i}", nn.Linear(4, 4))
+        self.layers = Proxy(self, "layer_")
+        self.pairs = Pairs(self.layer_0, self.layer_1)
+        self.scale = nn.Parameter(torch.ones(4))
+        self.scale._no_weight_decay = True
+        setattr(self.layer_0.weight, "_optim", {"lr": 1.0})  # noqa: B010
+        permutation, lower, upper = torch.linalg.lu(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+        self.permutation, self.lower = nn.Parameter(permutation, requires_grad=False), nn.Parameter(lower)
+        self.upper = nn.Parameter(upper)
+
+    def forward(self, x):
+        mask = x.abs() >= 0
+        starts = self.training and mask[:, 0].all()
+        starts_in_evaluation = not self.training and mask[:, 0].all()
+        if not starts and not starts_in_evaluation:
+            raise ValueError("the first column is masked")
+        for i in range(2):
+            x = self.layers[i](x)
+        product = self.permutation @ self.lower @ self.upper
+        return self.pairs.run(x) * self.scale, x.view(-1, 2) @ product

@@ -89,7 +89,7 @@ x.sort(descending=True)[1], x.topk(2), x.topk(2, 1), x.topk(2, -1), x.topk(2, di
 x.topk(1, largest=True), x.topk(2).values, x.topk(2)[1], x.topk(k=3), x.cummax(1), x.cummin(0),
 x.cummax(1).values, x.median(1), x.median(1, keepdim=True).values, x.kthvalue(2), x.kthvalue(2, 0),
 x.kthvalue(1, 1, keepdim=True)[0], x.aminmax(), x.aminmax(dim=1), x.aminmax(dim=0, keepdim=True),
-torch.aminmax(x).max, torch.linalg.qr(m + 5 * torch.eye(4)),
+torch.aminmax(x).max, torch.linalg.lu(m), torch.linalg.qr(m + 5 * torch.eye(4)),
 torch.linalg.qr(m + 5 * torch.eye(4), mode='reduced'), torch.linalg.slogdet(m + 5 * torch.eye(4)),
 (m + 5 * torch.eye(4)).slogdet(), x.max(1).indices,
 """

@@ -37,6 +37,7 @@ from .reading.building import (
     Expressions,
     Inexpressible,
     is_plain_function,
+    keeping_modules,
     kept_arguments,
     maker_of,
     record_constructions,
@@ -334,6 +335,7 @@ def _ran(
         watched = watch(make_nets, call, flow)
         watched.kept_arguments = kept_arguments(calls)
         watched.typed_by_parameters = typed_by_parameters(functools.partial(_seeded, make), net)
+        watched.keeping_modules = keeping_modules(net)
         watched.remembers = functools.cache(lambda: remembers(make, inputs, kwargs))
         return make, net, nets, calls, watched
     except PortError:

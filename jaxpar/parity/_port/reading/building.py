@@ -94,6 +94,30 @@ def typed_by_parameters(make: Callable[[], nn.Module], net: nn.Module) -> frozen
     return frozenset(kinds - constant)
 
 
+def keeping_modules(net: nn.Module) -> frozenset[type]:
+    """Return the plain classes of objects that are attributes of modules and keep modules themselves."""
+    kinds: set[type] = set()
+    for x in (
+        x for child in net.modules() for attribute in vars(child).values() for x in _elements(attribute)
+    ):
+        if not isinstance(x, nn.Module) and defined_by_user(type(x)):
+            inner = (y for attribute in getattr(x, "__dict__", {}).values() for y in _elements(attribute))
+            if any(isinstance(y, nn.Module) for y in inner):
+                kinds |= {base for base in type(x).__mro__ if defined_by_user(base)}
+    return frozenset(kinds)
+
+
+def _elements(value: Any) -> list[Any]:
+    """Return the elements of a list, a tuple or a dict; any other value alone."""
+    return (
+        [*value.values()]
+        if isinstance(value, dict)
+        else [*value]
+        if isinstance(value, list | tuple)
+        else [value]
+    )
+
+
 def _is_double(module: Any) -> bool:
     try:
         return module.dtype is torch.float64

@@ -83,7 +83,8 @@ class Watched:
     `lines` and `called` are (path, line) of all statements that ran, and of those that ran in the module's
     call. `remembers` returns whether a call's outputs depend on earlier calls, and `memories` what the
     translator made of a class's memory. `kept_arguments` has the attributes of constructors' arguments,
-    and `typed_by_parameters` the classes whose `dtype` follows their parameters.
+    `typed_by_parameters` the classes whose `dtype` follows their parameters, and `keeping_modules` the plain
+    classes whose objects keep modules.
     """
 
     def __init__(self) -> None:
@@ -99,6 +100,7 @@ class Watched:
         self.memories: dict[tuple[str, int], Any] = {}
         self.kept_arguments: dict[type, str] = {}
         self.typed_by_parameters: frozenset[type] = frozenset()
+        self.keeping_modules: frozenset[type] = frozenset()
 
     def probe(self, key: Key, value: Any) -> Any:
         self.sites.setdefault(key, Site()).add(value)

@@ -108,6 +108,7 @@ FUNCTIONS = table("""
     torch.linalg.vector_norm(x, ord=, dim=, keepdim=) -> \
         F.norm({x}<, {ord}><, dim={dim:t}><, keepdim={keepdim}>)
     torch.linalg.det|torch.linalg.inv|torch.linalg.cholesky|torch.linalg.eigvalsh(A) -> jnp.linalg.{}({A})
+    torch.linalg.lu(A) -> jax.scipy.linalg.lu({A})
     torch.linalg.qr(A, mode=='reduced'?) -> jnp.linalg.{}({A})
     torch.linalg.solve|torch.linalg.matmul(A, B) -> jnp.linalg.{}({A}, {B})
     torch.linalg.matrix_power(A, n) -> jnp.linalg.matrix_power({A}, {n})

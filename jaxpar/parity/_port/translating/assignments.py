@@ -20,6 +20,7 @@ from .fragment import Fragment, Hole
 from .gradients import value_of
 from .indexing import PART, set_part, subscript
 from .memory import KEEPS, computed_first, entry_of, memory_of, stored, without_memory
+from .omitted import is_mark
 from .packed import packed_assignment
 from .pairs import assigned_field
 from .registries import registered
@@ -235,12 +236,9 @@ def _only_marks(ctx: Context, node: ast.Assign, target: ast.Attribute) -> bool:
     The first is `table.requires_grad = False`, the second often `table.require_grad = False`.
     """
     site = ctx.site(target.value)
-    if not ctx.only_making(node) or site is None or site.kinds != {torch.Tensor}:
-        return False
-    if target.attr == "requires_grad":
+    if ctx.only_making(node) and site and site.kinds == {torch.Tensor} and target.attr == "requires_grad":
         return ast.unparse(node.value) == "False"
-    loads = (x for x in ast.walk(ctx.source.tree) if isinstance(x, ast.Attribute) and x.attr == target.attr)
-    return not hasattr(torch.Tensor, target.attr) and all(isinstance(x.ctx, ast.Store) for x in loads)
+    return is_mark(ctx, node, target.value, target.attr)
 
 
 def _is_record(ctx: Context, target: ast.Attribute) -> bool:

@@ -136,7 +136,8 @@ def _with_rngs(ctx: Context, node: ast.Call, targets: Sequence[Any], without: st
 def _takes_arrays(ctx: Context, node: ast.Call, target: Any) -> bool:
     """Return whether a call passes NumPy's arrays to NumPy's function; in Flax a module's are traced."""
     name = getattr(target, "__name__", "")
-    if not ctx.in_call(node) or getattr(np, name, None) is not target or not hasattr(jnp, name):
+    # `np.str` warns.
+    if not ctx.in_call(node) or vars(np).get(name) is not target or not hasattr(jnp, name):
         return False
     parts = (part for argument in (*node.args, *node.keywords) for part in ast.walk(argument))
     sites = (ctx.site(part) for part in parts if isinstance(part, ast.expr))  # operators have no place

@@ -17,7 +17,7 @@ from torch import nn
 
 from ..reading.packages import INSTALLED
 from ..reading.runtime import Beyond, for_runtime, of_runtime, stand_in
-from ..reading.scope import Scope, definition
+from ..reading.scope import Scope, defined_by_user, definition
 from ..reading.source import Function, Source, defined, end_of, start_of
 from ..reading.watching import Watched
 from .blocks import begin_of, blocks_of, written_statement
@@ -196,16 +196,23 @@ def _head(ctx: Context, value: type, node: ast.ClassDef) -> str:
     same_named = {
         part: base for part, base in zip(node.bases, value.__bases__, strict=False) if values[part] is value
     }
-    if same_named or len(remaining) < len(parts):
+    keeps = value in ctx.watched.keeping_modules and not ctx.kind
+    if keeps and not any(map(defined_by_user, value.__bases__)):
+        # Of another object a compiled program would take the weights as constants.
+        others = [text(ctx, part) for part in remaining if values[part] is not object]
+        written = f"class {node.name}({', '.join([*others, 'nnx.Module'])}" + ")" * (not parts)
+    elif same_named or len(remaining) < len(parts):
         written = f"class {node.name}({', '.join(_base(ctx, part, same_named) for part in remaining)}"
     else:
         written = pieces(ctx, parts, start)
-    end = end_of(parts[-1]) if parts else start
+    after = ctx.source.between(end_of(parts[-1]) if parts else start, begin)
+    if written.endswith(")") and not parts:
+        after = f":{after.partition(':')[2]}"
     decorators = [_decorator(ctx, node, expression) for expression in node.decorator_list]
     if dataclasses.is_dataclass(value) and not decorators and any(map(_is_output, value.__mro__[1:])):
         decorators = ["struct.dataclass"]  # JAX registers each class of outputs, torch's dataclass its base
     lines = "".join(f"@{decorated}\n" for decorated in decorators if decorated)
-    return lines + written + ctx.source.between(end, begin)
+    return lines + written + after
 
 
 def _is_mixin(ctx: Context, base: Any) -> bool:

@@ -20,7 +20,7 @@ from ..reading.runtime import is_logger, library_name
 from ..reading.scope import UNKNOWN, dotted, is_layer
 from ..reading.source import Function
 from .context import TENSOR_TYPE, Context
-from .expressions import is_placement
+from .expressions import is_placement, text
 
 SEEDS = {"torch.random.manual_seed", "torch.cuda.random.manual_seed", "torch.cuda.random.manual_seed_all"}
 """Names, because torch's compiler wraps the functions when it is imported."""
@@ -39,11 +39,64 @@ def is_omitted(ctx: Context, node: ast.stmt) -> bool:
         _is_silent(ctx, node)
         or _is_logging(ctx, node)
         or is_drawn_for_chance(ctx, node)
+        or _marks(ctx, node)
+        or _is_for_checks(ctx, node)
         or _is_device(ctx, node)
         or _is_for_placement(ctx, node)
         or _is_for_initial_values(ctx, node)
         or (not isinstance(node, ast.Return) and is_of_batch_norm(ctx, node))
     )
+
+
+def _marks(ctx: Context, node: ast.stmt) -> bool:
+    """Return whether a statement is `setattr(self.weight, "_no_decay", True)`, which no line reads."""
+    call = node.value if isinstance(node, ast.Expr) else None
+    if not isinstance(call, ast.Call) or ctx.scope.value(call.func) is not setattr or len(call.args) != 3:
+        return False
+    name = call.args[1]
+    return isinstance(name, ast.Constant) and is_mark(ctx, node, call.args[0], str(name.value))
+
+
+def is_mark(ctx: Context, node: ast.stmt, owner: ast.expr, name: str) -> bool:
+    """Return whether a constructor sets an attribute of a tensor that no line reads; note it for a weight.
+
+    An optimizer's groups may read `weight._no_weight_decay`.
+    """
+    site = ctx.site(owner)
+    if not ctx.only_making(node) or site is None or not site.kinds <= {torch.Tensor, nn.Parameter}:
+        return False
+    loads = (x for x in ast.walk(ctx.source.tree) if isinstance(x, ast.Attribute) and x.attr == name)
+    if hasattr(nn.Parameter, name) or not all(isinstance(x.ctx, ast.Store) for x in loads):
+        return False
+    if nn.Parameter in site.kinds:
+        ctx.note(node, f"left out; where an optimizer's groups read {name}, name these weights there")
+    return True
+
+
+def _is_for_checks(ctx: Context, node: ast.stmt) -> bool:
+    """Return whether a statement decides by data, for variables that only checks read which raise."""
+    function = ctx.source.around(node)
+    if function is None or not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
+        return False
+    decides = isinstance(node.value, ast.BoolOp | ast.UnaryOp | ast.Compare | ast.Call)
+    if len(node.targets) > 1 or not decides or not ctx.in_call(node):
+        return False
+    loads = [x for x in _names(function) if x.id == node.targets[0].id and isinstance(x.ctx, ast.Load)]
+    if not loads or not all(_is_checked(ctx, x) for x in loads):
+        return False
+    if ctx.needs.without_holes(lambda: text(ctx, node.value)):
+        return False
+    ctx.note(node, "what it checks depends on data; left out")
+    return True
+
+
+def _is_checked(ctx: Context, node: ast.AST) -> bool:
+    """Return whether an expression is a part of the condition of an `if` that only raises."""
+    parent = ctx.source.parents[node]
+    while isinstance(parent, ast.BoolOp | ast.UnaryOp):
+        node, parent = parent, ctx.source.parents[parent]
+    is_test = isinstance(parent, ast.If) and node is parent.test and not parent.orelse
+    return is_test and all(isinstance(x, ast.Raise) for x in parent.body)  # type: ignore[attr-defined]
 
 
 def _seeds(ctx: Context, node: ast.stmt) -> bool:

@@ -28,7 +28,7 @@ COMPUTED = "it computes all rows, of which torch computes those that are selecte
 
 
 def places(ctx: Context, node: ast.Assign) -> str | None:
-    """Write `i, j = torch.where(mask)` whose places only say which rows are computed; None for any other."""
+    """Write `i, j = torch.where(mask)` whose places only choose rows; None for any other."""
     target, mask = node.targets[0], _mask(ctx, node.value)
     elements = target.elts if isinstance(target, ast.Tuple) else []
     names = {element.id for element in elements if isinstance(element, ast.Name)}
@@ -155,7 +155,8 @@ def put_back(ctx: Context, target: ast.expr, value: ast.expr, verb: str) -> str 
     array = translated(ctx, target.value)
     if axes[2] != 1 + trailing or not (isinstance(target.value, ast.Name) or array.is_whole_variable):
         return None
-    written = {**ctx.written, **{x: text(ctx, x.value, "a") for x in parts}}
+    written: dict[ast.expr, str] = dict(ctx.written)
+    written.update({x: text(ctx, x.value, "a") for x in parts})
     rows = value_of(dataclasses.replace(ctx, written=written), value)
     new = rows.text if verb == "set" else f"{array.text} {SIGNS[verb]} {rows.grouped}"
     if value not in parts:
