@@ -85,6 +85,7 @@ def test_a_branch_by_chance_raises_where_the_chance_is_not_zero():
         ),
         (selecting.Averaged, ["torch.where(x.mean(-1) > 0): its shape"]),
         (selecting.Divided, ["y[mask] = self.layer(x[mask]) / x[mask]: its shape"]),
+        (selecting.Scales, ["mask.any(): it decides by data", "mask.any(): it decides by data"]),
         (selecting.Kept, ["torch.histc(layer.weight, 4): there is no rule"]),
     ],
 )

@@ -58,6 +58,16 @@ class Selected(nn.Module):
         y[mask] = self.first(x[mask])
         z = x.clone()
         z[mask] += 2 * self.second(x[mask]) - x[mask]
+        if mask.any().item():
+            y[mask] = self.second(y[mask])
+        if (y > 1).any():
+            y[y > 1] = 1.0
+        large = z > 2
+        if torch.any(large):
+            z = z.masked_fill(large, 2.0)
+            z = torch.where(large, -z, z)
+        if bool(large.any()):
+            z.masked_fill_(large, 0.5)
         return y, z
 
 
@@ -133,6 +143,18 @@ class Divided(nn.Module):
         y = torch.zeros_like(x)
         y[mask] = self.layer(x[mask]) / x[mask]
         return y
+
+
+class Scales(nn.Module):
+    """A hole: what is done where the mask has a true value changes other places too."""
+
+    def forward(self, x):
+        mask = x > 0
+        if mask.any():
+            x = 2 * x
+        if mask.any():
+            x = torch.where(mask, 2 * x, x + 1)
+        return x
 
 
 class Largest:

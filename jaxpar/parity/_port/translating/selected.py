@@ -167,6 +167,47 @@ def put_back(ctx: Context, target: ast.expr, value: ast.expr, verb: str) -> str 
     return f"{array.text} = jnp.where({everywhere}, {new}, {array.text})"
 
 
+def only_fills(ctx: Context, node: ast.If) -> bool:
+    """Return whether a branch, `if mask.any():`, does nothing where the mask has no true value."""
+    mask = _asked_for_any(node.test)
+    if mask is None or node.orelse or not is_mask(ctx, mask) or not all(map(ctx.ran, node.body)):
+        return False
+    return all(_fills(ctx, x, ast.unparse(mask)) for x in node.body)
+
+
+def _asked_for_any(node: ast.expr) -> ast.expr | None:
+    """Return the mask of `mask.any()`, `torch.any(mask)`, `mask.any().item()` and `bool(mask.any())`."""
+    if not isinstance(node, ast.Call) or node.keywords:
+        return None
+    if isinstance(node.func, ast.Name):
+        return _asked_for_any(node.args[0]) if node.func.id == "bool" and len(node.args) == 1 else None
+    if not isinstance(node.func, ast.Attribute):
+        return None
+    if ast.unparse(node.func) == "torch.any":
+        return node.args[0] if len(node.args) == 1 else None
+    if node.args or node.func.attr not in ("any", "item"):
+        return None
+    return node.func.value if node.func.attr == "any" else _asked_for_any(node.func.value)
+
+
+def _fills(ctx: Context, node: ast.stmt, mask: str) -> bool:
+    """Return whether a statement only changes `x` where the mask is true."""
+    value = node.value if isinstance(node, ast.Assign | ast.Expr | ast.AugAssign) else None
+    target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+    if isinstance(target, ast.Subscript):
+        return ast.unparse(target.slice) == mask and ctx.is_tensor(target.value)
+    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute) or len(value.args) < 2:
+        return False
+    filled = ast.unparse(value.func.value)
+    if value.func.attr == "masked_fill_" and isinstance(node, ast.Expr):
+        return ast.unparse(value.args[0]) == mask
+    is_own = isinstance(target, ast.Name) and isinstance(node, ast.Assign)
+    if ast.unparse(value.func) == "torch.where":
+        return is_own and ast.unparse(value.args[0]) == mask and ast.unparse(value.args[2]) == target.id  # type: ignore[union-attr]
+    is_filling = value.func.attr == "masked_fill" and ast.unparse(value.args[0]) == mask
+    return is_own and is_filling and filled == target.id  # type: ignore[union-attr]
+
+
 def _is_computed(ctx: Context, node: ast.AST, value: ast.expr) -> bool:
     while node is not value:
         parent = ctx.source.parents[node]

@@ -31,6 +31,7 @@ from .memory import KEEPS, computed_first, decided, returned_by, stored
 from .methods import is_method, is_placed
 from .names import LITERALS, reference
 from .omitted import is_below, is_drawn_for_chance
+from .selected import only_fills
 
 ASSERTIONS = (torch._assert, torch._assert_async)
 KEEPING = ("append", "appendleft", "extend", "insert", "add", "update", "setdefault")
@@ -40,7 +41,7 @@ KEEPING = ("append", "appendleft", "extend", "insert", "add", "update", "setdefa
 def branch(ctx: Context, node: ast.If) -> str | None:
     if written := _by_chance(ctx, node):
         return written
-    if computed_first(ctx, node):
+    if computed_first(ctx, node) or only_fills(ctx, node):
         return dedented(ctx, node.body, begin_of(node)[1])
     # torch raises there on certain values; without them both compute the same.
     refuses = all(isinstance(child, ast.Raise) for child in node.body) and not node.orelse
