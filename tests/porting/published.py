@@ -207,3 +207,23 @@ class Proxies(nn.Module):
             x = self.layers[i](x)
         product = self.permutation @ self.lower @ self.upper
         return self.pairs.run(x) * self.scale, x.view(-1, 2) @ product
+
+
+def uniform(scale):
+    """Return a function that draws, as the score networks have it."""
+
+    def init(shape, dtype=torch.float32):
+        return scale * torch.rand(*shape, dtype=dtype)
+
+    return init
+
+
+class Drawn(nn.Module):
+    inputs = ((3, 4),)
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(uniform(0.5)((4, 5)))
+
+    def forward(self, x):
+        return x @ self.weight

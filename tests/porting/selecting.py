@@ -66,6 +66,11 @@ class Selected(nn.Module):
         if torch.any(large):
             z = z.masked_fill(large, 2.0)
             z = torch.where(large, -z, z)
+        if self.first is not None and mask.any().item():
+            if mask.dim() == 2:
+                z = z.float().masked_fill(mask[:, :, None], -1.0).type_as(z)
+            elif mask.dim() == 1:
+                z = z.masked_fill(mask.unsqueeze(-1), -2.0)
         if bool(large.any()):
             z.masked_fill_(large, 0.5)
         return y, z
@@ -152,6 +157,8 @@ class Scales(nn.Module):
         mask = x > 0
         if mask.any():
             x = 2 * x
+        if mask.all() or mask.any():
+            x = x.masked_fill(mask, 1.0)
         if mask.any():
             x = torch.where(mask, 2 * x, x + 1)
         return x

@@ -108,7 +108,7 @@ def keeping_modules(net: nn.Module) -> frozenset[type]:
 
 
 def _elements(value: Any) -> list[Any]:
-    """Return the elements of a list, a tuple or a dict; any other value alone."""
+    """Return the elements of a list, a tuple or a dict, or the value alone."""
     return (
         [*value.values()]
         if isinstance(value, dict)

@@ -30,7 +30,8 @@ FUNCTIONS = table("""
     torch.zeros|torch.ones(*size, dtype=, device?, requires_grad?) -> jnp.{}({size:t}<, {dtype}>)
     torch.empty(*size, dtype=, device?, requires_grad?) -> jnp.zeros({size:t}<, {dtype}>)
     torch.full(size, fill_value, dtype=, device?) -> jnp.full({size}, {fill_value}<, {dtype}>)
-    torch.zeros_like|torch.ones_like(input, dtype=, device?) -> jnp.{}({input}<, {dtype}>)
+    torch.zeros_like|torch.ones_like(input, dtype=, device?, requires_grad==False?) -> \
+        jnp.{}({input}<, {dtype}>)
     torch.empty_like(input, dtype=, device?, memory_format?) -> jnp.zeros_like({input}<, {dtype}>)
     torch.full_like(input, fill_value, dtype=, device?) -> jnp.full_like({input}, {fill_value}<, {dtype}>)
     torch.arange(start, end=, step=, dtype=, device?) -> \

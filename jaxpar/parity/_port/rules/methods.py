@@ -111,6 +111,7 @@ METHODS = table("""
     logcumsumexp(dim) -> jax.lax.cumlogsumexp({self}, {dim})
     cumsum|cumprod(dim, dtype=) -> {self:a}.{}({dim}<, dtype={dtype}>)
     softmax|log_softmax(dim) -> nnx.{}({self}, {dim})
+    softmax|log_softmax(dim, dtype) -> nnx.{}({self:a}.astype({dtype}), {dim})
     relu|sigmoid|tanh() -> nnx.{}({self})
     exp|exp2|expm1|log|log1p|log2|log10|sin|cos|tan|sinh|cosh|sign|sqrt|square|sinc() -> jnp.{}({self})
     arcsin|arccos|arctan|arcsinh|arccosh|arctanh|deg2rad|rad2deg() -> jnp.{}({self})

@@ -374,11 +374,13 @@ def _check_arguments(target: type, jaxpars: type, arguments: Sequence[ast.AST]) 
 
 
 def _sees_rngs(ctx: Context, target: Any, node: ast.Call) -> bool:
-    """Return whether a function is nested in one around the call, and can use that one's `rngs`."""
+    """Return whether a function is nested in one whose `rngs` it uses, as the one around the call."""
     source = ctx.source
     in_file = isinstance(target, FunctionType) and target.__code__.co_filename == source.path
     function = source.function(target.__code__) if in_file else None
     outer, enclosing = source.around(function) if function else None, source.around(node)
+    if isinstance(outer, ast.FunctionDef) and function and function.args.kwarg is None:
+        return True
     while outer and enclosing and enclosing is not outer:
         enclosing = source.around(enclosing)
     return bool(outer and enclosing)

@@ -27,11 +27,14 @@ DECIDES = "it decides by data"
 
 def test(ctx: Context, node: ast.expr) -> Fragment:
     """Translate the condition of an `if`, a `while` or an `assert`."""
-    return hole(ctx, node, DECIDES) if ctx.is_tensor(node) else translated(ctx, node)
+    is_read = ctx.is_tensor(node) and node not in ctx.written
+    return hole(ctx, node, DECIDES) if is_read else translated(ctx, node)
 
 
 @expression(ast.BoolOp)
 def and_or(ctx: Context, node: ast.BoolOp) -> Fragment:
+    if node in ctx.written:
+        return parsed(ctx.written[node])
     return _without_tensors(ctx, node, node.values)
 
 

@@ -198,7 +198,7 @@ def _head(ctx: Context, value: type, node: ast.ClassDef) -> str:
     }
     keeps = value in ctx.watched.keeping_modules and not ctx.kind
     if keeps and not any(map(defined_by_user, value.__bases__)):
-        # Of another object a compiled program would take the weights as constants.
+        # Otherwise a compiled program would take the weights as constants.
         others = [text(ctx, part) for part in remaining if values[part] is not object]
         written = f"class {node.name}({', '.join([*others, 'nnx.Module'])}" + ")" * (not parts)
     elif same_named or len(remaining) < len(parts):

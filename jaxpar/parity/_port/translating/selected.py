@@ -167,12 +167,18 @@ def put_back(ctx: Context, target: ast.expr, value: ast.expr, verb: str) -> str 
     return f"{array.text} = jnp.where({everywhere}, {new}, {array.text})"
 
 
-def only_fills(ctx: Context, node: ast.If) -> bool:
-    """Return whether a branch, `if mask.any():`, does nothing where the mask has no true value."""
-    mask = _asked_for_any(node.test)
-    if mask is None or node.orelse or not is_mask(ctx, mask) or not all(map(ctx.ran, node.body)):
-        return False
-    return all(_fills(ctx, x, ast.unparse(mask)) for x in node.body)
+def only_fills(ctx: Context, node: ast.If) -> list[ast.expr] | None:
+    """Return the other conditions of `if mask.any():` whose lines only change an array there; or None."""
+    conditions = node.test.values if isinstance(node.test, ast.BoolOp) else [node.test]
+    asked = {x: mask for x in conditions if (mask := _asked_for_any(x)) is not None}
+    if len(asked) != 1 or node.orelse or isinstance(getattr(node.test, "op", None), ast.Or):
+        return None
+    ((condition, mask),) = asked.items()
+    if not is_mask(ctx, mask) or not ctx.ran(node.body[0]):
+        return None
+    if not all(_fills(ctx, x, ast.unparse(mask)) for x in node.body):
+        return None
+    return [x for x in conditions if x is not condition]
 
 
 def _asked_for_any(node: ast.expr) -> ast.expr | None:
@@ -192,20 +198,39 @@ def _asked_for_any(node: ast.expr) -> ast.expr | None:
 
 def _fills(ctx: Context, node: ast.stmt, mask: str) -> bool:
     """Return whether a statement only changes `x` where the mask is true."""
-    value = node.value if isinstance(node, ast.Assign | ast.Expr | ast.AugAssign) else None
+    if isinstance(node, ast.If):
+        return all(_fills(ctx, x, mask) for x in (*node.body, *node.orelse))
     target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
     if isinstance(target, ast.Subscript):
         return ast.unparse(target.slice) == mask and ctx.is_tensor(target.value)
+    value = node.value if isinstance(node, ast.Assign | ast.Expr) else None
+    while isinstance(value, ast.Call) and _converts(value):
+        value = value.func.value  # type: ignore[attr-defined]
     if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute) or len(value.args) < 2:
         return False
-    filled = ast.unparse(value.func.value)
-    if value.func.attr == "masked_fill_" and isinstance(node, ast.Expr):
-        return ast.unparse(value.args[0]) == mask
-    is_own = isinstance(target, ast.Name) and isinstance(node, ast.Assign)
-    if ast.unparse(value.func) == "torch.where":
-        return is_own and ast.unparse(value.args[0]) == mask and ast.unparse(value.args[2]) == target.id  # type: ignore[union-attr]
-    is_filling = value.func.attr == "masked_fill" and ast.unparse(value.args[0]) == mask
-    return is_own and is_filling and filled == target.id  # type: ignore[union-attr]
+    owner: ast.expr = value.args[2] if ast.unparse(value.func) == "torch.where" else value.func.value
+    while isinstance(owner, ast.Call) and _converts(owner):
+        owner = owner.func.value  # type: ignore[attr-defined]
+    names = {"masked_fill_"} if isinstance(node, ast.Expr) else {"masked_fill", "where"}
+    is_own = isinstance(node, ast.Expr) or (isinstance(target, ast.Name) and ast.unparse(owner) == target.id)
+    return is_own and value.func.attr in names and _of_mask(value.args[0]) == mask
+
+
+def _converts(node: ast.Call) -> bool:
+    """Return whether a call only changes an array's type: `x.float()`."""
+    return isinstance(node.func, ast.Attribute) and node.func.attr in ("float", "type_as", "to")
+
+
+def _of_mask(node: ast.expr) -> str:
+    """Return the mask of which an expression has all elements, with more axes: `mask[:, None]`."""
+    if isinstance(node, ast.Subscript):
+        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        if all(ast.unparse(x) in ("None", ":", "...") for x in parts):
+            return ast.unparse(node.value)
+    is_wider = (
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "unsqueeze"
+    )
+    return ast.unparse(node.func.value if is_wider else node)  # type: ignore[attr-defined]
 
 
 def _is_computed(ctx: Context, node: ast.AST, value: ast.expr) -> bool:

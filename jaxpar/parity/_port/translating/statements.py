@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import dataclasses
 import importlib.util
 import sys
 from types import FunctionType
@@ -41,8 +42,11 @@ KEEPING = ("append", "appendleft", "extend", "insert", "add", "update", "setdefa
 def branch(ctx: Context, node: ast.If) -> str | None:
     if written := _by_chance(ctx, node):
         return written
-    if computed_first(ctx, node) or only_fills(ctx, node):
+    if computed_first(ctx, node) or (conditions := only_fills(ctx, node)) == []:
         return dedented(ctx, node.body, begin_of(node)[1])
+    if conditions:
+        remaining = " and ".join(test(ctx, x).grouped for x in conditions)
+        return with_blocks(dataclasses.replace(ctx, written={**ctx.written, node.test: remaining}), node)
     # torch raises there on certain values; without them both compute the same.
     refuses = all(isinstance(child, ast.Raise) for child in node.body) and not node.orelse
     if refuses and _is_unchecked(ctx, node, node.test):
