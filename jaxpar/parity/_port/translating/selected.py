@@ -170,10 +170,10 @@ def put_back(ctx: Context, target: ast.expr, value: ast.expr, verb: str) -> str 
 def only_fills(ctx: Context, node: ast.If) -> list[ast.expr] | None:
     """Return the other conditions of `if mask.any():` whose lines only change an array there; or None."""
     conditions = node.test.values if isinstance(node.test, ast.BoolOp) else [node.test]
-    asked = {x: mask for x in conditions if (mask := _asked_for_any(x)) is not None}
-    if len(asked) != 1 or node.orelse or isinstance(getattr(node.test, "op", None), ast.Or):
+    masks = {x: mask for x in conditions if (mask := _asked_for_any(x)) is not None}
+    if len(masks) != 1 or node.orelse or isinstance(getattr(node.test, "op", None), ast.Or):
         return None
-    ((condition, mask),) = asked.items()
+    ((condition, mask),) = masks.items()
     if not is_mask(ctx, mask) or not ctx.ran(node.body[0]):
         return None
     if not all(_fills(ctx, x, ast.unparse(mask)) for x in node.body):
