@@ -149,7 +149,7 @@ FAULTS = {
     ),
     "the other half of the numbers": (
         "IN_CALL",
-        "torch.rand(*size, dtype, device?) -> 1 - {rngs}.uniform({size:t}, {dtype})",
+        "torch.rand(*size, dtype=, device?) -> 1 - {rngs}.uniform({size:t}<, {dtype}>)",
         constructs.Fresh,
     ),
     "a product for a sum": ("METHODS", "add(other) -> {self} * {other}", constructs.Operators),

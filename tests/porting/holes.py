@@ -155,7 +155,7 @@ class Remembers(Layer):
         count += 1
         self.calls += 1
         self.seen.append(x)
-        return self.layer(x)
+        return self.layer(x) * self.calls
 
 
 class ChangesItsWeight(Layer):
@@ -179,7 +179,7 @@ class Random(Layer):
         "torch.where(x > 0): its shape depends on data",
         "x.nonzero(): its shape depends on data",
         "x.masked_select(x > 0): its shape depends on data",
-        "torch.zeros(2, 3).normal_(): JAX draws other random numbers",
+        "torch.zeros(2, 3).normal_(): it draws random numbers, by a stream",
     )
 
     def forward(self, x):

@@ -98,7 +98,8 @@ torch.linalg.qr(m + 5 * torch.eye(4), mode='reduced'), torch.linalg.slogdet(m + 
 FUNCTIONS = """
 torch.cat([x, y]), torch.cat((x, y), dim=1), torch.concat([x, y], -1), torch.stack([x, y]),
 torch.stack([x, y], dim=1), torch.hstack([x, y]), torch.vstack([x, y]), torch.dstack([x, y]),
-torch.where(k, x, y), torch.where(k, x, 0.0), torch.einsum('ij,jk->ik', x, m),
+torch.where(k, x, y), torch.where(k, x, 0.0), torch.einsum('ij,jk', (x, m)),
+torch.einsum('ij,jk->ik', x, m),
 torch.einsum('ij,ij->i', [x, y]), torch.outer(v, v), torch.baddbmm(c, c, b @ c), torch.addmm(x, x, m),
 torch.baddbmm(b, b, m.expand(2, 4, 4), beta=0.5, alpha=2),
 torch.addmm(x, x, m, beta=0.5, alpha=2), torch.max(x, y), torch.min(x, y), torch.atan2(x, y),

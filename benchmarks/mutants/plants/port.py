@@ -435,4 +435,7 @@ PLANTS = [
     *plants("jaxpar/parity/_port/translating/calls.py",
         ('if isinstance(outer, ast.FunctionDef) and function and', 'if False and', "tests/test_port_habits.py::test_ports_are_the_same[Drawn]"),
     ),
+    *plants("jaxpar/parity/_port/translating/expressions.py",
+        ('if isinstance(node, ast.List | ast.Tuple):\n        return written', 'if isinstance(node, ast.List):\n        return written', "tests/test_port_rules.py"),
+    ),
 ]

@@ -41,7 +41,7 @@ def text(ctx: Context, node: ast.AST, form: str = "") -> str:
 
 
 def _as_several(ctx: Context, node: ast.AST, written: str) -> str:
-    if isinstance(node, ast.List):
+    if isinstance(node, ast.List | ast.Tuple):
         return written[1:-1].strip().removesuffix(",")
     site = ctx.site(node)
     return f"*{written}" if site and site.kinds <= {list, tuple} else written
