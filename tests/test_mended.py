@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -425,6 +426,16 @@ def test_a_number_is_fitted_to_torchs_array(contract, tmp_path):
     constants = {node: "FACTOR_TO_FIT" for node in one.code.nodes(ast.Constant) if node.value == 2.9}
     ((_, fitted),) = one._tried(constants, set(), None)
     assert fitted in mended
+
+
+def test_a_number_that_moves_an_array_elsewhere_is_given_up_after_one_run():
+    tried = []
+    search = SimpleNamespace(
+        arrived_first=SimpleNamespace(torch=np.array([0.0, 1.0]), flax=np.array([1.0, 0.0])),
+        _array=lambda changed, x: tried.append(x) or np.array([x, 0.0]),
+    )
+    assert NeighbourSearch._root(search, "", 1.0) is None
+    assert tried == [1.001]
 
 
 @pytest.mark.full
