@@ -240,3 +240,20 @@ def test_volumes_are_the_same_in_float32():
     rounded = F.conv3d(x.astype(jnp.float32), weight.astype(jnp.float32), **options)
     assert (exact.dtype, rounded.dtype) == (jnp.float64, jnp.float32)
     np.testing.assert_allclose(rounded, exact, atol=1e-4)
+
+
+def test_attention_with_torchs_weights():
+    draw = np.random.RandomState(0).randn
+    x, (rows, out, more) = [draw(3, 2, 4) for _ in range(3)], (draw(12, 4), draw(4, 4), draw(2, 1, 1, 4))
+    options = [rows, draw(12), *more, True, 0.0, out, draw(4), False]
+    passed_on = {"attn_mask": draw(3, 3), "average_attn_weights": False}
+    want = torch.nn.functional.multi_head_attention_forward(
+        *map(torch.tensor, x),
+        *(4, 2),
+        *(torch.tensor(o) if isinstance(o, np.ndarray) else o for o in options),
+        **{name: torch.tensor(o) if isinstance(o, np.ndarray) else o for name, o in passed_on.items()},
+    )
+    for ours_, theirs in zip(
+        F.multi_head_attention_forward(*x, 4, 2, *options, **passed_on), want, strict=True
+    ):
+        assert_equal_numbers("attention", result, theirs, 1e-12)
