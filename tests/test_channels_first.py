@@ -253,7 +253,7 @@ def test_attention_with_torchs_weights():
         *(torch.tensor(o) if isinstance(o, np.ndarray) else o for o in options),
         **{name: torch.tensor(o) if isinstance(o, np.ndarray) else o for name, o in passed_on.items()},
     )
-    for ours_, theirs in zip(
+    for result, theirs in zip(
         F.multi_head_attention_forward(*x, 4, 2, *options, **passed_on), want, strict=True
     ):
         assert_equal_numbers("attention", result, theirs, 1e-12)
