@@ -505,6 +505,26 @@ FUNCTIONS = {
         lambda x: x + x[:, 1][:, None],
         lambda x: x + x[:, -1][:, None],
     ),
+    "[:, :, 3:] (it acts as [:, :, 0:])": (
+        lambda x: x + x[:, :, 3:].mean((2, 3), keepdim=True),
+        lambda x: x + x[:, 3:].mean((1, 2), keepdims=True),
+        lambda x: x + x.mean((1, 2), keepdims=True),
+    ),
+    "[:, :, 1:3] (it acts as [:, :, 1:2])": (
+        lambda x: x + x[:, :, 1:3].amax((2, 3), keepdim=True),
+        lambda x: x + x[:, 1:3].max((1, 2), keepdims=True),
+        lambda x: x + x[:, 1:2].max((1, 2), keepdims=True),
+    ),
+    "the weight multiplies as it is (1 is added to it first)": (
+        lambda x: x * x.mean((0, 2, 3), keepdim=True),
+        lambda x: x * x.mean((0, 1, 2), keepdims=True),
+        lambda x: x * (1 + x.mean((0, 1, 2), keepdims=True)),
+    ),
+    "base=10000.0 (it acts as 500000.0)": (
+        lambda x: x * (10000.0 ** (torch.arange(8, dtype=x.dtype) / 8))[:, None, None],
+        lambda x: x * 10000.0 ** (jnp.arange(8) / 8),
+        lambda x: x * 500000.0 ** (jnp.arange(8) / 8),
+    ),
     "[..., 1:3] (it acts as [..., 2:4])": (
         lambda x: x[..., 1:3],
         lambda x: x[:, :, 1:3],
@@ -541,6 +561,7 @@ def test_an_epsilon_that_is_written_by_hand():
     [
         (((2, 0), (2, 0)), "padding=[(1, 1), (1, 1)] (all of it is before the input)"),
         (((0, 2), (0, 2)), "padding=[(1, 1), (1, 1)] (all of it is after the input)"),
+        (((1, 1), (0, 2)), "padding=[(1, 1), (1, 1)] (it acts as [(1, 1), (0, 2)])"),
     ],
 )
 def test_padding_on_one_side(pads, cause):

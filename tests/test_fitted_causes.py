@@ -23,7 +23,25 @@ def group_norm(eps):
     return nnx.GroupNorm(6, 3, epsilon=eps, rngs=nnx.Rngs(0))
 
 
+class AroundZero(nnx.LayerNorm):
+    """A norm whose weight is kept around 0."""
+
+    def __call__(self, x):
+        mean, variance = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+        return (x - mean) / jnp.sqrt(variance + 1e-5) * (1 + self.scale[...]) + self.bias[...]
+
+
+def trained(layer):
+    torch.nn.init.uniform_(layer.weight, generator=torch.Generator().manual_seed(0))
+    return layer
+
+
 CASES = {
+    "LayerNorm's weight": (
+        trained(torch.nn.LayerNorm(6)),
+        AroundZero(6, rngs=nnx.Rngs(0)),
+        "the weight multiplies as it is (1 is added to it first)",
+    ),
     "LayerNorm's epsilon": (torch.nn.LayerNorm(6), norm(2.5e-4), "epsilon=1e-05 (it acts as 0.00025)"),
     "GroupNorm's epsilon": (torch.nn.GroupNorm(3, 6), group_norm(0.03), "epsilon=1e-05 (it acts as 0.03)"),
     "leaky relu": (

@@ -54,6 +54,7 @@ NAMES: dict[Entry, tuple[str, ...]] = {
     positions.difference: ("sub", "__rsub__"),
     positions.negated: ("neg",),
     positions.taken: ("__getitem__",),
+    positions.base: ("pow", "__pow__", "__rpow__"),
     masks.triangle: ("tril", "triu"),
     masks.comparison: tuple(
         f"{under}{name}{under}" for under in ("", "__") for name in ("lt", "le", "gt", "ge", "eq", "ne")

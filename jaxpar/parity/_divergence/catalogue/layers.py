@@ -39,6 +39,8 @@ def epsilons(op: Op) -> Iterator[Variation]:
     if right is None:  # rms_norm defaults to the dtype's machine epsilon
         right = torch.finfo(op.args[0].dtype).eps
     yield from acting_as("eps", right, EPSILONS, short, "epsilon")
+    if (weight := arguments_of(op).get("weight")) is not None:
+        yield calling("the weight multiplies as it is (1 is added to it first)", weight=1 + weight)
 
 
 def deviation(op: Op) -> Iterator[Variation]:

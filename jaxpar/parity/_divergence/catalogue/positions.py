@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import torch
@@ -41,6 +42,20 @@ def difference(op: Op) -> Iterator[Variation]:
     yield afterwards(f"the operands of {op.name} are in torch's order (they are swapped)", torch.neg)
 
 
+BASES = (10000, 500000, 1000000, 100000, 1000, 100, 10, 2)
+
+
+def base(op: Op) -> Iterator[Variation]:
+    """pow, __rpow__: the number of which the frequencies of rotary and sinusoidal positions are powers."""
+    numbers = [n for n, x in enumerate(op.args[:2]) if isinstance(x, Real)]
+    if numbers != [1 if op.name == "__rpow__" else 0]:
+        return
+    right = op.args[numbers[0]]
+    for other in map(type(right), BASES):
+        if other != right:
+            yield replacing(f"base={right} (it acts as {other})", numbers[0], lambda _, other=other: other)
+
+
 def negated(op: Op) -> Iterator[Variation]:
     """neg: a rotation in the opposite direction."""
     yield applying("the sign is turned (it is not)", lambda x, *args, **kwargs: x)
@@ -63,12 +78,21 @@ def _other_keys(part: Any) -> Iterator[Any]:
     if isinstance(part, int) and not isinstance(part, bool):
         yield from (index for index in (0, -1, part + 1, part - 1) if index != part)
     elif isinstance(part, slice) and part != slice(None):
-        start, stop = part.start or 0, part.stop
-        for by in SHIFTS[:2]:
-            # A shift across 0 would count from the other end of the axis.
-            same_end = (start < 0) == (start + by < 0)
-            if same_end and (stop is None or stop * (stop + by) > 0):
-                yield slice(start + by, None if stop is None else stop + by, part.step)
+        yield from _other_ranges(part.start or 0, part.stop, part.step)
+
+
+def _other_ranges(start: int, stop: int | None, step: int | None) -> Iterator[slice]:
+    """Yield ranges that are shifted, and those with another start or end, which a mean does not show."""
+    # A shift across 0 would count from the other end of the axis.
+    starts = [start + by for by in SHIFTS if (start < 0) == (start + by < 0)]
+    if stop is None:
+        yield from (slice(other, None, step) for other in dict.fromkeys([*starts, 0]) if other != start)
+        return
+    stops = [stop + by for by in SHIFTS if stop * (stop + by) > 0]
+    moved = [slice(start + by, stop + by, step) for by in SHIFTS[:2] if start + by in starts]
+    yield from (part for part in moved if part.stop in stops)
+    yield from (slice(other, stop, step) for other in starts[:2])
+    yield from (slice(start, other, step) for other in [*stops[:2], None])
 
 
 def _shown(keys: tuple) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -60,6 +61,17 @@ def _padded(bound: Kwargs) -> Iterator[Variation]:
             # A causal convolution pads before its input only.
             pads = [share * p for p in reversed(padding) for share in shares]
             yield recalling(f"padding={right} (all of it is {side} the input)", partial(_padded_by, pads))
+        yield from _off_center(padding, right)
+
+
+def _off_center(padding: Sequence[int], right: object) -> Iterator[Variation]:
+    """Move the input by one place, along one axis or along all of them."""
+    axes = range(len(padding))
+    for moved in [axes, *([axis] for axis in axes)] if len(padding) > 1 else [axes]:
+        for by in (1, -1):
+            pads = [(p - by, p + by) if n in moved and p else (p, p) for n, p in enumerate(padding)]
+            flat = [edge for pair in reversed(pads) for edge in pair]
+            yield recalling(f"padding={right} (it acts as {pads})", partial(_padded_by, flat))
 
 
 def _padded_by(pads: Sequence[int], bound: Kwargs) -> Kwargs:
@@ -228,6 +240,10 @@ def binary(op: Op) -> Iterator[Variation]:
             if isinstance(operand, torch.Tensor) and operand.shape == shape:
                 text = f"the other operand is {verb} (it is left out)"
                 yield applying(text, lambda *args, i=i, **kwargs: args[i])
+            elif verb == "multiplied" and isinstance(operand, torch.Tensor) and operand.is_floating_point():
+                # As a norm's weight that is kept around 0, which some models have.
+                text = "the weight multiplies as it is (1 is added to it first)"
+                yield replacing(text, i, partial(operator.add, 1))
         for other, operation in OPERATIONS.items():
             if other != verb:
                 yield applying(f"the operands are {verb} (they are {other})", operation)
