@@ -433,6 +433,8 @@ def shuffled(order):
     return function
 
 
+ENDS = np.array([0, 3, 3, 7, 2, 5]), np.array([1, 1, 4, 6, 0, 2])
+"""Sources and targets of edges."""
 FUNCTIONS = {
     "max_pool2d (it acts as avg_pool2d)": (
         torch.nn.MaxPool2d(2),
@@ -520,6 +522,18 @@ FUNCTIONS = {
         lambda x: x * x.mean((0, 1, 2), keepdims=True),
         lambda x: x * (1 + x.mean((0, 1, 2), keepdims=True)),
     ),
+    "the operands of a sum are not scaled (one is multiplied by the root of 6)": (
+        lambda x: x.tanh() + x,
+        lambda x: jnp.tanh(x) + x,
+        lambda x: jnp.tanh(x) + x * 6**0.5,
+    ),
+    "the two arrays of indices are in torch's places (they are exchanged)": (
+        lambda x: torch.zeros_like(x).index_add_(
+            1, torch.tensor(ENDS[1]), x[:, torch.tensor(ENDS[0])].tanh()
+        ),
+        lambda x: jnp.zeros_like(x).at[..., ENDS[1]].add(jnp.tanh(x[..., ENDS[0]])),
+        lambda x: jnp.zeros_like(x).at[..., ENDS[0]].add(jnp.tanh(x[..., ENDS[1]])),
+    ),
     "base=10000.0 (it acts as 500000.0)": (
         lambda x: x * (10000.0 ** (torch.arange(8, dtype=x.dtype) / 8))[:, None, None],
         lambda x: x * 10000.0 ** (jnp.arange(8) / 8),
@@ -541,6 +555,14 @@ def test_a_function_between_layers(cause):
     reference = Between(theirs, channels)
     assert parity.compare(reference, FlaxBetween(right, channels), x, layout="channels_last").same
     check(reference, FlaxBetween(wrong, channels), x, "b", cause, layout="channels_last")
+
+
+def test_a_dilation_that_is_left_out():
+    reference = torch.nn.Conv2d(3, 8, 3, padding=2, dilation=2)
+    flax = nnx.Conv(3, 8, (3, 3), padding=1, rngs=RNGS)
+    x = np.random.RandomState(3).randn(2, 3, 6, 6)
+    comparison = parity.compare(reference, flax, x, layout="channels_last")
+    assert texts(comparison.divergence) == ["dilation=(2, 2) (it acts as 1)"]
 
 
 def test_an_epsilon_that_is_written_by_hand():

@@ -72,6 +72,7 @@ NAMES: dict[Entry, tuple[str, ...]] = {
     ),
     shapes.reduction: ("mean", "sum", "amax", "amin"),
     shapes.product: ("matmul", "bmm", "__matmul__"),
+    scales.addition: ("add", "add_", "__add__", "__radd__", "__iadd__"),
     scales.product: ("matmul", "bmm", "__matmul__", "einsum"),
     sequences.attention: ("scaled_dot_product_attention",),
     sequences.multi_head_attention: ("multi_head_attention_forward",),
@@ -101,4 +102,6 @@ def variations(ops: Sequence[Op], index: int) -> Iterator[Variation]:
         yield from layers.identity(op)
     if op.name in (*JOINING, "stack"):
         yield from positions.rotary(ops, index)
+    if op.name in positions.INDEXED:
+        yield from positions.exchanged_indices(ops, index)
     yield from by_hand(ops, index, frozenset(ACTIVATIONS))

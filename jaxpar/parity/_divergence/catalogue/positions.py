@@ -42,6 +42,48 @@ def difference(op: Op) -> Iterator[Variation]:
     yield afterwards(f"the operands of {op.name} are in torch's order (they are swapped)", torch.neg)
 
 
+INDEXED = {"__getitem__": 1} | dict.fromkeys(
+    (
+        *("gather", "index_select", "index_add", "index_add_", "scatter", "scatter_", "scatter_add"),
+        *("scatter_add_", "scatter_reduce", "scatter_reduce_", "index_reduce", "index_reduce_"),
+    ),
+    2,
+)
+"""Functions that take an index, and the position of that argument."""
+
+
+def exchanged_indices(ops: Sequence[Op], index: int) -> Iterator[Variation]:
+    """x[source], index_add(target): the two ends of a graph's edges. All calls are wrong together."""
+    own = _index_of(ops[index])
+    if own is None:
+        return
+    arrays: list[torch.Tensor] = []
+    for array in map(_index_of, ops):
+        if array is not None and array.shape == own.shape and not any(torch.equal(array, a) for a in arrays):
+            arrays.append(array)
+    if len(arrays) == 2:
+        other = arrays[torch.equal(own, arrays[0])]
+        text = "the two arrays of indices are in torch's places (they are exchanged)"
+        yield replacing(text, INDEXED[ops[index].name], partial(_with_index, other))
+
+
+def _index_of(op: Op) -> torch.Tensor | None:
+    position = INDEXED.get(op.name, len(op.args))
+    argument = op.args[position] if position < len(op.args) else None
+    arrays = [x for x in (argument if isinstance(argument, tuple) else [argument]) if _is_index(x)]
+    return arrays[0] if len(arrays) == 1 else None
+
+
+def _is_index(x: object) -> bool:
+    return isinstance(x, torch.Tensor) and x.ndim > 0 and x.dtype in (torch.int64, torch.int32)
+
+
+def _with_index(index: torch.Tensor, argument: Any) -> Any:
+    if not isinstance(argument, tuple):
+        return index
+    return tuple(index if _is_index(part) else part for part in argument)
+
+
 BASES = (10000, 500000, 1000000, 100000, 1000, 100, 10, 2)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Iterator
 from functools import partial
 from numbers import Real
@@ -31,6 +32,15 @@ def product(op: Op) -> Iterator[Variation]:
     for scale_name, scale in roots(width).items():
         text = f"the product is not scaled (it is multiplied by {scale_name})"
         yield afterwards(text, partial(torch.mul, torch.tensor(scale, dtype=op.result.dtype)))
+
+
+def addition(op: Op) -> Iterator[Variation]:
+    """add: an operand that Flax scales, as embeddings are in some models before a norm that hides it."""
+    for index, operand in enumerate(op.args[:2]):
+        if isinstance(operand, torch.Tensor) and operand.is_floating_point() and operand.ndim:
+            for scale_name, scale in roots(operand.shape[-1:]).items():
+                text = f"the operands of a sum are not scaled (one is multiplied by {scale_name})"
+                yield replacing(text, index, partial(operator.mul, scale))
 
 
 def factor(op: Op) -> Iterator[Variation]:

@@ -62,6 +62,10 @@ def _padded(bound: Kwargs) -> Iterator[Variation]:
             pads = [share * p for p in reversed(padding) for share in shares]
             yield recalling(f"padding={right} (all of it is {side} the input)", partial(_padded_by, pads))
         yield from _off_center(padding, right)
+        if any(d > 1 for d in dilation):
+            sizes = zip(padding, dilation, weight.shape[2:], strict=True)
+            less = tuple(p - (d - 1) * (k - 1) // 2 for p, d, k in sizes)
+            yield calling(f"dilation={dilation} (it acts as 1)", dilation=1, padding=less)
 
 
 def _off_center(padding: Sequence[int], right: object) -> Iterator[Variation]:
