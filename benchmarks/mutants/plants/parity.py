@@ -128,7 +128,7 @@ PLANTS = [
         ('for by in SHIFTS if (start < 0)', 'for by in () if (start < 0)', "tests/test_causes.py -k function_between"),
         ('dict.fromkeys([*starts, 0])', 'dict.fromkeys(starts)', "tests/test_causes.py -k function_between"),
         ('for other in [*stops[:2], None])', 'for other in ())', "tests/test_causes.py -k function_between"),
-        ('other = arrays[torch.equal(own, arrays[0])]', 'other = own', "tests/test_causes.py -k indices"),
+        ('other = arrays[torch.equal(indices, arrays[0])]', 'other = indices', "tests/test_causes.py -k indices"),
         ('if numbers != [1 if op.name == "__rpow__" else 0]:', 'if True:', "tests/test_causes.py -k function_between"),
         ('elif torch.equal(first, second):\n            yield applying(text, lambda parts, *args, **kwargs: parts[0]', 'elif False:\n            yield applying(text, lambda parts, *args, **kwargs: parts[0]', "tests/test_causes.py -k rotary"),
         ('torch.stack([-x[..., 1::2], x[..., ::2]], -1)', 'torch.stack([x[..., 1::2], -x[..., ::2]], -1)', "tests/test_causes.py -k rotary"),

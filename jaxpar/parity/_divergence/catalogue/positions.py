@@ -54,15 +54,19 @@ INDEXED = {"__getitem__": 1} | dict.fromkeys(
 
 def exchanged_indices(ops: Sequence[Op], index: int) -> Iterator[Variation]:
     """x[source], index_add(target): the two ends of a graph's edges. All calls are wrong together."""
-    own = _index_of(ops[index])
-    if own is None:
+    indices = _index_of(ops[index])
+    if indices is None:
         return
     arrays: list[torch.Tensor] = []
     for array in map(_index_of, ops):
-        if array is not None and array.shape == own.shape and not any(torch.equal(array, a) for a in arrays):
+        if (
+            array is not None
+            and array.shape == indices.shape
+            and not any(torch.equal(array, a) for a in arrays)
+        ):
             arrays.append(array)
     if len(arrays) == 2:
-        other = arrays[torch.equal(own, arrays[0])]
+        other = arrays[torch.equal(indices, arrays[0])]
         text = "the two arrays of indices are in torch's places (they are exchanged)"
         yield replacing(text, INDEXED[ops[index].name], partial(_with_index, other))
 
