@@ -192,7 +192,8 @@ class Proxies(nn.Module):
         self.pairs = Pairs(self.layer_0, self.layer_1)
         self.scale = nn.Parameter(torch.ones(4))
         self.scale._no_weight_decay = True
-        setattr(self.layer_0.weight, "_optim", {"lr": 1.0})  # noqa: B010
+        for name in ("scale",):
+            setattr(getattr(self, name), "_optim", {"lr": 1.0})  # noqa: B010
         permutation, lower, upper = torch.linalg.lu(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
         self.permutation, self.lower = nn.Parameter(permutation, requires_grad=False), nn.Parameter(lower)
         self.upper = nn.Parameter(upper)
