@@ -100,7 +100,8 @@ class Crossing:
         return lax.all_gather(x, "data").mean(0)
 
     def collected_in_part(self, x: Any) -> Any:
-        self._watch(x)
+        if self.parts > 2:  # of two parts one is taken, which is no sum
+            self._watch(x)
         return lax.all_gather(x, "data")[1:].sum(0)
 
     def scattered(self, x: Any) -> Any:
