@@ -557,6 +557,38 @@ def test_a_function_between_layers(cause):
     check(reference, FlaxBetween(wrong, channels), x, "b", cause, layout="channels_last")
 
 
+FLAX_ACTIVATIONS = {
+    "relu": nnx.relu,
+    "gelu(approximate=False)": lambda x: nnx.gelu(x, approximate=False),
+    "gelu(approximate=True)": nnx.gelu,
+    "silu": nnx.silu,
+    "tanh": jnp.tanh,
+    "sigmoid": nnx.sigmoid,
+}
+
+
+@pytest.mark.parametrize("name", FLAX_ACTIVATIONS)
+def test_an_activation_in_front_of_a_norm(name):
+    class Crossed(nnx.Module):
+        def __init__(self):
+            self.fc, self.norm = nnx.Linear(4, 6, rngs=RNGS), nnx.LayerNorm(6, epsilon=1e-5, **NORM)
+
+        def __call__(self, x):
+            return self.norm(FLAX_ACTIVATIONS[name](self.fc(x)))
+
+    class Plain(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.norm = torch.nn.Linear(4, 6), torch.nn.LayerNorm(6)
+
+        def forward(self, x):
+            return self.norm(self.fc(x))
+
+    divergence = parity.compare(Plain(), Crossed(), np.random.RandomState(3).randn(5, 4)).divergence
+    assert divergence.candidate == "norm"
+    assert texts(divergence) == [f"no activation is applied ({name} is)"]
+
+
 def test_a_dilation_that_is_left_out():
     reference = torch.nn.Conv2d(3, 8, 3, padding=2, dilation=2)
     flax = nnx.Conv(3, 8, (3, 3), padding=1, rngs=RNGS)

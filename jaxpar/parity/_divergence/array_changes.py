@@ -1,12 +1,13 @@
-"""Changes that turn one array into a second: scales, orders and types. Needs NumPy alone."""
+"""Changes that turn one array into a second: scales, activations, orders and types. Needs no torch."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
+from scipy import special
 
 from .._comparison_data import Cause
 from .._tensors import widened
@@ -55,6 +56,14 @@ def described(scale: float, sizes: Iterable[int]) -> str:
 
 
 FEWEST = 4  # elements; a smaller array may be a multiple by chance
+ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "relu": lambda x: np.maximum(x, 0),
+    "gelu(approximate=False)": lambda x: x * special.ndtr(x),
+    "gelu(approximate=True)": lambda x: x * special.expit(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3)),
+    "silu": lambda x: x * special.expit(x),
+    "tanh": np.tanh,
+    "sigmoid": special.expit,
+}
 
 
 def array_changes(flax_array: np.ndarray, torch_array: np.ndarray) -> list[Cause]:
@@ -80,6 +89,9 @@ def _changes(flax_array: np.ndarray, torch_array: np.ndarray) -> Iterator[tuple[
         scale = float(flax_array[largest] / torch_array[largest]) if torch_array[largest] else 0.0
         text = f"there is no factor (it is multiplied by {described(scale, reversed(torch_array.shape))})"
         yield text, torch_array * scale
+        with np.errstate(over="ignore"):
+            for name, activation in ACTIVATIONS.items():
+                yield f"no activation is applied ({name} is)", activation(torch_array)
     for axis, length in enumerate(torch_array.shape):
         if length > 1:
             yield f"axis {axis} has torch's order (it is reversed)", np.flip(torch_array, axis)
