@@ -534,6 +534,21 @@ FUNCTIONS = {
         lambda x: jnp.zeros_like(x).at[..., ENDS[1]].add(jnp.tanh(x[..., ENDS[0]])),
         lambda x: jnp.zeros_like(x).at[..., ENDS[0]].add(jnp.tanh(x[..., ENDS[1]])),
     ),
+    "relu follows the sum (it is applied to operand 0 of it)": (
+        lambda x: torch.relu(x + x.flip(1)),
+        lambda x: nnx.relu(x + x[..., ::-1]),
+        lambda x: nnx.relu(x) + x[..., ::-1],
+    ),
+    "padding=1 (it acts as 'SAME')": (
+        torch.nn.MaxPool2d(3, 2, 1),
+        lambda x: nnx.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1))),
+        lambda x: nnx.max_pool(x, (3, 3), (2, 2), "SAME"),
+    ),
+    "mean takes torch's array (it takes what mul, ": (
+        lambda x: (x * x + 1) * (2 * x).mean((2, 3), keepdim=True),
+        lambda x: (x * x + 1) * (2 * x).mean((1, 2), keepdims=True),
+        lambda x: (x * x + 1) * (x * x + 1).mean((1, 2), keepdims=True),
+    ),
     "base=10000.0 (it acts as 500000.0)": (
         lambda x: x * (10000.0 ** (torch.arange(8, dtype=x.dtype) / 8))[:, None, None],
         lambda x: x * 10000.0 ** (jnp.arange(8) / 8),

@@ -12,6 +12,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from .._comparison_data import Cause
 from .._sides.step_data import Named
 from .._tensors import tensor_of
 from .array_changes import EQUAL, relative_error, tolerance
-from .catalogue import Variation, anything, variations
+from .catalogue import Variation, anything, other_arrays, variations
 from .torch_trace import Departure, LayerCall, Op, Trace, storage, tensors
 
 Watch = Callable[[Departure], Named]  # runs torch with a departure; returns the arrays to compare with Flax's
@@ -185,6 +186,11 @@ def repeated_mistakes(ops: Sequence[Op]) -> Iterator[list[Hypothesis]]:
 def any_mistakes(ops: Sequence[Op]) -> Iterator[list[Hypothesis]]:
     """Yield changes to any call's result: its position, scale, order and dtype."""
     yield from _of(ops, anything)
+
+
+def exchanged_arrays(ops: Sequence[Op], users: Sequence[Op]) -> Iterator[list[Hypothesis]]:
+    """Yield calls that take an array of a different call, one of the users."""
+    yield from _of(ops, partial(other_arrays, users))
 
 
 Catalogue = Callable[[Sequence[Op], int], Iterator[Variation]]

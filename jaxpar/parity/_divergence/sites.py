@@ -45,6 +45,7 @@ from .search import (
     Watch,
     any_mistakes,
     causes_of,
+    exchanged_arrays,
     known_mistakes,
     quick,
     repeated_mistakes,
@@ -287,6 +288,7 @@ class SiteSearch:
             or first(exchanges(self.forward, call))
             or first(known_mistakes(far[:-CLOSE]))
             or [Explanation(cause) for cause in array_changes(flax_array, torch_array)]
+            or first(exchanged_arrays(near, [op for op in trace.ops if op.index not in trace.inside]))
             or first(any_mistakes(near))
             or first(any_mistakes(far))
         )

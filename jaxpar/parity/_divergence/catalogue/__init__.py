@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 
 from ..torch_trace import Op
 from . import axes, layers, losses, masks, positions, scales, sequences, shapes
-from .any_call import anything, by_hand
+from .any_call import anything, by_hand, other_arrays
 from .variation import Entry, Variation
 
-__all__ = ["Variation", "anything", "variations"]
+__all__ = ["Variation", "anything", "other_arrays", "variations"]
 
 ACTIVATIONS = (
     "relu", "relu_", "gelu", "silu", "tanh", "sigmoid", "leaky_relu", "leaky_relu_", "elu", "selu", "celu",
@@ -104,4 +104,5 @@ def variations(ops: Sequence[Op], index: int) -> Iterator[Variation]:
         yield from positions.rotary(ops, index)
     if op.name in positions.INDEXED:
         yield from positions.exchanged_indices(ops, index)
+    yield from layers.crossed(ops, index, frozenset(ACTIVATIONS))
     yield from by_hand(ops, index, frozenset(ACTIVATIONS))

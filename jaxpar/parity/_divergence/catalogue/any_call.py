@@ -12,7 +12,7 @@ from ..._sides.torch_float64 import rounded
 from ..torch_trace import Op
 from . import axes, masks, positions, scales
 from .layers import ACTIVATIONS
-from .variation import Variation, afterwards
+from .variation import Variation, afterwards, replacing
 
 SILENT = {"size", "dim", "numel", "__len__", "item", "stride", "is_floating_point", "requires_grad_"}
 
@@ -51,6 +51,26 @@ def _of_floats(op: Op, x: torch.Tensor) -> Iterator[Variation]:
         if not torch.equal(rounded(x, dtype), x):
             text = f"the result of {op.name} keeps its digits (it is rounded to {dtype}, as a saved table)"
             yield afterwards(text, partial(rounded, dtype=dtype))
+
+
+ARRAYS = 8  # of one shape that a call may take in the place of its own: the nearest ones
+
+
+def other_arrays(users: Sequence[Op], ops: Sequence[Op], index: int) -> Iterator[Variation]:
+    """Yield calls that take an array of the same shape which one of the users takes: a wrong variable."""
+    op = ops[index]
+    near = sorted(users, key=lambda user: abs(user.index - op.index))
+    for position, argument in enumerate(op.args):
+        if not _is_real(argument):
+            continue
+        tried = {id(argument), id(op.result)}
+        for user in near:
+            for x in user.args:
+                if _is_real(x) and x.shape == argument.shape and id(x) not in tried and len(tried) < ARRAYS:
+                    tried.add(id(x))
+                    where = f"{user.name}, {user.line}" if user.line else user.name
+                    text = f"{op.name} takes torch's array (it takes what {where} takes)"
+                    yield replacing(text, position, lambda _, x=x: x)
 
 
 REACH = 16  # how many calls back the activation's argument may be; gelu's tanh form takes eight

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -168,6 +168,27 @@ def identity(op: Op) -> Iterator[Variation]:
     """Leave the call out."""
     if op.args and isinstance(op.args[0], torch.Tensor):
         yield applying(f"{op.name} is done (it is left out)", lambda x, *args, **kwargs: x)
+
+
+def crossed(ops: Sequence[Op], index: int, activations: frozenset[str]) -> Iterator[Variation]:
+    """relu(a + b), of which Flax computes relu(a) + b. The sum and the activation are wrong together."""
+    op = ops[index]
+    for other in ops[max(0, index - 2) : index + 3]:
+        first, then = (op, other) if other.index > op.index else (other, op)
+        if first.name in SUMS and then.name in activations and then.args[0] is first.result:
+            for position in (0, 1):
+                text = f"{then.name} follows the sum (it is applied to operand {position} of it)"
+                if op is then:
+                    yield applying(text, lambda x, *args, **kwargs: x)
+                elif isinstance(op.args[position], torch.Tensor):
+                    yield replacing(text, position, partial(_activated, then))
+
+
+SUMS = ("add", "add_", "__add__", "__radd__", "__iadd__")
+
+
+def _activated(call: Op, x: torch.Tensor) -> torch.Tensor:
+    return call.function(x.clone(), *call.args[1:], **call.kwargs)  # it may work in place
 
 
 def softmax(op: Op) -> Iterator[Variation]:

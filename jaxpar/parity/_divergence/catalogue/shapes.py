@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -48,10 +49,7 @@ def _padded(bound: Kwargs) -> Iterator[Variation]:
     n = weight.ndim - 2
     defaults = {"stride": 1, "padding": 0, "dilation": 1}
     stride, padding, dilation = (_per_axis(bound.get(name, value), n) for name, value in defaults.items())
-    same: list[int] = []
-    for size, k, s, d in zip(x.shape[2:], weight.shape[2:], stride, dilation, strict=True):
-        total = max((-(-size // s) - 1) * s + d * (k - 1) + 1 - size, 0)
-        same = [total // 2, total - total // 2, *same]  # F.pad begins with the last axis
+    same = _same_padding(x.shape[2:], weight.shape[2:], stride, dilation)
     right = bound["padding"] if isinstance(bound.get("padding"), str) else [(p, p) for p in padding]
     text = f"padding={right} (it acts as 'SAME')"
     yield recalling(text, partial(_padded_by, same))
@@ -76,6 +74,17 @@ def _off_center(padding: Sequence[int], right: object) -> Iterator[Variation]:
             pads = [(p - by, p + by) if n in moved and p else (p, p) for n, p in enumerate(padding)]
             flat = [edge for pair in reversed(pads) for edge in pair]
             yield recalling(f"padding={right} (it acts as {pads})", partial(_padded_by, flat))
+
+
+def _same_padding(
+    sizes: Sequence[int], kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
+) -> list[int]:
+    """Return the edges of padding by SAME, from the last axis to the first as F.pad takes them."""
+    edges: list[int] = []
+    for size, k, s, d in zip(sizes, kernel, stride, dilation, strict=True):
+        total = max((-(-size // s) - 1) * s + d * (k - 1) + 1 - size, 0)
+        edges = [total // 2, total - total // 2, *edges]
+    return edges
 
 
 def _padded_by(pads: Sequence[int], bound: Kwargs) -> Kwargs:
@@ -147,6 +156,15 @@ def max_pool(op: Op) -> Iterator[Variation]:
     other, padding = getattr(F, name), bound.get("padding", 0)
     text = f"{op.name} (it acts as {name})"
     yield applying(text, lambda x, *args, **kwargs: other(x, kernel, stride, padding))
+    x = bound["input"]
+    n = int(op.name[-2])
+    axes = [_per_axis(value, n) for value in (kernel, stride, 1)]
+    edges = _same_padding(x.shape[-n:], *axes)
+    filled = 0.0 if "avg" in op.name else -math.inf
+    yield recalling(
+        f"padding={padding} (it acts as 'SAME')",
+        lambda bound: {"input": F.pad(bound["input"], edges, value=filled), "padding": 0},
+    )
 
 
 def pixel_shuffle(op: Op) -> Iterator[Variation]:
