@@ -549,6 +549,11 @@ FUNCTIONS = {
         lambda x: (x * x + 1) * (2 * x).mean((1, 2), keepdims=True),
         lambda x: (x * x + 1) * (x * x + 1).mean((1, 2), keepdims=True),
     ),
+    "the parts of cat are in torch's order (they are in order (0, 2, 1))": (
+        lambda x: torch.cat([x, x.sin(), x.cos()], 1)[:, ::3],
+        lambda x: jnp.concatenate([x, jnp.sin(x), jnp.cos(x)], -1)[..., ::3],
+        lambda x: jnp.concatenate([x, jnp.cos(x), jnp.sin(x)], -1)[..., ::3],
+    ),
     "base=10000.0 (it acts as 500000.0)": (
         lambda x: x * (10000.0 ** (torch.arange(8, dtype=x.dtype) / 8))[:, None, None],
         lambda x: x * 10000.0 ** (jnp.arange(8) / 8),

@@ -269,6 +269,32 @@ def test_evaluation_names_dropout_and_statistics():
     ]
 
 
+class Dead(torch.nn.Linear):
+    """No number passes the relu, and what is in front of it shows in no output."""
+
+    def forward(self, x):
+        return torch.relu(super().forward(torch.tanh(x)))
+
+
+class FlaxDead(nnx.Linear):
+    def __init__(self, inner):
+        super().__init__(6, 2, rngs=nnx.Rngs(0))
+        self.inner = inner
+
+    def __call__(self, x):
+        return nnx.relu(super().__call__(self.inner(x)))
+
+
+@pytest.mark.parametrize("inner", [jnp.tanh, jnp.sin])
+def test_a_model_without_any_gradient_is_perturbed_until_it_has_one(inner):
+    dead = Dead(6, 2)
+    torch.nn.init.zeros_(dead.weight)
+    torch.nn.init.constant_(dead.bias, -0.1)
+    comparison = parity.compare(dead, FlaxDead(inner), X)
+    assert comparison.same == (inner is jnp.tanh)
+    assert any(note.startswith("all weights were perturbed by 0.5") for note in comparison.notes)
+
+
 def test_outputs_that_ignore_the_input_are_named():
     class Constant(torch.nn.Linear):
         def forward(self, x):

@@ -28,7 +28,17 @@ from ._float32_constants import explain_by_constants
 from ._levels import Findings, LevelStep, Sides
 from ._model_pair import Inputs, ModelPair, Outputs
 from ._precision import explain_by_precision
-from ._reach import NOT_REACHED, SHAKE, layers_without_gradient, of_call, of_rows, some, unreached
+from ._reach import (
+    LARGE_SHAKE,
+    NOT_REACHED,
+    SHAKE,
+    layers_without_gradient,
+    of_call,
+    of_rows,
+    some,
+    unreached,
+    without_gradient,
+)
 from ._request import Arrays, Request
 from ._sides.candidate import Candidate
 from ._sides.flax_mode import parameters
@@ -169,19 +179,30 @@ def compare(
     arguments = {name: value for name, value in locals().items() if name not in CALLBACKS}
     request, findings, callbacks = Request(**arguments), Findings(), (progress, on_result)
     if request.shake:
-        return _shaken(request, callbacks, "shake=True")
+        return _shaken(request, callbacks, "shake=True")[0]
     compared = run(request, findings, callbacks)
     layers = layers_without_gradient(findings.differences)
     if request.shake is False or request.weights == "own" or not (compared.same and layers):
         return compared
     reason = f"at their own values, for which both are the same, {some(layers)} get no gradient"
-    return _shaken(request, callbacks, reason)
+    perturbed, reaches = _shaken(request, callbacks, reason)
+    if reaches or not perturbed.same:
+        return perturbed
+    # Small changes do not wake a relu that hides the whole model.
+    more, reaches = _shaken(request, callbacks, reason, LARGE_SHAKE)
+    return more if reaches else perturbed
 
 
-def _shaken(request: Request, callbacks: Callbacks, reason: str) -> Comparison:
-    compared = run(request.shaken(), Findings(), callbacks)
-    note = f"all weights were perturbed by {SHAKE:g} times normal numbers on both sides: {reason}"
-    return dataclasses.replace(compared, notes=(note, *compared.notes))
+def _shaken(
+    request: Request, callbacks: Callbacks, reason: str, scale: float = SHAKE
+) -> tuple[Comparison, bool]:
+    """Compare with perturbed weights; return also whether any parameter has a gradient then."""
+    findings = Findings()
+    compared = run(request.shaken(scale), findings, callbacks)
+    note = f"all weights were perturbed by {scale:g} times normal numbers on both sides: {reason}"
+    names = {d.name for d in findings.differences if d.kind is Kind.GRADIENT}
+    reaches = len(without_gradient(findings.differences)) < len(names)
+    return dataclasses.replace(compared, notes=(note, *compared.notes)), reaches
 
 
 def assert_parity(*args: Any, **kwargs: Any) -> Comparison:

@@ -20,6 +20,7 @@ NAMED = 4  # Names in a sentence; the others are counted
 LINES = 12  # The same, of lines of code
 MODES = {"train", "training", "is_training", "deterministic", "use_running_average"}  # follow the mode
 SHAKE = 0.02  # Standard deviation of what `shake` adds to parameters: as large as usual initial values
+LARGE_SHAKE = 0.5  # The same, where no parameter gets a gradient after that
 
 
 def without_gradient(differences: Iterable[Difference]) -> list[str]:
@@ -39,7 +40,7 @@ def layers_without_gradient(differences: Sequence[Difference]) -> list[str]:
     return [layer for layer in dict.fromkeys(parameters.values()) if layer not in reached]
 
 
-def shake(module: torch.nn.Module) -> None:
+def shake(module: torch.nn.Module, scale: float = SHAKE) -> None:
     """Perturb all weights and running statistics in place, always by the same numbers.
 
     At its initial values a model can hide a difference: a residual branch that is multiplied by 0, a scale
@@ -51,7 +52,7 @@ def shake(module: torch.nn.Module) -> None:
         torch.manual_seed(1)
         for tensor in module.parameters():
             if tensor.is_floating_point():
-                tensor += SHAKE * torch.randn_like(tensor)
+                tensor += scale * torch.randn_like(tensor)
         for name, buffer in module.named_buffers():
             if name.endswith("running_mean"):
                 buffer += 0.1 * torch.randn_like(buffer)

@@ -16,7 +16,7 @@ import torch
 from flax import linen
 
 from ._model_pair import Inputs, ModelInputs, ModelPair, Outputs, linked, output_pairs
-from ._reach import shake
+from ._reach import SHAKE, shake
 from ._sides.call_arguments import Call, to_array
 from ._sides.function_call import FunctionCall
 from ._sides.step_data import OWN, Batch, Layout, Loss, Optimizer, Task
@@ -177,10 +177,10 @@ class Request:
     def compute_dtype(self) -> str:
         return {Level.SEMANTIC: "float64", Level.AS_IT_RUNS: OWN}.get(self.parsed_level, self.dtype)
 
-    def shaken(self) -> Request:
-        """Return the request with a torch module whose weights are perturbed."""
+    def shaken(self, scale: float = SHAKE) -> Request:
+        """Return the request with a torch module whose weights are perturbed by `scale`."""
         module = copy.deepcopy(self.torch_module)
-        shake(module)
+        shake(module, scale)
         return dataclasses.replace(self, torch_module=module, shake=False)
 
     def pair(self) -> ModelPair:

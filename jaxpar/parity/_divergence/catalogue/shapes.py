@@ -245,8 +245,12 @@ def pieces(op: Op) -> Iterator[Variation]:
 
 
 def concatenation(op: Op) -> Iterator[Variation]:
-    text = f"the parts of {op.name} are in torch's order (they are reversed)"
-    yield replacing(text, 0, lambda parts: list(parts)[::-1])
+    count = len(op.args[0])
+    backwards = tuple(reversed(range(count)))
+    for order in dict.fromkeys([backwards, *(orders(count) if count < 4 else ())]):
+        shown = "reversed" if order == backwards else f"in order {order}"
+        text = f"the parts of {op.name} are in torch's order (they are {shown})"
+        yield replacing(text, 0, lambda parts, order=order: [parts[i] for i in order])
 
 
 VERBS = {"add": "added", "mul": "multiplied", "sub": "subtracted", "div": "divided", "truediv": "divided"}
