@@ -32,12 +32,12 @@ from ._reach import (
     LARGE_SHAKE,
     NOT_REACHED,
     SHAKE,
+    has_gradients,
     layers_without_gradient,
     of_call,
     of_rows,
     some,
     unreached,
-    without_gradient,
 )
 from ._request import Arrays, Request
 from ._sides.candidate import Candidate
@@ -179,30 +179,25 @@ def compare(
     arguments = {name: value for name, value in locals().items() if name not in CALLBACKS}
     request, findings, callbacks = Request(**arguments), Findings(), (progress, on_result)
     if request.shake:
-        return _shaken(request, callbacks, "shake=True")[0]
+        return _shaken(request, callbacks, "shake=True", SHAKE)[0]
     compared = run(request, findings, callbacks)
     layers = layers_without_gradient(findings.differences)
     if request.shake is False or request.weights == "own" or not (compared.same and layers):
         return compared
     reason = f"at their own values, for which both are the same, {some(layers)} get no gradient"
-    perturbed, reaches = _shaken(request, callbacks, reason)
-    if reaches or not perturbed.same:
-        return perturbed
-    # Small changes do not wake a relu that hides the whole model.
-    more, reaches = _shaken(request, callbacks, reason, LARGE_SHAKE)
-    return more if reaches else perturbed
+    for scale in (SHAKE, LARGE_SHAKE):  # small changes do not wake a relu that hides the whole model
+        perturbed, reaches = _shaken(request, callbacks, reason, scale)
+        if reaches or not perturbed.same:
+            break
+    return perturbed
 
 
-def _shaken(
-    request: Request, callbacks: Callbacks, reason: str, scale: float = SHAKE
-) -> tuple[Comparison, bool]:
+def _shaken(request: Request, callbacks: Callbacks, reason: str, scale: float) -> tuple[Comparison, bool]:
     """Compare with perturbed weights; return also whether any parameter has a gradient then."""
     findings = Findings()
     compared = run(request.shaken(scale), findings, callbacks)
     note = f"all weights were perturbed by {scale:g} times normal numbers on both sides: {reason}"
-    names = {d.name for d in findings.differences if d.kind is Kind.GRADIENT}
-    reaches = len(without_gradient(findings.differences)) < len(names)
-    return dataclasses.replace(compared, notes=(note, *compared.notes)), reaches
+    return dataclasses.replace(compared, notes=(note, *compared.notes)), has_gradients(findings.differences)
 
 
 def assert_parity(*args: Any, **kwargs: Any) -> Comparison:

@@ -32,6 +32,11 @@ def without_gradient(differences: Iterable[Difference]) -> list[str]:
     return [name for name, reached in nonzero.items() if not reached]
 
 
+def has_gradients(differences: Iterable[Difference]) -> bool:
+    """Return whether any parameter has a gradient that is not 0, on either side."""
+    return any(d.kind is Kind.GRADIENT and (d.magnitude or d.max_abs) for d in differences)
+
+
 def layers_without_gradient(differences: Sequence[Difference]) -> list[str]:
     """Return the layers of which no parameter has a gradient."""
     parameters = {d.name: d.name.rpartition(".")[0] for d in differences if d.kind is Kind.GRADIENT}
