@@ -435,6 +435,7 @@ def shuffled(order):
 
 ENDS = np.array([0, 3, 3, 7, 2, 5]), np.array([1, 1, 4, 6, 0, 2])
 """Sources and targets of edges."""
+HEIGHTS = np.arange(4.0, dtype=np.float32)[:, None, None]
 FUNCTIONS = {
     "max_pool2d (it acts as avg_pool2d)": (
         torch.nn.MaxPool2d(2),
@@ -553,6 +554,16 @@ FUNCTIONS = {
         lambda x: torch.cat([x, x.sin(), x.cos()], 1)[:, ::3],
         lambda x: jnp.concatenate([x, jnp.sin(x), jnp.cos(x)], -1)[..., ::3],
         lambda x: jnp.concatenate([x, jnp.cos(x), jnp.sin(x)], -1)[..., ::3],
+    ),
+    "the axes after permute are torch's (axes 1 and 2 are swapped)": (
+        lambda x: (
+            x
+            * (x[..., :4].permute(0, 2, 3, 1) * torch.tensor(HEIGHTS, dtype=x.dtype)).sum((1, 2))[
+                :, :, None, None
+            ]
+        ),
+        lambda x: x * (x[:, :, :4] * HEIGHTS).sum((1, 2))[:, None, None],
+        lambda x: x * (x[:, :, :4].swapaxes(1, 2) * HEIGHTS).sum((1, 2))[:, None, None],
     ),
     "base=10000.0 (it acts as 500000.0)": (
         lambda x: x * (10000.0 ** (torch.arange(8, dtype=x.dtype) / 8))[:, None, None],
