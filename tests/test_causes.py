@@ -11,6 +11,8 @@ from flax import nnx
 
 from jaxpar import optim, parity
 from jaxpar.parity._divergence import search
+from jaxpar.parity._divergence.catalogue import layers
+from jaxpar.parity._divergence.torch_trace import Op
 
 torch = pytest.importorskip("torch")
 
@@ -618,6 +620,12 @@ def test_an_activation_in_front_of_a_norm(name):
     divergence = parity.compare(Plain(), Crossed(), np.random.RandomState(3).randn(5, 4)).divergence
     assert divergence.candidate == "norm"
     assert texts(divergence) == [f"no activation is applied ({name} is)"]
+
+
+def test_a_sum_that_an_activation_gets_by_keyword_ends_no_search():
+    x = torch.ones(3)
+    ops = [Op(0, torch.add, (x,), {"other": x}, 2 * x), Op(1, torch.relu, (), {"input": 2 * x}, 2 * x)]
+    assert not list(layers.crossed(ops, 0, frozenset({"relu"})))
 
 
 def test_a_dilation_that_is_left_out():

@@ -156,6 +156,7 @@ PLANTS = [
     ),
     *plants("jaxpar/parity/_divergence/catalogue/layers.py",
         ('x.var(axes, correction=correction', 'x.var(axes, correction=1 - correction', "tests/test_handwritten_layers.py -k named"),
+        ('takes_sum = bool(then.args) and', 'takes_sum =', "tests/test_causes.py -k keyword"),
         ('if op is then:', 'if False:', "tests/test_causes.py -k follows"),
         ('weight=1 + weight', 'weight=weight', "tests/test_fitted_causes.py -k weight"),
         ('variance.sqrt() + eps if outside else', 'variance.sqrt() + eps if not outside else', "tests/test_handwritten_layers.py -k named"),

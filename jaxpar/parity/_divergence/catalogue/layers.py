@@ -175,8 +175,9 @@ def crossed(ops: Sequence[Op], index: int, activations: frozenset[str]) -> Itera
     op = ops[index]
     for other in ops[max(0, index - 2) : index + 3]:
         first, then = (op, other) if other.index > op.index else (other, op)
-        if first.name in SUMS and then.name in activations and then.args[0] is first.result:
-            for position in (0, 1):
+        takes_sum = bool(then.args) and then.args[0] is first.result
+        if first.name in SUMS and then.name in activations and takes_sum:
+            for position in range(len(first.args[:2])):
                 text = f"{then.name} follows the sum (it is applied to operand {position} of it)"
                 if op is then:
                     yield applying(text, lambda x, *args, **kwargs: x)
