@@ -7,13 +7,13 @@ import sys
 
 import pytest
 import torch
-from porting import habits, published, research, selecting
+from porting import habits, hooks, published, research, selecting
 
 from jaxpar import parity
 
 ANY = ("mask.any()", "mask.all() or mask.any()", "mask.any()")
 HOLES = (habits.Decides, research.Mixed, research.Autocast, research.Refilled)
-KINDS = {**vars(habits), **vars(research), **vars(published), **vars(selecting)}.values()
+KINDS = {**vars(habits), **vars(research), **vars(published), **vars(selecting), **vars(hooks)}.values()
 CASES = [kind for kind in KINDS if hasattr(kind, "inputs") and kind not in HOLES]
 
 
@@ -85,6 +85,7 @@ def test_a_branch_by_chance_raises_where_the_chance_is_not_zero():
             ["torch.where(x.mean(-1) > 0): its shape", "z[mask] = self.norm(x[mask]): its shape"],
         ),
         (selecting.Averaged, ["torch.where(x.mean(-1) > 0): its shape"]),
+        (selecting.Halved, ["torch.where(x.mean(-1) > i): its shape"]),
         (selecting.Divided, ["y[mask] = self.layer(x[mask]) / x[mask]: its shape"]),
         (selecting.Scales, [f"{text}: it decides by data" for text in ANY]),
         (selecting.Kept, ["torch.histc(layer.weight, 4): there is no rule"]),

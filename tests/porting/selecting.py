@@ -31,10 +31,23 @@ class Experts(nn.Module):
         weights, chosen = torch.topk(self.gate(rows).softmax(-1), 2)
         y, z = torch.zeros_like(rows), torch.zeros_like(rows)
         mask = F.one_hot(chosen, 3).permute(2, 1, 0)
-        for i, expert in enumerate(self.experts):
+        counts = torch.bincount(chosen.flatten(), minlength=3).tolist()
+        for i in range(len(self.experts)):
+            if counts[i] == 0:
+                continue
+            layer = self.experts[i]
             batch, nth = torch.where(chosen == i)
-            y[batch] += weights[batch, nth, None] * expert(rows[batch])
+            y[batch] += weights[batch, nth, None] * layer(rows[batch])
+        for i in range(3):
+            chooses = chosen == i
+            if not chooses.any():
+                continue
+            at, place = torch.where(chooses)
+            y[at] += weights[at, place, None] * rows[at]
+        for i, expert in enumerate(self.experts):
             first, token = mask[i].nonzero(as_tuple=True)
+            if token.numel() == 0:
+                continue
             current = rows[None, token].reshape(-1, 4)
             current = expert(current) * weights[token, first, None]
             z.index_add_(0, token, current.to(x.dtype))
@@ -134,6 +147,20 @@ class Averaged(nn.Module):
         y = torch.zeros_like(x)
         y[rows] = self.layer(x[rows]) - x[rows].mean(0)
         return y + x[rows].sum()
+
+
+class Halved(nn.Module):
+    """A hole: a turn that selects no row does more than to put rows back."""
+
+    def forward(self, x):
+        y, scale = torch.zeros_like(x), 1.0
+        for i in range(2):
+            (rows,) = torch.where(x.mean(-1) > i)
+            if len(rows) == 0:
+                continue
+            scale = scale / 2
+            y[rows] = scale * x[rows]
+        return y
 
 
 class Divided(nn.Module):

@@ -44,6 +44,7 @@ from .reading.building import (
     typed_by_parameters,
 )
 from .reading.counting import lines_of
+from .reading.hooks import with_copied_hooks
 from .reading.scope import defined_by_user
 from .reading.watching import Watched, watch
 from .record_files import write_record
@@ -381,4 +382,4 @@ def _seeded(make: Make) -> nn.Module:
         module = make()
     if not isinstance(module, nn.Module):
         raise PortError(f"jaxpar.parity.port: it made {type(module).__name__}, and not a torch.nn.Module")
-    return module
+    return with_copied_hooks(module)

@@ -28,11 +28,14 @@ from .._sides.step_data import Layout, real_parts
 from .._sides.torch_side import named_leaves
 from .._stochastic_arithmetic import OUTPUTS
 from ..measuring import Outcome
+from .reading.hooks import with_copied_hooks
 from .tables import of_flax, of_torch
 from .undefined import depends_on_choice, loss, moved_by_rounding
 from .variants import mapped, once_each, variants
 
 STEPS, RATE = 5, 1e-4
+SEARCH = 60.0
+"""Seconds of the search for causes after a difference."""
 FAR = 1e-3
 """The largest step of SGD, as the norm over all weights. The gradients of deep nets can start in the
 thousands, and if a step changes the weights a lot, the next one amplifies every rounding error tenfold."""
@@ -91,7 +94,7 @@ def prove(
     for training, arrays, more in ((True, of_step if trained else of_step(1), steps), *evaluations):
         if not comparisons or comparisons[-1].same:
             kw: dict[str, Any] = {"torch_kwargs": kwargs, "flax_kwargs": kwargs} if kwargs else {}
-            options = {"training": training, "shake": False, "layout": layout, **more, **kw}
+            options = {"training": training, "shake": False, "layout": layout, "search": SEARCH, **more, **kw}
             compared = compare(net, flax, arrays, **options)
             if compared.constants:
                 compared = _with_tables_in_float64(compared, make, net, flax, build, arrays, options)
@@ -115,7 +118,7 @@ def _with_tables_in_float64(
         exact = of_torch(functools.partial(perturbed, make), net), of_flax(build, flax)
     except Exception:  # a constructor that reads numbers of its arrays
         return compared
-    again = compare(*exact, arrays, **options)
+    again = compare(*exact, arrays, **{**options, "search": None})
     return again if again.same and not again.constants else compared
 
 
@@ -181,7 +184,7 @@ def perturbed(make: Callable[[], torch.nn.Module]) -> torch.nn.Module:
     """Perturb the weights, because an unused scale would go unnoticed at its initial 1."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
-        module = make()
+        module = with_copied_hooks(make())
         shake(module)
     return module
 

@@ -25,6 +25,7 @@ from .rules import transformers_names as runtime_names
 from .translating.definitions import constant_text, definition_text, not_run
 from .translating.needs import Needs
 
+UNTYPED = "  # type: ignore[assignment]"
 HASHED = "{}.__hash__ = object.__hash__  # NNX hashes what a module keeps"
 HOLE = '''def hole(line):
     """What torch does in this line has no counterpart here."""
@@ -155,7 +156,8 @@ class Writer:
         methods = {function.__name__ for function in self.watched.functions.values() if of_runtime(function)}
         if source is stand_in_sources()[0]:
             methods |= {method.name for method in ast.walk(statements[name]) if isinstance(method, Function)}
-        return Piece(source, statements[name], source.with_methods(statements[name], methods), frozenset())
+        text = source.with_methods(statements[name], methods).replace(UNTYPED, "")
+        return Piece(source, statements[name], text, frozenset())
 
     def _piece(self, value: Any) -> Piece:
         before = {*self.needs.definitions, *self.needs.constants}

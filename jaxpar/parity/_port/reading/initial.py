@@ -23,7 +23,10 @@ BUILDING = ("__setattr__", "register_buffer", "register_parameter", "add_module"
 
 
 class Initial(TorchFunctionMode):
-    """Counts the writes to parameters, and marks the statements that did nothing else."""
+    """Counts the writes to parameters, and marks the statements that did nothing else.
+
+    A write to a tensor that is neither a parameter nor in the state counts as setting an attribute.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,6 +36,7 @@ class Initial(TorchFunctionMode):
         self._other: set[Place] = set()
         self._idle: set[Place] = set()
         self._storages: dict[int, torch.Tensor] = {}  # by address; a reference keeps the address taken
+        self._constants: dict[int, torch.Tensor] = {}
 
     def is_initial(self, source: Source, node: ast.stmt) -> bool:
         location = (source.path, *start_of(node))
@@ -79,6 +83,7 @@ class Initial(TorchFunctionMode):
             for name, method in methods.items():
                 setattr(nn.Module, name, method)
             self._storages.clear()
+            self._constants.clear()
 
     def _counted(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def counted(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -86,7 +91,13 @@ class Initial(TorchFunctionMode):
             weights = vars(module).get("_parameters", {})
             is_same = len(args) == 2 and args[1] is not None and weights.get(args[0]) is args[1]
             self.attributes += not is_same
-            return method(module, *args, **kwargs)
+            result = method(module, *args, **kwargs)
+            for name, value in zip(args, args[1:] or kwargs.values(), strict=False):
+                # No weights come along for a tensor that is not in the state.
+                in_state = name in module._buffers and name not in module._non_persistent_buffers_set
+                if type(value) is torch.Tensor and not in_state:
+                    self._constants[_address(value)] = value
+            return result
 
         return counted
 
@@ -106,6 +117,7 @@ class Initial(TorchFunctionMode):
         if getattr(func, "__self__", None) is torch.Tensor.data and func.__name__ == "__set__":  # p.data = x
             changed += tensors[:1]
         self.writes += any(_address(tensor) in self._storages for tensor in changed)
+        self.attributes += any(_address(tensor) in self._constants for tensor in changed)
         return result
 
 

@@ -18,13 +18,14 @@ from .counters import is_unread_count
 from .expressions import expression, is_none, list_as_tuple, spliced, text, translated
 from .fragment import Fragment, Hole
 from .gradients import value_of
+from .hooks import filled, fills
 from .indexing import PART, set_part, subscript
 from .memory import KEEPS, computed_first, entry_of, memory_of, stored, without_memory
 from .omitted import is_mark
 from .packed import packed_assignment
 from .pairs import assigned_field
 from .registries import registered
-from .selected import places, put_back
+from .selected import counts_for_skips, places, put_back
 
 VERBS = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide", ast.Pow: "power"}
 CONVERTING = ("to", "type_as", "type", "float", "double", "cuda", "cpu")
@@ -36,7 +37,7 @@ def assign(ctx: Context, node: ast.Assign) -> str | None:
     target, single = node.targets[0], len(node.targets) == 1
     if memory := stored(ctx, node):
         return kept_in_variable(ctx, node, *memory)
-    if computed_first(ctx, node) or is_unread_count(ctx, node):
+    if computed_first(ctx, node) or is_unread_count(ctx, node) or counts_for_skips(ctx, node):
         return None
     if (remaining := without_memory(ctx, node)) is not None:
         ctx.source.parents.update(dict.fromkeys(remaining, ctx.source.parents[node]))
@@ -46,7 +47,8 @@ def assign(ctx: Context, node: ast.Assign) -> str | None:
         return chosen
     if single and isinstance(target, ast.Subscript) and ctx.is_tensor(target.value):
         return set_part(ctx, target, "set", value_of(ctx, node.value))
-    if isinstance(target, ast.Subscript) and ctx.in_call(node) and is_kept(ctx, target):
+    is_entry = isinstance(target, ast.Subscript) and ctx.in_call(node) and is_kept(ctx, target)
+    if is_entry and not fills(ctx, target):
         raise Hole(KEEPS)
     if (written := packed_assignment(ctx, node)) is not None:
         return written or None
@@ -63,6 +65,9 @@ def assign(ctx: Context, node: ast.Assign) -> str | None:
     if is_array and {*map(own_attribute, node.targets)} - {"", *within_call}:
         raise Hole(KEEPS)
     if single and isinstance(target, ast.Attribute):
+        if target.attr == "training" and ctx.is_module(target.value) and ctx.only_making(node):
+            layer = text(ctx, target.value)
+            return f"{layer}.train() if {text(ctx, node.value)} else {layer}.eval()"
         if _is_trained_already(ctx, node, target) or _only_marks(ctx, node, target):
             return None
         if ctx.in_call(node) and text(ctx, node.value) == ctx.source.segment(target):
@@ -167,6 +172,8 @@ def _set_attribute(
             return Fragment(variable), f"nnx.Variable({variable}[...])"
     if ctx.is_tensor(target.value):
         raise Hole(f"JAX's arrays have no {target.attr}")
+    if kind := filled(ctx, target, node.value):
+        return Fragment(f"{text(ctx, target.value)}.{target.attr}"), kind
     value = value_of(ctx, node.value)
     site, written = ctx.site(node.value), value.text
     if value.is_whole_variable and ctx.only_making(node) and site and site.kinds == {nn.Parameter}:

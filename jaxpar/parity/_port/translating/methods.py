@@ -18,6 +18,7 @@ from .context import Context
 from .drawing import DRAWN, takes_rngs_as_base
 from .expressions import arguments_of, by_rule, is_placement, name_of, text, translated
 from .fragment import Fragment, Hole
+from .hooks import registered
 from .memory import entry_of
 from .pairs import pair
 
@@ -147,6 +148,8 @@ def _of_module(ctx: Context, node: ast.Call, func: ast.Attribute, owner: Site) -
         return Fragment(f"{text(ctx, func.value)}({arguments_of(ctx, node)})")
     if is_placed(ctx, node):
         return translated(ctx, func.value)
+    if hook := registered(ctx, node):
+        return Fragment(hook)
     # jaxpar's containers have torch's methods; nnx.Module does not.
     if name == "add_module" and not any(issubclass(kind, CONTAINERS) for kind in owner.kinds):
         return Fragment(f"setattr({text(ctx, func.value)}, {arguments_of(ctx, node)})")

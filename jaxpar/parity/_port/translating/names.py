@@ -36,7 +36,7 @@ from ..reading.scope import (
 )
 from ..reading.source import Source, defined
 from .context import Context, variables_of
-from .expressions import expression, hole, is_none, root_of, text, translated
+from .expressions import expression, hole, is_none, resolved, root_of, text, translated
 from .fragment import NOT, Fragment, Hole, parsed
 from .memory import variable_of
 from .packed import packed_name
@@ -94,6 +94,9 @@ def attribute(ctx: Context, node: ast.Attribute) -> Fragment:
     if isinstance(key := getattr(ctx.scope.registry(node.value), node.attr, None), str):
         return Fragment(repr(key))
     if node.attr == "training" and ctx.is_module(node.value):
+        modes = [*site.objects.values()] if site and ctx.only_making(node) else []
+        if len(modes) == 1:  # not every layer of Flax has one
+            return resolved(ctx, node, modes[0])
         mode = f"{text(ctx, node.value)}.deterministic"
         return Fragment(f"not {mode}", NOT, negated=mode)
     owner = ctx.site(node.value)

@@ -24,6 +24,8 @@ BY_ROWS = ("to", "type", "type_as", "float", "unsqueeze", "relu", "sigmoid", "ta
 """Methods that treat the rows of an array one by one."""
 FUNCTIONS = ("silu", "gelu", "relu", "sigmoid", "tanh", "leaky_relu", "linear")
 ADDING = ("index_add_", "index_add", "index_copy_", "index_copy")
+COUNTS = ("len({})", "{}.numel()", "{}.nelement()", "{}.shape[0]", "{}.size(0)")
+"""How many rows are selected, by the places."""
 COMPUTED = "it computes all rows, of which torch computes those that are selected"
 
 
@@ -69,6 +71,8 @@ def _is_put_back(
 ) -> bool:
     """Return whether a place only chooses rows, which are put back to places of the same names."""
     node: ast.AST = name
+    if _is_of_skip(ctx, node):
+        return True
     parent = ctx.source.parents[node]
     while isinstance(parent, ast.Tuple):
         node, parent = parent, ctx.source.parents[parent]
@@ -240,3 +244,95 @@ def _is_computed(ctx: Context, node: ast.AST, value: ast.expr) -> bool:
             return False
         node = parent
     return True
+
+
+def skips(ctx: Context, node: ast.If) -> bool:
+    """Return whether an `if` ends a loop's turn if a mask selects nothing, and later lines only put back."""
+    loop, function = ctx.source.parents[node], ctx.source.around(node)
+    if not isinstance(loop, ast.For) or function is None or node not in loop.body or node.orelse:
+        return False
+    chosen = [x for x in loop.body if isinstance(x, ast.Assign) and _mask(ctx, x.value) is not None]
+    if len(chosen) != 1 or not isinstance(node.body[0], ast.Continue):
+        return False
+    mask = _mask(ctx, chosen[0].value)
+    names = {x.id for x in ast.walk(chosen[0].targets[0]) if isinstance(x, ast.Name)}
+    if mask is None or not _selects_none(ctx, node.test, names, mask):
+        return False
+    later = loop.body[loop.body.index(node) + 1 :]
+    inner = {x for part in later for x in ast.walk(part)}
+    bound = {x.id for x in inner if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)}
+    # What a turn binds is of that turn alone: `scale = scale / 2` would need every turn.
+    if any(x.id in bound for x in _loads(function) if x not in inner):
+        return False
+    for part in later:
+        if any(x.id in bound for x in _loads(part)) or not _only_puts_back(part, names):
+            return False
+        bound -= {x.id for x in ast.walk(part) if isinstance(x, ast.Name)}
+    return True
+
+
+def counts_for_skips(ctx: Context, node: ast.Assign) -> bool:
+    """Return whether a statement counts rows, `counts = torch.bincount(x).tolist()`, for `skips` alone."""
+    function, target = ctx.source.around(node), node.targets[0]
+    if function is None or not isinstance(target, ast.Name) or _counted(ctx, node.value) is None:
+        return False
+    loads = [x for x in _loads(function) if x.id == target.id]
+    return bool(loads) and all(_is_of_skip(ctx, x) for x in loads)
+
+
+def _is_of_skip(ctx: Context, node: ast.AST) -> bool:
+    while not isinstance(node, ast.stmt):
+        node, child = ctx.source.parents[node], node
+    return isinstance(node, ast.If) and child is node.test and skips(ctx, node)
+
+
+def _only_puts_back(node: ast.stmt, names: set[str]) -> bool:
+    """Return whether a statement binds a variable, or changes an array in selected rows alone."""
+    if isinstance(node, ast.Expr):
+        return isinstance(node.value, ast.Call) and _adds(node.value, names)
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    if not isinstance(node, ast.Assign | ast.AugAssign):
+        return False
+    if isinstance(targets[0], ast.Subscript):
+        return any(x.id in names for x in _loads(targets[0].slice))
+    elements = getattr(targets[0], "elts", targets)
+    return isinstance(node, ast.Assign) and all(isinstance(x, ast.Name) for x in elements)
+
+
+def _selects_none(ctx: Context, node: ast.expr, names: set[str], mask: ast.expr) -> bool:
+    """Return whether a condition is that no row is selected: `len(i) == 0`, `not mask.any()`."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        array = _asked_for_any(node.operand)
+        return array is not None and ast.unparse(array) == ast.unparse(mask)
+    if not isinstance(node, ast.Compare) or not isinstance(node.ops[0], ast.Eq) or len(node.ops) > 1:
+        return False
+    if ast.unparse(node.comparators[0]) != "0":
+        return False
+    number, selecting = ast.unparse(node.left), ast.unparse(mask)
+    if number in {form.format(name) for form in COUNTS for name in names} | {f"{selecting}.sum()"}:
+        return True
+    counts = node.left.value if isinstance(node.left, ast.Subscript) else None
+    function = ctx.source.around(node)
+    if not isinstance(counts, ast.Name) or function is None:
+        return False
+    rows = [_counted(ctx, x) for x in _values(function, counts.id)]
+    masks = _values(function, mask.id) if isinstance(mask, ast.Name) else [mask]
+    comparisons = {f"{row} == {ast.unparse(node.left.slice)}" for row in rows}  # type: ignore[attr-defined]
+    return len(rows) == len(masks) == 1 and comparisons == {ast.unparse(masks[0])}
+
+
+def _values(function: ast.AST, name: str) -> list[ast.expr]:
+    """Return what a function assigns to a variable."""
+    assigned = (x for x in ast.walk(function) if isinstance(x, ast.Assign))
+    return [x.value for x in assigned if ast.unparse(x.targets[0]) == name]
+
+
+def _counted(ctx: Context, node: ast.expr) -> str | None:
+    """Return the array whose numbers `torch.bincount(x.flatten()).tolist()` counts; None for another call."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "tolist":
+        node = node.func.value
+    if not isinstance(node, ast.Call) or ctx.scope.value(node.func) is not torch.bincount:
+        return None
+    text_of = ast.unparse(node.args[0]) if len(node.args) == 1 else ""
+    flat = next((form for form in (".flatten()", ".view(-1)", ".reshape(-1)") if text_of.endswith(form)), "")
+    return text_of.removesuffix(flat) or None

@@ -26,13 +26,14 @@ from .context import Context
 from .expressions import spliced, text, translated
 from .fragment import Hole
 from .gradients import is_in_place, stops_gradients, value_of
+from .hooks import fills, registered
 from .in_place_layers import changed_variable
 from .indexing import PARTS, changed_in_place, rebound
 from .memory import KEEPS, computed_first, decided, returned_by, stored
 from .methods import is_method, is_placed
 from .names import LITERALS, reference
 from .omitted import is_below, is_drawn_for_chance
-from .selected import only_fills
+from .selected import only_fills, skips
 
 ASSERTIONS = (torch._assert, torch._assert_async)
 KEEPING = ("append", "appendleft", "extend", "insert", "add", "update", "setdefault")
@@ -42,6 +43,8 @@ KEEPING = ("append", "appendleft", "extend", "insert", "add", "update", "setdefa
 def branch(ctx: Context, node: ast.If) -> str | None:
     if written := _by_chance(ctx, node):
         return written
+    if skips(ctx, node):
+        return None
     if computed_first(ctx, node) or (conditions := only_fills(ctx, node)) == []:
         return dedented(ctx, node.body, begin_of(node)[1])
     if conditions:
@@ -233,6 +236,8 @@ def call_statement(ctx: Context, node: ast.Expr) -> str | None:
         return kept_in_variable(ctx, node, *memory)
     if is_placed(ctx, call):
         return None
+    if hook := registered(ctx, call):
+        return hook
     if variables := returned_by(ctx, call):
         return None if ctx.only_making(node) else f"{variables} = {text(ctx, call)}"
     if any(ctx.scope.value(call.func) is check for check in ASSERTIONS):
@@ -275,7 +280,7 @@ def _method_statement(ctx: Context, call: ast.Call, func: ast.Attribute) -> str 
         return registered_parameter(ctx, call, func)
     if name.startswith("register_") and name.endswith("hook"):
         raise Hole("JAX has no hooks")
-    if name in KEEPING and ctx.in_call(call) and is_kept(ctx, func.value):
+    if name in KEEPING and ctx.in_call(call) and is_kept(ctx, func.value) and not fills(ctx, func.value):
         raise Hole(KEEPS)
     if is_in_place(name) and (owner.is_tensor if owner else is_method(name) or name in PARTS):
         return changed_in_place(ctx, call, func)
