@@ -94,6 +94,56 @@ def test_what_is_0_by_equal_rows_is_as_exact_as_roundings_that_keep_them_equal(f
     assert compared.same is same, f"{compared}"
 
 
+class TorchGraph(torch.nn.Module):
+    """Attention over edges, whose scores have no gradient where every node sends to itself alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.value = torch.nn.Linear(4, 3)
+        self.sources, self.targets = (torch.nn.Parameter(torch.randn(3)) for _ in range(2))
+
+    def forward(self, x, ends):
+        h = self.value(x)
+        s = (h @ self.sources)[ends[0]] + (h @ self.targets)[ends[1]]
+        w = (s - s.max()).exp()
+        share = w / torch.zeros(len(x), dtype=w.dtype).index_add(0, ends[1], w)[ends[1]]
+        return torch.zeros_like(h).index_add(0, ends[1], share[:, None] * h[ends[0]])
+
+
+class FlaxGraph(nnx.Module):
+    def __init__(self, wrong):
+        self.value = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
+        self.sources, self.targets = (nnx.Param(jnp.zeros(3)) for _ in range(2))
+        self.wrong = wrong
+
+    def __call__(self, x, ends):
+        h = self.value(x)
+        s = (h @ self.sources[...])[ends[0]] + (h @ self.targets[...])[ends[1]]
+        w = jnp.exp(s - s.max())
+        share = w / jnp.zeros(len(x)).at[ends[1]].add(w)[ends[1]]
+        share += self.wrong * (w - jax.lax.stop_gradient(w))
+        return jnp.zeros_like(h).at[ends[1]].add(share[:, None] * h[ends[0]])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("wrong", "same"), [(0.0, True), (1e-12, False)])
+def test_a_gradient_that_is_0_in_a_later_step_is_noise(wrong, same):
+    torch.manual_seed(1)
+    random = np.random.RandomState(1)
+    x, ends = (
+        random.randn(6, 4),
+        np.concatenate([random.randint(0, 6, (2, 10)), np.tile(np.arange(6), (2, 1))], 1),
+    )
+    ties = np.clip(np.round(2 * x), -2, 2)[[0, 0, 2, 3, 4, 5]] / 2
+    sgd = (lambda parameters: torch.optim.SGD(parameters, 0.1), optax.sgd(0.1))
+
+    def batch(step):
+        return (x, ends) if step == 1 else (ties, ends[[0, 0]])
+
+    compared = parity.compare(TorchGraph(), FlaxGraph(wrong), batch, steps=2, optimizer=sgd, search=None)
+    assert compared.same is same, f"{compared}"
+
+
 def test_outputs_keep_their_bound():
     """A difference of 1e-5 in outputs stays one, however little of them float64 can resolve."""
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from ._levels import Batches, Findings, Sides, resolved_updates, semantic, step_differences
-from .measuring import Judged, Key, Kind, Outcome, judge, key_of
+from .measuring import Judged, Key, Kind, Outcome, judge, key_of, noise
 
 if TYPE_CHECKING:
     from ._comparison import Comparison
@@ -34,6 +34,7 @@ FACTOR = 16.0  # times the effect of perturbing torch is rounding: Flax rounds a
 OWN = 2.0  # times the effect of inputs that are one unit off is Flax's rounding; more would hide mistakes
 CHAOS = 1e3  # times the effect of one such run may be the effect of another, where the digits cancel
 NOTHING = 1e-3  # the highest bound of a verdict; a tensor that would need a higher one is noise
+TINY = 2.0**-44  # times the largest gradient of a step is the rounding of one that is 0
 OUTPUTS = 1e-6  # the highest bound of an output or a loss: with fewer digits a model is not usable
 
 
@@ -71,7 +72,42 @@ def judge_lost_digits(
         if small:
             again = judge_again(pair, batches, compared, unoptimised())
             rows = tuple(again(row) if row in small else row for row in rows)
-    return dataclasses.replace(compared, rows=rows)
+    return dataclasses.replace(compared, rows=_of_rounding_alone(pair, batches, rows))
+
+
+def _of_rounding_alone(pair: ModelPair, batches: Batches, rows: tuple[Judged, ...]) -> tuple[Judged, ...]:
+    """Judge gradients that are 0 but for rounding in a later step, such as one whose inputs are equal rows.
+
+    On both sides they are at most `TINY` of the step's largest gradient, and torch's float32 has others:
+    the definition of noise, with a bound, because at a tie float32 has another derivative.
+    """
+    gradients = [row for row in rows if row.difference.kind is Kind.GRADIENT]
+    largest: dict[int, float] = {}
+    for d in (row.difference for row in gradients if row.difference.fault is None):
+        largest[d.step] = max(largest.get(d.step, 0.0), d.magnitude)
+    tiny = [
+        row
+        for row in gradients
+        if row.outcome is Outcome.DIFFERENT
+        and row.difference.magnitude + row.difference.max_abs <= TINY * largest.get(row.difference.step, 0)
+    ]
+    if not tiny or pair.recorded_perturbations(keeps_ties=False) is not None:
+        return rows
+    reference, single = pair.reference("float64"), pair.reference("float32")
+    reasons: dict[tuple[int, str], str] = {}
+    for number in range(1, max(row.difference.step for row in tiny) + 1):
+        single.continue_from(reference, with_optimizer=False)
+        double = reference.step(batches(number)).gradients
+        noisy = noise(double, single.step(batches(number)).gradients)
+        reasons |= {(number, name): reason for name, reason in noisy.items()}
+
+    def judged(row: Judged) -> Judged:
+        reason = reasons.get((row.difference.step, row.difference.name))
+        if row not in tiny or reason is None:
+            return row
+        return dataclasses.replace(row, outcome=Outcome.NOISE, limit=math.inf, reason=reason)
+
+    return tuple(map(judged, rows))
 
 
 def _are_chaotic(pair: ModelPair, batches: Batches, step: int, rows: Sequence[Judged]) -> bool:
