@@ -1,15 +1,20 @@
 """port: habits of notebooks, research code and older tutorials. The reference is torch."""
 
+import copy
 import functools
 import gc
 import subprocess
 import sys
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
+from flax import nnx
 from porting import habits, hooks, published, research, selecting
 
 from jaxpar import parity
+from jaxpar.parity._port.rules import stand_ins
 
 ANY = ("mask.any()", "mask.all() or mask.any()", "mask.any()")
 HOLES = (habits.Decides, research.Mixed, research.Autocast, research.Refilled)
@@ -102,6 +107,30 @@ def test_rows_that_depend_on_each_other_and_plain_constructors_are_holes(kind, h
 @pytest.mark.parametrize("how", ["memory", "frozen", "shape"])
 def test_a_weight_that_is_more_than_an_initial_value_is_no_proof(how):
     assert parity.port(functools.partial(habits.Shares, how), torch.ones(3, 4)).status in (1, 3)
+
+
+class Hooked(nnx.Module):
+    def __init__(self, scale):
+        self.layer, self.scale = nnx.Linear(2, 2, rngs=nnx.Rngs(0)), nnx.Param(jnp.array(scale))
+        self.features = stand_ins.FilledDict()
+
+        def hook(layer, inputs, output):
+            self.features["x"] = inputs[0]
+
+        stand_ins.register_forward_hook(self.layer, hook)
+
+    def __call__(self, x):
+        self.layer(x)
+        return self.features["x"] * self.scale
+
+
+def test_what_hooks_fill_is_of_no_state():
+    nets, call = [Hooked(2.0), Hooked(3.0)], nnx.jit(lambda net, x: net(x))
+    nets.append(copy.deepcopy(nets[1]))
+    for x in (jnp.ones((1, 2)), jnp.zeros((1, 2))):
+        for net, scale in zip(nets, (2, 3, 3), strict=True):
+            np.testing.assert_array_equal(net(x), scale * x)
+            np.testing.assert_array_equal(call(net, x), scale * x)
 
 
 @pytest.mark.slow

@@ -94,7 +94,8 @@ class Initial(TorchFunctionMode):
             result = method(module, *args, **kwargs)
             for name, value in zip(args, args[1:] or kwargs.values(), strict=False):
                 # No weights come along for a tensor that is not in the state.
-                in_state = name in module._buffers and name not in module._non_persistent_buffers_set
+                buffers = vars(module).get("_buffers", {})  # none before the constructor of nn.Module
+                in_state = name in buffers and name not in module._non_persistent_buffers_set
                 if type(value) is torch.Tensor and not in_state:
                     self._constants[_address(value)] = value
             return result

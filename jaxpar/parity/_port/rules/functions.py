@@ -183,7 +183,8 @@ FUNCTIONS = table("""
     torch.nn.utils.spectral_norm(module, name=='weight'?, n_power_iterations=, eps=) -> \
         nn.SpectralNorm({module}<, n_power_iterations={n_power_iterations}><, eps={eps}>, first="v", \
 rngs=rngs)
-    torch.nn.Transformer.generate_square_subsequent_mask(sz) -> jnp.triu(jnp.full(({sz}, {sz}), -jnp.inf), 1)
+    torch.nn.Transformer.generate_square_subsequent_mask(sz, device?, dtype=) -> \
+        jnp.triu(jnp.full(({sz}, {sz}), -jnp.inf<, {dtype}>), 1)
     torch.nn.functional.leaky_relu(x, negative_slope=, inplace?) -> F.leaky_relu({x}<, {negative_slope}>)
     torch.nn.functional.hardtanh(x, min_val=, max_val=, inplace?) -> F.hardtanh({x}<, {min_val}><, {max_val}>)
     torch.nn.functional.dropout(x, p=, training=, inplace?) -> \
