@@ -127,6 +127,7 @@ class Hooked(nnx.Module):
 def test_what_hooks_fill_is_of_no_state():
     nets, call = [Hooked(2.0), Hooked(3.0)], nnx.jit(lambda net, x: net(x))
     nets.append(copy.deepcopy(nets[1]))
+    assert isinstance(hash(nnx.graphdef(nets[0])), int), "a static argument of jax.jit"
     for x in (jnp.ones((1, 2)), jnp.zeros((1, 2))):
         for net, scale in zip(nets, (2, 3, 3), strict=True):
             np.testing.assert_array_equal(net(x), scale * x)

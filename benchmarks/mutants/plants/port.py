@@ -16,7 +16,7 @@ PLANTS = [
         ('return f"{kind}()"', 'return None', "tests/test_port_habits.py::test_ports_are_the_same[Features]"),
     ),
     *plants("jaxpar/parity/_port/rules/stand_ins.py",
-        ('__eq__, __hash__ = object.__eq__, object.__hash__  # type: ignore[assignment]\n\n    def __deepcopy__(self, memo):\n        return self\n\n\nclass FilledList', '__hash__ = object.__hash__  # type: ignore[assignment]\n\n    def __deepcopy__(self, memo):\n        return self\n\n\nclass FilledList', "tests/test_port_habits.py -k of_no_state"),
+        ('__eq__, __hash__ = object.__eq__, object.__hash__  # type: ignore[assignment]\n\n    def __deepcopy__(self, memo):\n        return self\n\n\nclass FilledList', '__eq__ = object.__eq__  # type: ignore[assignment]\n\n    def __deepcopy__(self, memo):\n        return self\n\n\nclass FilledList', "tests/test_port_habits.py -k of_no_state"),
         ('    def __deepcopy__(self, memo):\n        return self\n\n\nclass FilledList', '\n\nclass FilledList', "tests/test_port_habits.py -k of_no_state"),
         ('return output if changed is None else changed', 'return output', "tests/test_port_habits.py::test_ports_are_the_same[Features]"),
         ('changed = hook(self, inputs)', 'changed = None', "tests/test_port_habits.py::test_ports_are_the_same[Features]"),
