@@ -52,6 +52,12 @@ def test_numbers_that_torch_leaves_open_are_not_compared():
         assert [note.partition(":")[0] for note in notes] == ["not compared with zeros in the inputs"]
 
 
+def test_a_constructor_restores_modes_and_fills_what_is_not_saved():
+    port = parity.port(hooks.Sized, torch.randn(3, 4))
+    assert port.status == 0, port.comparison
+    assert "layer.train() if mode else layer.eval()" in port.source
+
+
 def test_a_seed_in_a_call_is_a_hole():
     port = parity.port(published.Seeds, torch.ones(3, 3))
     assert any("torch.manual_seed(0)" in hole for hole in port.holes)

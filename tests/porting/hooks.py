@@ -41,8 +41,6 @@ class Sized(nn.Module):
     """timm's constructors: one runs a part in evaluation, to see its shapes, and restores modes; one method
     fills the parameters and the table that is not in the state."""
 
-    inputs = ((3, 4),)
-
     def __init__(self):
         super().__init__()
         self.body = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(0.5))
