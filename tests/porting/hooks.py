@@ -4,8 +4,19 @@ import torch
 from torch import nn
 
 
+class Bank:
+    """A plain object that hooks fill."""
+
+    def __init__(self, layer):
+        self.means = []
+        layer.register_forward_hook(self.keep)
+
+    def keep(self, layer, inputs, output):
+        self.means.append(output.mean())
+
+
 class Features(nn.Module):
-    """A function's hook fills a dict, a method fills a list; others change inputs and outputs."""
+    """Hooks of a function, a method and an object fill a dict and lists; others change inputs and outputs."""
 
     inputs = ((3, 4),)
 
@@ -18,6 +29,7 @@ class Features(nn.Module):
         self.handles = []
         for name, layer in self.net.named_children():
             layer.register_forward_hook(self.keeping(name))
+        self.bank = Bank(self.net[2])
         self.handles.append(self.head.register_forward_hook(self.keep))
         self.handle = self.head.register_forward_pre_hook(lambda layer, inputs: inputs[0].tanh())
         self.net[1].register_forward_hook(lambda layer, inputs, output: output * 2)
@@ -33,8 +45,9 @@ class Features(nn.Module):
 
     def forward(self, x):
         self.kept.clear()
+        self.bank.means.clear()
         y = self.head(self.net(x))
-        return y, self.features["0"] * self.features["1"], self.kept[0]
+        return y * self.bank.means[0], self.features["0"] * self.features["1"], self.kept[0]
 
 
 class Sized(nn.Module):

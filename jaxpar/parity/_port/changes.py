@@ -79,11 +79,13 @@ def _untracked(module: nn.Module, unread: Unread) -> dict[Location, Any]:
         attributes = {name: x for name, x in vars(submodule).items() if name not in computed}
         # Buffers with persistent=False are not in the state dict, so `state` leaves them in.
         for name, value in {**attributes, **submodule._buffers}.items():
-            tensors |= _tensors(f"{path}.{name}".lstrip("."), value)
+            tensors |= _tensors(f"{path}.{name}".lstrip("."), value, unread=unread)
     return {path: x for path, x in tensors.items() if id(x) not in state}
 
 
-def _tensors(prefix: Location, value: Any, outer: frozenset[int] = frozenset()) -> dict[Location, Any]:
+def _tensors(
+    prefix: Location, value: Any, outer: frozenset[int] = frozenset(), unread: Unread = frozenset()
+) -> dict[Location, Any]:
     """Return the tensors and numbers in containers, and in the user's objects except modules."""
     tensors: dict[Location, Any] = {}
     for path, x in tree_flatten_with_path(value)[0]:
@@ -92,7 +94,8 @@ def _tensors(prefix: Location, value: Any, outer: frozenset[int] = frozenset()) 
             tensors[name] = Held(x) if outer and isinstance(x, torch.Tensor) else x
         elif defined_by_user(type(x)) and not isinstance(x, nn.Module) and id(x) not in outer:
             for attribute, inner in getattr(x, "__dict__", {}).items():
-                tensors |= _tensors(f"{name}.{attribute}", inner, outer | {id(x)})
+                if (type(x), attribute) not in unread:
+                    tensors |= _tensors(f"{name}.{attribute}", inner, outer | {id(x)}, unread)
     return tensors
 
 

@@ -44,7 +44,7 @@ from .reading.building import (
     typed_by_parameters,
 )
 from .reading.counting import lines_of
-from .reading.hooks import with_copied_hooks
+from .reading.hooks import hook_names, hook_owners, with_copied_hooks
 from .reading.scope import defined_by_user
 from .reading.watching import Watched, watch
 from .record_files import write_record
@@ -337,6 +337,7 @@ def _ran(
         watched.kept_arguments = kept_arguments(calls)
         watched.typed_by_parameters = typed_by_parameters(functools.partial(_seeded, make), net)
         watched.keeping_modules = keeping_modules(net)
+        watched.hook_names, watched.hook_owners = hook_names(net), hook_owners(net)
         watched.remembers = functools.cache(lambda: remembers(make, inputs, kwargs))
         return make, net, nets, calls, watched
     except PortError:

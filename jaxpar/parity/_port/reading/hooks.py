@@ -43,16 +43,22 @@ def with_copied_hooks(net: nn.Module) -> nn.Module:
     return net
 
 
-def hook_names(net: nn.Module) -> set[str]:
+def hook_names(net: nn.Module) -> frozenset[str]:
     """Return the names of the functions that are hooks of a module or its submodules."""
-    return {function.__name__ for child in net.modules() for function in _functions(child)}
+    return frozenset(function.__name__ for _, function in _functions(net))
 
 
-def _functions(module: nn.Module) -> Iterator[FunctionType]:
-    for kind in KINDS:
-        for hook in vars(module)[kind].values():
-            while isinstance(hook, functools.partial):
-                hook = hook.func
-            function = getattr(hook, "__func__", getattr(hook, "function", hook))
-            if isinstance(function, FunctionType):
-                yield function
+def hook_owners(net: nn.Module) -> list[Any]:
+    """Return the objects whose methods are hooks, and those that hooks have as variables."""
+    cells = [cell for _, function in _functions(net) for cell in function.__closure__ or ()]
+    return [*(owner for owner, _ in _functions(net)), *(cell.cell_contents for cell in cells)]
+
+
+def _functions(net: nn.Module) -> Iterator[tuple[Any, FunctionType]]:
+    """Yield the hooks of all modules: the object of a method, or None, and the function."""
+    for hook in (hook for child in net.modules() for kind in KINDS for hook in vars(child)[kind].values()):
+        while isinstance(hook, functools.partial):
+            hook = hook.func
+        function = getattr(hook, "__func__", getattr(hook, "function", hook))
+        if isinstance(function, FunctionType):
+            yield getattr(hook, "__self__", None), function

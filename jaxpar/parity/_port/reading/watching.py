@@ -84,7 +84,8 @@ class Watched:
     call. `remembers` returns whether a call's outputs depend on earlier calls, and `memories` what the
     translator made of a class's memory. `kept_arguments` has the attributes of constructors' arguments,
     `typed_by_parameters` the classes whose `dtype` follows their parameters, and `keeping_modules` the plain
-    classes whose objects keep modules.
+    classes whose objects keep modules. `hook_names` are the functions that are hooks, and `hook_owners` the
+    objects that they are methods of or have as variables.
     """
 
     def __init__(self) -> None:
@@ -101,6 +102,8 @@ class Watched:
         self.kept_arguments: dict[type, str] = {}
         self.typed_by_parameters: frozenset[type] = frozenset()
         self.keeping_modules: frozenset[type] = frozenset()
+        self.hook_names: frozenset[str] = frozenset()
+        self.hook_owners: list[Any] = []
 
     def probe(self, key: Key, value: Any) -> Any:
         self.sites.setdefault(key, Site()).add(value)

@@ -12,7 +12,6 @@ from collections import OrderedDict
 import jax
 import torch
 
-from ..reading.hooks import hook_names
 from ..reading.source import Function
 from .context import Context
 from .expressions import text
@@ -42,25 +41,33 @@ def registered(ctx: Context, node: ast.Call) -> str | None:
 
 
 def fills(ctx: Context, target: ast.expr) -> bool:
-    """Return whether a hook writes to a list or dict that is a module's attribute, for this call alone."""
-    while isinstance(target, ast.Subscript):
-        target = target.value
+    """Return whether a hook writes to a list or dict that is an attribute, for this call alone."""
     function = ctx.source.around(target)
     name = function.name if isinstance(function, Function) else "<lambda>"
-    owners = ctx.modules(target.value) if isinstance(target, ast.Attribute) else []
-    return bool(owners) and all(name in hook_names(x) for x in owners) and not ctx.watched.remembers()
+    return name in ctx.watched.hook_names and not ctx.watched.remembers()
 
 
 def filled(ctx: Context, target: ast.Attribute, value: ast.expr) -> str | None:
-    """Return the class of a module's empty list or dict that hooks fill with arrays; None for any other."""
-    owners = ctx.modules(target.value) if ast.unparse(value) in EMPTY and ctx.only_making(target) else []
-    values = [vars(owner).get(target.attr) for owner in owners if hook_names(owner)]
+    """Return the class of an empty list or dict that hooks fill with arrays; None for any other.
+
+    It is an attribute of a module, or of a plain object that a hook has as a variable.
+    """
+    site = ctx.site(target.value)
+    if (
+        not ctx.watched.hook_names
+        or ast.unparse(value) not in EMPTY
+        or not ctx.only_making(target)
+        or not site
+    ):
+        return None
+    owners = ctx.modules(target.value) or [x for x in ctx.watched.hook_owners if type(x) in site.kinds]
+    values = [vars(owner).get(target.attr) for owner in owners]
     kinds = {type(x) for x in values}
-    if len(kinds) != 1 or len(values) < len(owners) or not kinds <= FILLED.keys():
+    if len(kinds) != 1 or not kinds <= FILLED.keys():
         return None
     if not all(isinstance(x, torch.Tensor) for x in jax.tree.leaves(values)) or ctx.watched.remembers():
         return None
     kind = FILLED[kinds.pop()]
     ctx.needs.stand_ins[kind] = None
-    ctx.needs.unread.add((ctx.kind, target.attr))
+    ctx.needs.unread |= {(type(owner), target.attr) for owner in owners}
     return f"{kind}()"
