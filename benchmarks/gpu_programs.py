@@ -44,8 +44,7 @@ from published import BF16, Shape, Transformer, gpt2, resnet, seeds
 import jaxpar
 from jaxpar._devices.topology import compiler_options
 from jaxpar._tools.estimate.hlo import read
-from jaxpar._tools.estimate.scaling import simulate
-from jaxpar._tools.estimate.schedule import events
+from jaxpar._tools.estimate.schedule import events, simulate
 
 A_HOST, AXIS, BY_HAND = 8, "data", "by hand"
 EVERYWHERE, CUT = PartitionSpec(), PartitionSpec(AXIS)

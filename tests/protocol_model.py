@@ -24,7 +24,7 @@ from sys import intern
 from typing import NamedTuple
 
 from jaxpar.distributed import call_log
-from jaxpar.distributed._protocol import attendance, calls, ending, joining, lockstep, steps
+from jaxpar.distributed._protocol import attendance, calls, ending, lockstep, steps
 from jaxpar.distributed._protocol.effects import Begin, Post, Read, Send, Wait
 from jaxpar.distributed.group import Group
 from jaxpar.errors import DivergenceError
@@ -113,7 +113,7 @@ class Rank:
         for batches in range(self.rank + 1, -self.size, -1):
             announcement = {"kinds": []} if batches > 0 else {"never": False}
             texts = yield from self.exchange("DistributedDataParallel.join", text=json.dumps(announcement))
-            if joining.is_over([json.loads(text) for text in texts]):
+            if lockstep.is_over([json.loads(text) for text in texts]):
                 assert batches <= 0, "join drops a batch"
                 break
             yield Device("train_step")

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from jaxpar import parity
 from jaxpar._cli.main import cli
 from jaxpar.errors import FileError
-from jaxpar.parity._runs.casts import representable
+from jaxpar.parity._runs.operation_types import representable
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 

@@ -26,8 +26,15 @@ from jaxpar._tools.estimate.hardware import CARDS
 from jaxpar._tools.estimate.hlo import KernelWork, arrays, read
 from jaxpar._tools.estimate.largest import largest
 from jaxpar._tools.estimate.program import PARTS, Program, size
-from jaxpar._tools.estimate.scaling import exchange, scale
-from jaxpar._tools.estimate.schedule import CollectiveStart, CollectiveWait, Kernel, events, lanes
+from jaxpar._tools.estimate.schedule import (
+    CollectiveStart,
+    CollectiveWait,
+    Kernel,
+    events,
+    exchange,
+    lanes,
+    scale,
+)
 from jaxpar._tools.estimate.table import COLOURS, number
 
 F32 = 4
@@ -524,7 +531,7 @@ def test_a_planted_fault_in_the_ring_is_found(fault, monkeypatch):
             return 0.0
         return (n + 1 if fault == "n+1" else n - 1) / n * sent / rate
 
-    monkeypatch.setattr("jaxpar._tools.estimate.scaling._ring", wrong)
+    monkeypatch.setattr("jaxpar._tools.estimate.schedule._ring", wrong)
     hardware = dataclasses.replace(ROUND, latency=0.0) if fault == "latency left out" else ROUND
     message = dataclasses.replace(MESSAGE, kind="all-gather") if fault == "once around" else MESSAGE
     monkeypatch.setitem(globals(), "ROUND", hardware)

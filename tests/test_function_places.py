@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxpar import parity
-from jaxpar.parity._sides import intermediate_values
+from jaxpar.parity._divergence import values
 
 torch = pytest.importorskip("torch")
 tn = torch.nn
@@ -131,10 +131,10 @@ def test_nested_scans_of_many_turns_are_not_taken_apart():
     reference = Reference()
     pair = reference, (nested, tree(reference)), X
     turns = []
-    original = intermediate_values._Values._turns
+    original = values._Values._turns
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            intermediate_values._Values,
+            values._Values,
             "_turns",
             lambda self, equation, operands: (
                 turns.append(equation.params["length"]) or original(self, equation, operands)

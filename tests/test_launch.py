@@ -18,9 +18,9 @@ import pytest
 from jaxpar import errors
 from jaxpar._tools.launch import environment
 from jaxpar._tools.launch.gang import Worker
+from jaxpar._tools.launch.output import frames, waits
 from jaxpar._tools.launch.report import last_words
 from jaxpar._tools.launch.settings import LaunchSettings
-from jaxpar._tools.launch.stacks import frames, waits
 from jaxpar._tools.launch.supervise import Supervisor
 from jaxpar._tools.launch.watch import LOOK
 from jaxpar._training.watchdog import Marks

@@ -8,38 +8,38 @@ import pytest
 from flax import nnx
 
 from jaxpar import parity
-from jaxpar.parity._sides import compiled_step, flax_side
+from jaxpar.parity._sides import flax_side
 
 torch = pytest.importorskip("torch")
 
 X = np.random.RandomState(0).randn(8, 3)
-LEVELS = {"short": (1e9, compiled_step.FEW), "long": (1.0, compiled_step.MORE)}
+LEVELS = {"short": (1e9, flax_side.FEW), "long": (1.0, flax_side.MORE)}
 
 
 @pytest.fixture
 def options(monkeypatch):
     """The options of every compilation."""
-    chosen, choose = [], compiled_step._options
+    chosen, choose = [], flax_side._options
 
     def noting(lowered):
         chosen.append(choose(lowered))
         return chosen[-1]
 
-    monkeypatch.setattr(compiled_step, "_options", noting)
+    monkeypatch.setattr(flax_side, "_options", noting)
     return chosen
 
 
 @pytest.mark.parametrize("name", LEVELS)
 def test_optimizations_are_those_that_the_computations_are_worth(name, options, monkeypatch):
     long, expected = LEVELS[name]
-    monkeypatch.setattr(compiled_step, "LONG", long)
-    product = compiled_step.CompiledStep(lambda x: x @ x.T)
+    monkeypatch.setattr(flax_side, "LONG", long)
+    product = flax_side.CompiledStep(lambda x: x @ x.T)
     np.testing.assert_allclose(product(X), X @ X.T, rtol=1e-14)
     assert options == [expected]
 
 
 def test_a_program_is_compiled_once_for_each_shape_and_type(options):
-    double = compiled_step.CompiledStep(lambda tree: jax.tree.map(lambda x: 2 * x, tree))
+    double = flax_side.CompiledStep(lambda tree: jax.tree.map(lambda x: 2 * x, tree))
     for tree in ({"a": X}, {"a": jnp.asarray(X)}, {"a": X[1:]}, {"a": X.astype(int)}, {"b": X}, {"b": X + 1}):
         returned = double(tree)
         assert all(np.array_equal(returned[name], 2 * x) for name, x in tree.items())

@@ -16,7 +16,7 @@ from test_comparison import CURVE, DIVERGENCE, compared
 
 from jaxpar import parity
 from jaxpar.parity import Comparison, Curve, Kind, Level, Outcome, Policy, measuring
-from jaxpar.parity._render import pages
+from jaxpar.parity._render import html
 
 pytest.importorskip("jinja2")
 
@@ -214,13 +214,13 @@ def test_a_cause_names_its_page_and_links_it_where_the_site_is_known(base, monke
 
 def test_other_places_name_their_pages_too():
     d = dataclasses.replace(DIVERGENCE, others=(dataclasses.replace(DIVERGENCE, kind="Conv2d"), DIVERGENCE))
-    names = [each.name for each in pages.of(compared(divergence=d))]
+    names = [each.name for each in html.pages(compared(divergence=d))]
     assert names == ["docs/nn_norms.md", "docs/nn_conv.md", "docs/compare.md"]
 
 
 def test_every_page_that_a_cause_names_is_there():
     docs = Path(__file__).resolve().parents[1] / "docs"
-    for name in (*pages.BY_KIND.values(), pages.CATALOGUE):
+    for name in (*html.BY_KIND.values(), html.CATALOGUE):
         assert (docs / f"{name}.md").exists(), name
 
 
@@ -242,7 +242,7 @@ KINDS = {
 @pytest.mark.parametrize(("page", "kind"), [(page, kind) for page, kinds in KINDS.items() for kind in kinds])
 def test_a_torch_class_belongs_to_a_page(page, kind):
     place = dataclasses.replace(DIVERGENCE, kind=kind)
-    names = [each.name for each in pages.of(compared(divergence=place))]
+    names = [each.name for each in html.pages(compared(divergence=place))]
     assert names == [f"docs/{each}.md" for each in (page, "compare") if each]
 
 

@@ -10,7 +10,7 @@ import random
 import pytest
 from protocol_model import ENDS, NAMED, OPERATIONS, PAIRS, Explorer, canonical, replaced
 
-from jaxpar.distributed._protocol import attendance, calls, ending, joining, lockstep, steps
+from jaxpar.distributed._protocol import attendance, calls, ending, lockstep, steps
 
 JOBS = {
     "two ranks": (2, 4),
@@ -246,11 +246,11 @@ ENDING_MUTATIONS = {
     "a rank that ends does not report it": (ending, 'yield Post(f"{self._folder}/{self._rank}", "")', "pass"),
     "rank 0 waits for itself": (ending, "range(1, self._size)", "range(self._size)"),
     "join ends with the first rank": (
-        joining,
+        lockstep,
         "len(exhausted(announcements)) == len(announcements)",
         "bool(exhausted(announcements))",
     ),
-    "join never ends": (joining, '"kinds" not in announcement', "False"),
+    "join never ends": (lockstep, '"kinds" not in announcement', "False"),
 }
 
 

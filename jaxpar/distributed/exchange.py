@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 from ..errors import DistributedError
 from . import call_log
 from ._protocol.effects import Begin, Delete, Effect, Effects, Post, Read, ReadFolder, Send, Wait
-from ._protocol.joining import exhausted as exhausted
-from ._protocol.joining import is_over as is_over
 from ._protocol.lockstep import Lockstep
+from ._protocol.lockstep import exhausted as exhausted
+from ._protocol.lockstep import is_over as is_over
 from .group import Group, current
 from .group import ranks_text as ranks_text
 

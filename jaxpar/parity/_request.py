@@ -10,18 +10,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from flax import linen
+from flax import linen, nnx
 
+from .._upstream.keras_layers import is_of_keras
 from ._model_pair import Inputs, ModelInputs, ModelPair, Outputs, linked, output_pairs
 from ._reach import SHAKE, shake
 from ._sides.call_arguments import Call, to_array
-from ._sides.function_call import FunctionCall
+from ._sides.outputs import named
 from ._sides.step_data import OWN, Batch, Layout, Loss, Optimizer, Task
 from ._sides.torch_dropout import refuse_unwatchable
 from ._sides.torch_side import TorchFunction
+from ._tensors import is_tensor, tensor_of
 from ._weights.mapping import Entries
 from ._weights.pytree_model import as_flax, is_of_torch
 from ._weights.tree import FlaxModule, Variables
@@ -239,3 +242,43 @@ class Request:
     def _type_of_torch(self) -> np.dtype:
         types = (x.dtype for x in self.torch_module.parameters() if x.is_floating_point())
         return jnp.dtype(str(next(types, torch.float32)).removeprefix("torch."))
+
+
+class FunctionCall:
+    """A model, and the arguments of its first call; `is_function` is False for modules and pytrees."""
+
+    def __init__(self, model: Any, inputs: Any, kwargs: Mapping[str, Any] | None):
+        self.model, self.inputs, self.kwargs = model, inputs, kwargs
+        modules = torch.nn.Module | nnx.Module | linen.Module | type
+        # An Equinox module is callable, too, and has leaves.
+        is_pytree = not jax.tree_util.all_leaves([model])
+        is_module = isinstance(model, modules) or is_of_keras(model)
+        self.is_function = callable(model) and not is_pytree and not is_module
+
+    @functools.cached_property
+    def runs_in_jax(self) -> bool:
+        return bool(self._tried(lambda call: jax.tree.leaves(jax.eval_shape(_calling(self.model), call))))
+
+    @functools.cached_property
+    def runs_in_torch(self) -> bool:
+        def outputs(call: Call) -> list[Any]:
+            return [*named(_calling(self.model)(call.map(_tensor)), is_tensor)]
+
+        # Only tried: the function may draw random numbers.
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            return bool(self._tried(outputs))
+
+    def _tried(self, outputs: Callable[[Call], list[Any]]) -> list[Any]:
+        try:
+            inputs = self.inputs(1) if callable(self.inputs) else self.inputs
+            return outputs(Call.of(inputs, self.kwargs))
+        except Exception:
+            return []  # the user's code may raise anything on the other framework's arrays
+
+
+def _calling(function: Callable[..., Any]) -> Callable[[Call], Any]:
+    return lambda call: function(*call.args, **call.kwargs)
+
+
+def _tensor(x: np.ndarray) -> torch.Tensor:
+    return tensor_of(np.array(x, order="C"))

@@ -43,7 +43,7 @@ PLANTS = [
         ('calls or circle(snapshots, rank)', 'calls', "tests/test_protocol.py -k in_a_circle"),
         ('begun.number > skipped.number', 'begun.number < skipped.number', "tests/test_call_log.py -k left_out"),
     ),
-    *plants("jaxpar/distributed/_protocol/joining.py",
+    *plants("jaxpar/distributed/_protocol/lockstep.py",
         ('len(exhausted(announcements)) == len(announcements)', 'bool(exhausted(announcements))', "tests/test_protocol.py -k numbers_of_batches"),
     ),
     *plants("jaxpar/distributed/_protocol/ending.py",

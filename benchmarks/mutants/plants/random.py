@@ -54,7 +54,7 @@ PLANTS = [
         ('.astype(weights.dtype).reshape', '.reshape', "tests/test_multinomial.py -k equal_quotients"),
         ('[-math.log1p(-u) for u', '[-math.log(1 - u) for u', "tests/test_samplers.py -k exponential"),
     ),
-    *plants("jaxpar/random/_topk.py",
+    *plants("jaxpar/random/_multinomial.py",
         ('if k * 64 <= len(pairs)', 'if k * 64 < len(pairs)', "tests/test_multinomial.py -k equal_values"),
         ('_nth_element(pairs, k - 1)', '_nth_element(pairs, k)', "tests/test_multinomial.py -k equal_values"),
         ('while last - first > 16', 'while last - first > 15', "tests/test_multinomial.py -k equal_values"),

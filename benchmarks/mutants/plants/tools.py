@@ -151,7 +151,7 @@ PLANTS = [
         ('return gpus[rank * k : (rank + 1) * k]', 'return gpus[rank : rank + k]', "tests/test_launch.py -k shares"),
         ('if len(gpus) < n * k', 'if len(gpus) < n', "tests/test_launch.py -k too_few"),
     ),
-    *plants("jaxpar/_tools/estimate/scaling.py",
+    *plants("jaxpar/_tools/estimate/schedule.py",
         ('return (n - 1) / n * sent / rate', 'return n / n * sent / rate', "tests/test_estimate.py -k rings"),
         ('passes = 2 if start.kind == "all-reduce" else 1', 'passes = 2', "tests/test_estimate.py -k goes_around"),
         ('min(h - 1, math.ceil(math.log2(h)))', '(h - 1)', "tests/test_estimate.py -k rings"),

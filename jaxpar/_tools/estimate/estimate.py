@@ -20,8 +20,7 @@ from .hardware import Hardware
 from .largest import largest
 from .program import Memory, as_shapes, compile_step, scalar, target, transformation
 from .report import Estimate
-from .scaling import scale, simulate
-from .schedule import Event, uncounted
+from .schedule import Event, scale, simulate, uncounted
 
 MEMORY_SHARE = 0.75
 """The fraction of a device's memory that JAX reserves: XLA_PYTHON_CLIENT_MEM_FRACTION's default."""

@@ -16,8 +16,7 @@ from ..._metrics.chart import figure, save
 from .hardware import Hardware
 from .largest import Largest
 from .program import PARTS, Memory
-from .scaling import ScalingPoint
-from .schedule import COMPUTE, LaneSchedule, TimeSlot
+from .schedule import COMPUTE, LaneSchedule, ScalingPoint, TimeSlot
 from .table import bars, number, table
 
 LARGEST = 8

@@ -7,8 +7,8 @@ import signal
 import time
 
 from .gang import Gang, Worker
+from .output import frames
 from .settings import DONE, PREEMPTED, LaunchSettings
-from .stacks import frames
 from .watch import AttemptEnd
 
 RANK = r"(\[rank \d+\] )?"

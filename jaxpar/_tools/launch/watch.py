@@ -11,8 +11,8 @@ import signal
 import time
 
 from .gang import Gang, Worker
+from .output import frames, waits
 from .settings import DONE, EXCEPTION, PREEMPTED, STALLED, LaunchSettings
-from .stacks import frames, waits
 
 Signals = queue.SimpleQueue[int]
 """Filled by signal handlers: SimpleQueue is Python's only queue whose `put` is reentrant."""

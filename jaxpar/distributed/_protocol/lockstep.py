@@ -1,9 +1,10 @@
-"""An exchange of texts among all ranks of a group."""
+"""An exchange of texts among all ranks of a group, and the end of `join`, whose rounds are such exchanges."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from .effects import Begin, Delete, Effects, Post, Read, ReadFolder
 
@@ -34,3 +35,14 @@ class Lockstep:
         if call > 1:
             yield Delete(f"{folder}/{call - 1}/{rank}")
         return texts
+
+
+# join: a rank without batches announces that, and takes part in the other ranks' steps, so that all ranks run
+# the same programs and leave in the same round.
+def exhausted(announcements: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return the positions of the ranks that have no batch left."""
+    return [r for r, announcement in enumerate(announcements) if "kinds" not in announcement]
+
+
+def is_over(announcements: Sequence[Mapping[str, Any]]) -> bool:
+    return len(exhausted(announcements)) == len(announcements)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -310,3 +311,10 @@ def jax_groups_of(weights: Sequence[Arrays], batches: Sequence[Arrays]) -> Group
         if any((weights[i][name] != weights[i + 1][name]).any() for name in weights[i])
     ]
     return groups_of(ends, batches)
+
+
+def renamed(text: str, torch: str, jax: str) -> str:
+    """Return a sentence with `torch` and `jax` as the names of its sides."""
+    for side, name in (("torch", torch), ("JAX", jax)):
+        text = re.sub(rf"\b{side}\b", name, text)
+    return text

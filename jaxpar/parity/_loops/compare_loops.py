@@ -15,6 +15,7 @@ from ..._arguments import Count, Positive
 from .._exactness import exact
 from .averages import average_cause
 from .chains import chain_recipe
+from .changes import renamed
 from .explaining import DEPTH, Explainer
 from .fitting import EXACT, SINGLE
 from .identifying import Identified, jax_known, torch_known
@@ -22,7 +23,6 @@ from .rates import NEAR
 from .reading import Unreadable
 from .recipe import Arrays, Recipe
 from .runs import SHAPES, Run, made_up_gradients, made_up_weights, nested, run_jax
-from .wording import renamed
 
 if TYPE_CHECKING:
     import torch

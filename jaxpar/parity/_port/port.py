@@ -30,7 +30,7 @@ from .changes import Unread, require_no_other_state
 from .images.flow import Flow
 from .initial_values import Initialisation
 from .layout import SAME, images_last
-from .proof import imported, largest, prove, remembers, too_small
+from .proof import imported, largest, prove, remembers, too_small, write_record
 from .reading.backward import differentiate, has_functions
 from .reading.building import (
     Constructions,
@@ -47,7 +47,6 @@ from .reading.counting import lines_of
 from .reading.hooks import hook_names, hook_owners, with_copied_hooks
 from .reading.scope import defined_by_user
 from .reading.watching import Watched, watch
-from .record_files import write_record
 from .training.lines import Lines, Origin, TorchObject, optimizer_lines, scheduler_lines
 from .translating.definitions import takes_rngs
 from .translating.fragment import Hole

@@ -24,6 +24,7 @@ from torch import nn
 from .._compare import compare
 from .._comparison import Comparison
 from .._reach import shake
+from .._record import record
 from .._sides.step_data import Layout, real_parts
 from .._sides.torch_side import named_leaves
 from .._stochastic_arithmetic import OUTPUTS
@@ -32,6 +33,21 @@ from .reading.hooks import with_copied_hooks
 from .tables import of_flax, of_torch
 from .undefined import depends_on_choice, loss, moved_by_rounding
 from .variants import mapped, once_each, variants
+
+TEST = '''"""{name} computes what torch computed when it was ported; torch is not needed."""
+
+from pathlib import Path
+
+{imports}
+
+RECORD = Path(__file__).with_name("{name}.safetensors")
+
+
+def test_{name}_is_the_same():
+    rngs = nnx.Rngs(0)
+    net = {build}
+    parity.require_same(parity.check(RECORD, net))
+'''
 
 STEPS, RATE = 5, 1e-4
 SEARCH = 60.0
@@ -269,3 +285,32 @@ def largest(comparisons: Sequence[Comparison]) -> float:
     """The largest difference, relative to the largest tensor of its kind where torch's is exactly 0."""
     rows = [row for comparison in comparisons for row in comparison.rows if row.outcome is not Outcome.NOISE]
     return max((float(np.nan_to_num(row.value, nan=np.inf)) for row in rows), default=0.0)
+
+
+def write_record(
+    path: Path,
+    build: str,
+    module: torch.nn.Module,
+    flax: nnx.Module | None,
+    inputs: Sequence[Any],
+    kwargs: dict[str, Any],
+    layout: Layout,
+    layers: str,
+) -> None:
+    """Write `net.safetensors`, `net.json` and `test_net.py` next to `net.py`."""
+    more: dict[str, Any] = {"torch_kwargs": kwargs, "flax_kwargs": kwargs} if kwargs else {}
+    arrays = tuple(map(array, inputs))
+    record(path.with_suffix(".safetensors"), module.train(), flax, arrays, layout=layout, **more)
+    imports = [
+        "from flax import nnx",
+        # `*`, because the build expression may name any definition of the file.
+        f"from {path.stem} import *  # noqa: F403",
+        "",
+        "from jaxpar import parity",
+    ]
+    if "nn." in build.replace("nnx.", ""):
+        imports.append(f"from jaxpar.nn import {layers} as nn")
+    if "partial(" in build:
+        imports.insert(0, "from functools import partial")
+    text = TEST.format(name=path.stem, imports="\n".join(imports), build=build)
+    path.with_name(f"test_{path.stem}.py").write_text(text, encoding="utf-8")

@@ -1,17 +1,41 @@
-"""Render a comparison as one HTML file that needs no network, from the template `report.html.j2`."""
+"""Render a comparison, or a bisection of two training runs, as one HTML file that needs no network.
+
+The environment variable JAXPAR_DOCS may hold the address or folder of the guide; without it a report names a
+page by its path in the repository, `docs/nn_norms.md`.
+"""
 
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
-from collections.abc import Mapping
+import os
+import re
+from collections.abc import Mapping, Sequence
 from importlib import resources
-from typing import Any
+from typing import Any, Protocol
 
 from ... import _stamp
-from .._comparison_data import ComparisonData
+from .._comparison_data import ComparisonData, Curve, Divergence
 from ..measuring import Judged, Level
-from . import pages, phrases, plots
+from . import phrases, plots
+
+# The first match counts: AdaptiveAvgPool2d must reach its own pattern before the optimizers' `Ada`.
+BY_KIND = {
+    r"\w*Norm([123]d)?": "nn_norms",
+    r"\w*Conv\w*": "nn_conv",
+    r"(RNN|LSTM|GRU)(Cell)?": "nn_recurrent",
+    r"\w*Attention|Transformer\w*": "nn_attention",
+    r"Embedding(Bag)?": "nn_embedding",
+    r"\w*Pool\d?d?|\w*Unpool\d?d?": "nn_pooling",
+    r"\w*Dropout\d?d?|\w*(LU6?|Sigmoid|Tanh|Softmax|Soft(plus|sign)|[sS]hrink|swish|Mish)": "nn_dropout",
+    r"\w*Pad\d?d?|Upsample\w*|Pixel\w+|Fold|Unfold|ChannelShuffle": "nn_resize",
+    r"loss|\w*Loss": "losses",
+    r"optimizer|SGD|ASGD|\w*Ada\w*|\w+Adam\w*|RMSprop|Rprop|LBFGS|Muon": "optim",
+}
+CATALOGUE = "compare"  # the page of all other classes
+# An address must not have other schemes, so that a report never links to executable code.
+SCHEME = re.compile(r"(?!https?:)[\w+.-]+:|//", re.I)
 
 ROWS = 1000  # in the table, those nearest to their limit; the others are counted
 
@@ -60,7 +84,7 @@ def _view(comparison: ComparisonData) -> dict[str, Any]:
         "headline": phrases.headline(comparison),
         "summary": phrases.summary(comparison),
         "circumstances": _circumstances(comparison),
-        "pages": pages.of(comparison),
+        "pages": pages(comparison),
         "question": phrases.QUESTIONS[comparison.level],
         "divergence": phrases.divergence(comparison),
         "counts": phrases.counts(comparison.rows),
@@ -97,3 +121,54 @@ def path(points: list[tuple[float, float]]) -> str:
 
 def _file(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+@dataclasses.dataclass(frozen=True)
+class Page:
+    """A page of the guide; its address is None if JAXPAR_DOCS is not set."""
+
+    name: str
+    address: str | None
+
+
+def pages(comparison: ComparisonData) -> list[Page]:
+    """Return the pages on every divergence, without duplicates, and the catalogue of causes."""
+    d = comparison.divergence
+    if d is None:
+        return []
+    names = dict.fromkeys(name for divergence in (d, *d.others) if (name := _of_kind(divergence)))
+    return [Page(f"docs/{name}.md", _address(name)) for name in (*names, CATALOGUE)]
+
+
+def _of_kind(divergence: Divergence) -> str | None:
+    return next((page for kind, page in BY_KIND.items() if re.fullmatch(kind, divergence.kind)), None)
+
+
+def _address(name: str) -> str | None:
+    base = os.environ.get("JAXPAR_DOCS", "").strip()
+    return f"{base.rstrip('/')}/{name}.html" if base and not SCHEME.match(base) else None
+
+
+class Distances(Protocol):
+    steps: Sequence[int]
+    distances: Sequence[float]
+    allowed: Sequence[float]
+
+
+def bisection_page(bisection: Any) -> str:
+    """Return the page of a Bisection. It is also valid XML."""
+    view = {"bisection": bisection, "headline": bisection.headline(), "curves": _curves(bisection.curves)}
+    return rendered("bisection.html.j2", view)
+
+
+def _curves(parts: Mapping[str, Distances]) -> list[tuple[str, Curve, plots.Trajectory]]:
+    curves = []
+    for part, distances in parts.items():
+        # Rows are the same or not, without a distance.
+        if part == "batch" or not any(x > 0 for x in distances.distances):
+            continue
+        steps, values, allowed = tuple(distances.steps), tuple(distances.distances), tuple(distances.allowed)
+        outside = next((k for k, d, most in zip(steps, values, allowed, strict=True) if not d <= most), None)
+        curve = Curve(steps, values, (0.0,) * len(steps), allowed, first_outside=outside)
+        curves.append((part, curve, plots.trajectory(curve)))
+    return curves

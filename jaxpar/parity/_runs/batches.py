@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from .casts import representable
+from .operation_types import representable
 from .run import BITS, MEAN, NORM, BatchLeaf, TappedRun, TappedStep
 
 ROUNDED = 1e-5

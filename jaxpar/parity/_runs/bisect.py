@@ -16,13 +16,12 @@ from ...errors import FileError
 from .batches import batch_causes
 from .buffers import divisors_within_rounding, extra_causes
 from .clipping import with_clipped_gradients
-from .envelope import ORDER, PartCurve, Parting, Walk, walked
+from .envelope import ORDER, PartCurve, Parting, Scene, Walk, walked
 from .gradients import gradient_causes
 from .matching import MatchedNames, matched
 from .operation_types import differences, together
 from .passes import listed, loss_causes
 from .run import TappedRun, read_run
-from .scene import Scene
 from .updates import (
     optimizer_causes,
     rate_causes,
@@ -136,10 +135,10 @@ class Bisection:
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
         """Write the report, with the curves, as one HTML file that needs no network."""
-        from .._render.bisection import dumps
+        from .._render.html import bisection_page
 
         with open(path, "w", encoding="utf-8") as file:
-            file.write(dumps(self))
+            file.write(bisection_page(self))
 
 
 def _labelled(result: Bisection, worlds: tuple[str, str]) -> Bisection:

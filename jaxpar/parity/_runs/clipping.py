@@ -11,11 +11,10 @@ from .._loops.changes import LIMITS
 from .._loops.fitting import Fit
 from .._loops.recipe import Recipe
 from .digests import COLUMNS
-from .envelope import common_factor, unit_of
+from .envelope import Scene, common_factor, unit_of
 from .matching import Aligned, MatchedNames
 from .run import BITS, LARGEST, LEAST, MEAN, NORM, Table, TappedRun
 from .sampled_updates import SampledUpdates, sampled_updates
-from .scene import Scene
 
 FORMS = ("the global norm", "the values", "the norm of each array")
 """What a limit of gradients may be about."""

@@ -7,6 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
+LEAST = 6
+"""Nonzero values that must be representable: a few are so by chance."""
+
 FLOATS = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
 """Significant bits of each type."""
 
@@ -155,3 +160,19 @@ def asked_precisions(a: Sequence[OperationType], b: Sequence[OperationType]) -> 
 def rows_of(plain: Iterable[Mapping[str, Any]]) -> tuple[OperationType, ...]:
     """Return operations that `vars` made plain."""
     return tuple(OperationType(**{key: str(value) for key, value in row.items()}) for row in plain)
+
+
+def representable(x: np.ndarray) -> str:
+    """Return "bfloat16" or "float16" if that type holds all values, which wider types hold by chance only."""
+    values = np.unique(np.abs(x[np.isfinite(x) & (x != 0)]))
+    mantissas, exponents = np.frexp(values)
+    # Integers and simple fractions are representable in any type.
+    if len(values) < LEAST or np.array_equal(mantissas * 16, np.round(mantissas * 16)):
+        return ""
+    for kind in ("bfloat16", "float16"):
+        bits = FLOATS[kind]
+        # float16 has no values between the multiples of 2**-24.
+        scaled = np.ldexp(mantissas, np.minimum(bits, exponents + 24) if kind == "float16" else bits)
+        if np.array_equal(scaled, np.round(scaled)):
+            return kind
+    return ""

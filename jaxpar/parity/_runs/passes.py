@@ -6,13 +6,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from .casts import representable
 from .clipping import ADDED, gradient_limits
 from .digests import sample_indices
-from .envelope import UNITS, common_factor
+from .envelope import UNITS, Scene, common_factor
 from .matching import Aligned
+from .operation_types import representable
 from .run import NORM, TappedRun
-from .scene import Scene
 from .terms import different_terms, weights_cause
 
 NOISE = 1e-4

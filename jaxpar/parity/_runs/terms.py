@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from .._loops.changes import renamed
 from .._loops.fitting import Fit
 from .._loops.rates import rate_changes
-from .._loops.wording import renamed
+from .envelope import Scene
 from .run import MEAN, TappedRun
-from .scene import Scene
 
 FITS = 1e-5
 """The part of a loss that its weighted terms may leave unexplained."""

@@ -10,13 +10,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from .._loops.changes import renamed
 from .._loops.explaining import Explainer
 from .._loops.fitting import Fit
 from .._loops.rates import first_rates, rate_changes
-from .._loops.wording import renamed
+from .envelope import Scene
 from .passes import cast_causes, listed, unchanged
 from .sampled_updates import precision, sampled_updates
-from .scene import Scene
 
 STEPS = 48
 """At most so many updates are searched for an explanation."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
@@ -16,7 +16,6 @@ from .._exactness import as_it_runs, in_users_width
 from .._reach import LINES, some
 from .._weights.tree import FlaxModule, Variables
 from .call_arguments import Call
-from .compiled_step import CompiledStep
 from .constants import Constants
 from .flax_choices import Choices
 from .flax_dropout import is_dropout, rate_of
@@ -26,6 +25,13 @@ from .jax_in_types import JaxTypes
 from .lines_run import LinesRun, files_of
 from .outputs import Outputs, outputs_of
 from .step_data import OWN, Batch, Named, Observation, Task, factors, in_type_of, noting_layout, real_parts
+
+LONG = 1e9
+"""The floating-point operations of a program that is worth optimizations. Without them, compilation takes two
+thirds of the time, and convolutions five times as long, in each of a few steps."""
+Options = dict[str, Any]
+FEW: Options = {"xla_backend_optimization_level": 0}
+MORE: Options = {"xla_backend_optimization_level": 1, "xla_llvm_disable_expensive_passes": True}
 
 R = TypeVar("R")
 
@@ -317,3 +323,26 @@ def is_array(leaf: object) -> bool:
 
 def _numpy(named: Arrays) -> Named:
     return {name: np.asarray(x) for name, x in named.items()}
+
+
+class CompiledStep:
+    """A function of trees of arrays, compiled once for their shapes and types."""
+
+    def __init__(self, function: Callable[..., Any]):
+        self._jitted = jax.jit(function)
+        self._compiled: dict[Hashable, Callable[..., Any]] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        leaves, structure = jax.tree.flatten(arguments)
+        key = structure, *((jnp.shape(x), jnp.result_type(x)) for x in leaves)
+        if key not in self._compiled:
+            lowered = self._jitted.lower(*arguments)
+            self._compiled[key] = lowered.compile(compiler_options=_options(lowered))
+        return self._compiled[key](*arguments)
+
+
+def _options(lowered: Any) -> Options | None:
+    # Only XLA's compiler for CPUs has been measured; that for TPUs refuses the options.
+    if jax.default_backend() != "cpu":
+        return None
+    return FEW if lowered.cost_analysis().get("flops", 0.0) < LONG else MORE

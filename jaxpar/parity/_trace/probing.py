@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,10 +22,30 @@ from .._divergence.layer_exchanges import exchanges
 from .._divergence.optimizers import variations
 from .._divergence.search import Dataflow, Hypothesis, NotRecomputable, any_mistakes, known_mistakes
 from .._divergence.torch_trace import Departure, LayerCall, Op, Trace, tensors, watched
-from .._sides.step_data import Batch, Observation
+from .._sides.call_arguments import Call
+from .._sides.constants import Constants
+from .._sides.step_data import Batch, Observation, Task
+from .._sides.torch_links import TorchLinks
 from .._sides.torch_side import TorchSide, to_numpy
 from .sketch import sketch
-from .torch_half import TorchHalf
+
+
+@dataclasses.dataclass
+class TorchHalf:
+    """The torch half of a comparison: the model, its task and its batches."""
+
+    module: torch.nn.Module
+    task: Task
+    batches: Callable[[int], Batch]
+    inputs: Callable[[int], Call]  # without keyword arguments that only torch's call has
+    steps: int
+
+    def recorded_perturbations(self, keeps_ties: bool) -> None:
+        return None
+
+    def reference(self, dtype: str, constants: Constants | None = None) -> TorchSide:
+        return TorchSide(self.module, TorchLinks(self.module), self.task, dtype, constants)
+
 
 Site = tuple[str, str, int, int]  # "inputs", "outputs" of a layer's call; the others have a name only
 MOST_ROWS = 400_000

@@ -17,9 +17,9 @@ from .._sides.call_arguments import Arguments, Call, form_from_json
 from .._sides.step_data import PARTS, Named, Observation
 from .._weights.source import WeightSource
 from ..measuring import Key, Kind
-from .names import ARRAYS, FORMAT, MANIFEST, VERSION
 from .outline import RecordedOutline
 from .sketch import COLUMNS
+from .writing import ARRAYS, FORMAT, MANIFEST, VERSION
 
 LARGEST_MANIFEST = 1 << 28  # bytes
 MOST = 1 << 16  # arrays that a layer returns

@@ -34,8 +34,7 @@ from .._sides.torch_dropout import refuse_unwatchable
 from .._sides.torch_kinks import counted
 from .._sides.torch_side import TorchFunction, TorchSide, one_thread, to_numpy, torch_parameters
 from .._stochastic_arithmetic import perturbations
-from .probing import Probes
-from .torch_half import TorchHalf
+from .probing import Probes, TorchHalf
 from .writing import SETTINGS, TraceArrays, is_setting, table_of, written
 
 CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)

@@ -14,8 +14,10 @@ import numpy as np
 from .._files import safetensors_file
 from .._files.sealing import digest, seal
 from .._sides.step_data import PARTS, Named, Observation
-from .names import ARRAYS, FORMAT, MANIFEST, VERSION
 
+FORMAT = "jaxpar parity trace"
+VERSION = 1
+ARRAYS, MANIFEST = "arrays.safetensors", "trace.json"
 SETTINGS = (bool, int, float, str, type(None))
 
 

@@ -11,8 +11,8 @@ from ...errors import FileError
 from .._comparison import Comparison
 from .._comparison_data import Divergence
 from .._files.sealing import digest, read_manifest
-from .._trace.names import MANIFEST
 from .._trace.reading import TraceFile, read
+from .._trace.writing import MANIFEST
 from .entry_points import judged
 from .making import FORMAT, NAME, PORT, TRACE, VERSION
 from .neighbour_search import Progress

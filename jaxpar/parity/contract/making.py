@@ -10,8 +10,8 @@ from typing import Any
 from ...errors import FileError
 from .. import recorder
 from .._files.sealing import digest
-from .._trace.names import MANIFEST
 from .._trace.reading import TraceFile, read
+from .._trace.writing import MANIFEST
 from ..measuring import Level, Policy
 
 FORMAT, VERSION = "jaxpar contract", 1

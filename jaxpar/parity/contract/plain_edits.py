@@ -12,8 +12,21 @@ import math
 import re
 from collections.abc import Callable, Iterator
 
-from .axis_edits import axis, degrees, factors_of_axis, pieces, softmax_axis, split, transposition
-from .operation_edits import deviation, forget_bias, index, operator, padding, reduction_of_axes
+from .operation_edits import (
+    axis,
+    degrees,
+    deviation,
+    factors_of_axis,
+    forget_bias,
+    index,
+    operator,
+    padding,
+    pieces,
+    reduction_of_axes,
+    softmax_axis,
+    split,
+    transposition,
+)
 from .source import Code, changes, last_name, module_of, with_keyword
 
 Rule = Callable[..., Iterator[str]]
