@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from .fitting import Fit
-from .shapes import other_end, power, rate_limit, ratio_pieces, shapes
+from .schedules import other_end, power, rate_limit, ratio_pieces, shapes
 
 Rates = Mapping[str, Sequence[float]]
 Row = tuple[np.ndarray, np.ndarray, np.ndarray]  # torch's rates, JAX's, and their rounding errors

@@ -25,12 +25,12 @@ from .._compare import compare
 from .._comparison import Comparison
 from .._reach import shake
 from .._record import record
+from .._sides import flax_float64, torch_float64
 from .._sides.step_data import Layout, real_parts
 from .._sides.torch_side import named_leaves
 from .._stochastic_arithmetic import OUTPUTS
 from ..measuring import Outcome
 from .reading.hooks import with_copied_hooks
-from .tables import of_flax, of_torch
 from .undefined import depends_on_choice, loss, moved_by_rounding
 from .variants import mapped, once_each, variants
 
@@ -131,7 +131,7 @@ def _with_tables_in_float64(
 ) -> Comparison:
     """Compare again, with tables of the constructors that both sides compute in float64, if they can."""
     try:
-        exact = of_torch(functools.partial(perturbed, make), net), of_flax(build, flax)
+        exact = tables_of_torch(functools.partial(perturbed, make), net), tables_of_flax(build, flax)
     except Exception:  # a constructor that reads numbers of its arrays
         return compared
     again = compare(*exact, arrays, **{**options, "search": None})
@@ -314,3 +314,41 @@ def write_record(
         imports.insert(0, "from functools import partial")
     text = TEST.format(name=path.stem, imports="\n".join(imports), build=build)
     path.with_name(f"test_{path.stem}.py").write_text(text, encoding="utf-8")
+
+
+def tables_of_torch(make: Callable[[], nn.Module], net: nn.Module) -> nn.Module:
+    """Return a copy of `net` with the tables of what `make` makes in float64."""
+    exact, state = copy.deepcopy(net), net.state_dict()
+    with torch_float64.in_float64():
+        modules = dict(make().named_modules())
+    for path, layer in exact.named_modules():
+        for name, x in {**vars(modules[path]), **modules[path]._buffers}.items():
+            narrow = getattr(layer, name, None)
+            if not isinstance(x, torch.Tensor) or not isinstance(narrow, torch.Tensor):
+                continue
+            if narrow.dtype is torch.float32 and f"{path}.{name}".lstrip(".") not in state:
+                # As a buffer, because `float` and `double` leave other attributes as they are.
+                vars(layer).pop(name, None)
+                layer.register_buffer(name, x.detach(), persistent=False)
+    return exact
+
+
+def tables_of_flax(build: Callable[[], nnx.Module], module: nnx.Module) -> nnx.Module:
+    """Return a copy of `module` with the tables of what `build` makes in float64."""
+
+    def tables(module: nnx.Module) -> dict[str, Any]:
+        # `nnx.state` leaves out traced arrays.
+        return {
+            f"{path}{name}": x
+            for path, layer in nnx.iter_modules(module, graph=True)
+            for name, x in vars(layer).items()
+            if isinstance(x, jax.Array | np.ndarray) and jnp.issubdtype(x.dtype, jnp.floating)
+        }
+
+    exact = nnx.clone(module, graph=True)
+    with jax.enable_x64(True):
+        values = jax.jit(flax_float64.in_float64(lambda: tables(build())))()
+        for path, layer in nnx.iter_modules(exact, graph=True):
+            for name in [name for name in vars(layer) if f"{path}{name}" in values]:
+                setattr(layer, name, values[f"{path}{name}"])
+    return exact
