@@ -21,7 +21,7 @@ from ._model_pair import Inputs, ModelInputs, ModelPair, Outputs, linked, output
 from ._reach import SHAKE, shake
 from ._sides.call_arguments import Call, to_array
 from ._sides.outputs import named
-from ._sides.step_data import OWN, Batch, Layout, Loss, Optimizer, Task
+from ._sides.step_data import OWN, Batch, Layout, Loss, Optimizer, Task, targets_of
 from ._sides.torch_dropout import refuse_unwatchable
 from ._sides.torch_side import TorchFunction
 from ._tensors import is_tensor, tensor_of
@@ -225,9 +225,7 @@ class Request:
 
     def batch(self, step: int) -> Batch:
         """Return a step's batch. All sides get values rounded to the dtype under test."""
-        step_targets = self.targets(step) if callable(self.targets) else self.targets
-        several = step_targets if isinstance(step_targets, tuple | list) else (step_targets,)
-        targets = tuple(self._array(x, f"targets[{i}]") for i, x in enumerate(several))
+        targets = targets_of(self.targets, step, self._array)
         return dataclasses.replace(self.model_inputs.batch(step), targets=targets)
 
     def _array(self, x: Any, name: str) -> np.ndarray:

@@ -36,20 +36,16 @@ def rate_causes(scene: Scene) -> list[str]:
     ]
     counts = {len(row) for run in rates for row in run}
     if len(counts) == 1 and max(counts) > 1:
-        return _rates_of_groups(*rates)
+        columns = ({f"group {i}": list(x) for i, x in enumerate(zip(*run, strict=True))} for run in rates)
+        return _rate_sentences(*columns)
     x, y = ([float(np.max(row)) if row else np.nan for row in run] for run in rates)
     if len(y) > 2 and len(set(y)) == 1 and len(set(x)) > 1 and y[0] != x[0]:
         return [f"the rate's schedule (run B's rate stays constant, {y[0]:g})"]
-    result = Fit({"rate": y}, {"rate": [1e-8 * abs(rate) for rate in y]})
-    sentences = rate_changes({"rate": x}, result)
-    if sentences is None:
-        sentences = (first_rates({"rate": x}, result),)
-    return [renamed(text, *RUNS) for text in sentences]
+    return _rate_sentences({"rate": x}, {"rate": y})
 
 
-def _rates_of_groups(a: list[list[float]], b: list[list[float]]) -> list[str]:
-    """Name how the rates of parameter groups differ, and of which groups."""
-    x, y = ({f"group {i}": list(column) for i, column in enumerate(zip(*run, strict=True))} for run in (a, b))
+def _rate_sentences(x: dict[str, list[float]], y: dict[str, list[float]]) -> list[str]:
+    """Name how the rates of each group differ, and of which groups."""
     result = Fit(y, {name: [1e-8 * abs(rate) for rate in column] for name, column in y.items()})
     sentences = rate_changes(x, result)
     if sentences is None:

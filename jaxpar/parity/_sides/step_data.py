@@ -154,6 +154,13 @@ class Batch:
     common: Mapping[str, tuple[str, Move]] = field(default_factory=dict)
 
 
+def targets_of(targets: Any, step: int, as_array: Callable[[Any, str], np.ndarray]) -> tuple[np.ndarray, ...]:
+    """Return the arrays of a step's targets: one or several, or a function of the step that returns them."""
+    of_step = targets(step) if callable(targets) else targets
+    several = of_step if isinstance(of_step, tuple | list) else (of_step,)
+    return tuple(as_array(x, f"targets[{i}]") for i, x in enumerate(several))
+
+
 @dataclass(frozen=True)
 class Observation:
     """The arrays of one step, in Flax's layout; `state` and `weights` are the values after the step."""

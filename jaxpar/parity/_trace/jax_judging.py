@@ -14,7 +14,7 @@ from .._comparison import Comparison
 from .._determinism import forms, generators, number_differences, require_equal, throws
 from .._divergence.first import find, layers_agree
 from .._divergence.search import Budget
-from .._exactness import environment, exact
+from .._exactness import exact
 from .._float32_constants import explain_by_constants
 from .._levels import Findings, semantic
 from .._model_pair import Inputs, ModelInputs
@@ -86,8 +86,7 @@ def against_jax(
         findings = Findings(notes=notes)
         compared = dataclasses.replace(
             _judged(pair, batches, bounds, findings),
-            environment=environment(task, "float64")
-            | {f"{name} (trace)": str(x) for name, x in recorded.manifest["environment"].items()},
+            environment=recorded.environment(task),
             subject=f"{getattr(module, 'shown_name', type(module).__name__)} in torch against a trace of "
             f"{recorded.manifest['subject']}",
         )
@@ -103,20 +102,11 @@ def against_jax(
 
 def _task(recorded: TraceFile, loss: Any, optimizer: Any) -> Task:
     manifest = recorded.manifest
-    recorded.check_halves("against_jax", loss=loss, optimizer=optimizer)
-    first = recorded.below("1/inputs/")
     layout = recorded.sensibly("layout", lambda: Layout.parse(tuple(manifest["layout"])))
-    layout = layout.of_outputs(first.values())
+    layout = layout.of_outputs(recorded.below("1/inputs/").values())
     names = manifest.get("outputs")
-    return Task(
-        training=manifest["training"],
-        loss=(loss, loss) if loss else None,
-        optimizer=(optimizer, optimizer) if optimizer else None,
-        layout=layout,
-        seed=manifest["seed"],
-        outputs=None if names is None else {str(name): str(name) for name in names},
-        channels_first=layout.in_torchs_axes,
-    )
+    outputs = None if names is None else {str(name): str(name) for name in names}
+    return recorded.task("against_jax", loss, optimizer, layout, outputs)
 
 
 def _paired(
@@ -143,9 +133,7 @@ def _paired(
         function="against_jax",
     )
 
-    def batches(step: int) -> Batch:
-        return dataclasses.replace(inputs.batch(step), targets=tuple(recorded.row(f"{step}/targets/")))
-
+    batches = recorded.with_targets(inputs.batch)
     pair = RecordedJaxPair(with_weights(module, links, start), recorded, None, task, links, "torch")
     masks = [tuple(recorded.row(f"{step}/masks/")) for step in range(1, recorded.steps + 1)]
     side = TorchSide(pair.torch_module, links, task, "float64")

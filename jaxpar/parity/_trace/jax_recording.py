@@ -29,7 +29,7 @@ from .._sides.call_arguments import Call, form_to_json, to_array
 from .._sides.constants import Constants
 from .._sides.flax_mode import of_init, parameters
 from .._sides.flax_side import FlaxSide
-from .._sides.step_data import Batch, Layout, Named, Observation, Task
+from .._sides.step_data import Batch, Layout, Named, Observation, Task, targets_of
 from .._weights.pytree_model import as_flax, framework_of, name_of
 from .._weights.tree import FlaxModule, JaxModel, Variables, tree_of
 from .outline import outline_to_json
@@ -99,10 +99,7 @@ def record_jax(
     model_inputs = ModelInputs(module, task, (inputs, None, None), (None, flax_kwargs), function="record_jax")
 
     def batches(step: int) -> Batch:
-        of_step = targets(step) if callable(targets) else targets
-        several = of_step if isinstance(of_step, tuple | list) else (of_step,)
-        arrays = tuple(to_array(x, f"targets[{i}]") for i, x in enumerate(several))
-        return dataclasses.replace(model_inputs.batch(step), targets=arrays)
+        return dataclasses.replace(model_inputs.batch(step), targets=targets_of(targets, step, to_array))
 
     with exact():
         recording = _Recording(module, task, variables, batches, count)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._comparison import Comparison
 from .._determinism import check_flax, forms, number_differences
-from .._exactness import environment, exact
+from .._exactness import exact
 from .._float32_constants import explained_by_moves, flax_moved_by_constants, is_explained
 from .._levels import Findings, semantic
 from .._model_pair import Inputs, ModelInputs, Outputs, linked, output_pairs
@@ -84,14 +84,12 @@ def against(
     module = as_flax(flax_module)
     with exact(), errors_in_names_of(module):
         pair, batches, inputs = paired(recorded, flax_module, **options)
-        task = pair.task
         bounds = policy or Policy(Level.SEMANTIC)
         compared, side_notes = _judged(pair, batches, bounds)
         compared = dataclasses.replace(
             compared,
             replicas=1,
-            environment=environment(task, "float64")
-            | {f"{name} (trace)": str(x) for name, x in recorded.manifest["environment"].items()},
+            environment=recorded.environment(pair.task),
             notes=(*map(str, recorded.manifest["notes"]), *side_notes, *inputs.notes(), *compared.notes),
             policy=bounds,
             subject=f"{recorded.manifest['subject']} in a trace of torch against {name_of(module)} in "
@@ -131,32 +129,19 @@ def paired(
         ignore_flax=options.get("ignore_flax", ()),
     )
 
-    def batches(step: int) -> Batch:
-        targets = tuple(recorded.row(f"{step}/targets/"))
-        return dataclasses.replace(inputs.batch(step), targets=targets)
-
-    return TracePair(recorded, module, variables, task, links, "torch"), batches, inputs
+    pair = TracePair(recorded, module, variables, task, links, "torch")
+    return pair, recorded.with_targets(inputs.batch), inputs
 
 
 def _task(recorded: TraceFile, loss: Any, optimizer: Any, outputs: Outputs | None, layout: Layout) -> Task:
-    manifest = recorded.manifest
-    recorded.check_halves("against", loss=loss, optimizer=optimizer)
-    pairs, names = output_pairs(outputs), manifest.get("outputs")
+    pairs, names = output_pairs(outputs), recorded.manifest.get("outputs")
+    task = recorded.task("against", loss, optimizer, layout, pairs)
     if [*(pairs or ())] != [*(names or ())]:
         raise ValueError(
             f"parity.against: {recorded.folder} was recorded with outputs={names}, and outputs={outputs!r} "
             "are to be compared; record the same names."
         )
-    return Task(
-        training=manifest["training"],
-        own_modes=manifest["own_modes"],
-        loss=(loss, loss) if loss else None,
-        optimizer=(optimizer, optimizer) if optimizer else None,
-        layout=layout,
-        seed=manifest["seed"],
-        outputs=pairs,
-        channels_first=layout.in_torchs_axes,
-    )
+    return task
 
 
 def _judged(pair: TracePair, batches: Callable[[int], Batch], bounds: Policy) -> tuple[Comparison, list[str]]:

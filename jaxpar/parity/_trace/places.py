@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -52,6 +52,19 @@ def find(pair: TracePair, batches: Batches, compared: ComparisonData) -> Diverge
     return dataclasses.replace(divergences[0], layers=search.layers, others=tuple(divergences[1:]))
 
 
+class WrongArray(NamedTuple):
+    """An array of Flax that is not torch's at a site; `back` is Flax's array in torch's layout."""
+
+    site: Site
+    back: np.ndarray
+    flax: np.ndarray
+    torch: np.ndarray
+
+    @property
+    def relative(self) -> float:
+        return relative_error(self.flax, self.torch)
+
+
 class TraceSearch(ReplayedPass):
     """Flax's layers replayed on a trace's first step, and the probes of torch by site."""
 
@@ -92,9 +105,9 @@ class TraceSearch(ReplayedPass):
         predicted: list[Predicted] = []
         unexplained, is_first = False, True
         for call, result in zip(self.calls, self.layers, strict=True):
-            site = self._wrong_input(call)
-            if site and not unexplained and not self._is_predicted(predicted, *site[:2]):
-                divergence, prediction = self._between(previous, call, *site, is_first)
+            wrong = self._wrong_input(call)
+            if wrong and not unexplained and not self._is_predicted(predicted, wrong):
+                divergence, prediction = self._between(previous, call, wrong, is_first)
                 predicted.append(prediction)
                 unexplained |= not divergence.causes
                 is_first = False
@@ -102,7 +115,7 @@ class TraceSearch(ReplayedPass):
             if self.key(call) in self.replay.results and not result.same:
                 yield self._inside(call, result)
                 is_first = False
-            elif site is None:
+            elif wrong is None:
                 for divergence in self._of_another_shape(call):
                     unexplained, is_first = True, False
                     yield divergence, True
@@ -110,18 +123,17 @@ class TraceSearch(ReplayedPass):
         for name, torch_array in self.observed.outputs.items():
             flax_array = self.replay.outputs.get(name, np.empty(0))
             back = self.pair.task.layout.outputs_back(flax_array)
-            outputs: Site = ("output", name, 0, 0)
-            wrong = relative_error(flax_array, torch_array) > EQUAL
-            if wrong and not unexplained and not self._is_predicted(predicted, outputs, back):
-                yield self._after_all(previous, name, flax_array, back, is_first), True
+            output = WrongArray(("output", name, 0, 0), back, flax_array, torch_array)
+            if output.relative > EQUAL and not unexplained and not self._is_predicted(predicted, output):
+                yield self._after_all(previous, output, is_first), True
                 is_first = False
 
-    def _is_predicted(self, predicted: list[Predicted], site: Site, array: np.ndarray) -> bool:
-        sketches = (s for prediction in predicted for s in prediction.get(site, ()))
-        return any(apart(sketch(array), s) <= EQUAL for s in sketches)
+    def _is_predicted(self, predicted: list[Predicted], wrong: WrongArray) -> bool:
+        sketches = (s for prediction in predicted for s in prediction.get(wrong.site, ()))
+        return any(apart(sketch(wrong.back), s) <= EQUAL for s in sketches)
 
-    def _wrong_input(self, call: RecordedCall) -> tuple[Site, np.ndarray, np.ndarray, np.ndarray] | None:
-        """Return the input that is farthest off: its site, Flax's array as torch has it, and both arrays."""
+    def _wrong_input(self, call: RecordedCall) -> WrongArray | None:
+        """Return the input that is farthest off."""
         pairs = self.arriving(call)
         errors = {index: relative_error(*both) for index, both in pairs.items()}
         index = max(errors, key=lambda i: errors[i], default=None)
@@ -130,39 +142,23 @@ class TraceSearch(ReplayedPass):
         flax_array, torch_array = pairs[index]
         back = unfit(flax_array, call.inputs[index].shape, self.has_channels_last(call))
         site: Site = ("inputs", call.path, call.nth, index)
-        return site, flax_array if back is None else back, flax_array, torch_array
+        return WrongArray(site, flax_array if back is None else back, flax_array, torch_array)
 
     def _between(
-        self,
-        previous: RecordedCall | None,
-        call: RecordedCall,
-        site: Site,
-        back: np.ndarray,
-        flax_array: np.ndarray,
-        torch_array: np.ndarray,
-        is_first: bool,
+        self, previous: RecordedCall | None, call: RecordedCall, wrong: WrongArray, is_first: bool
     ) -> tuple[Divergence, Predicted]:
-        flax, relative = self.flax(call), relative_error(flax_array, torch_array)
+        flax, unreplayed = self.flax(call), self.unreplayed_before(self.calls, call)
         after = self.flax(previous) if previous else "the model's inputs"
-        where = wording.between(after, flax, relative, is_first, self.unreplayed_before(self.calls, call))
+        where = wording.between(after, flax, wrong.relative, is_first, unreplayed)
         kind = f"between {previous.path if previous else 'inputs'} and {call.path}"
-        causes, prediction = self._causes(site, back, previous, call, flax_array, torch_array)
+        causes, prediction = self._causes(wrong, previous, call)
         return Divergence(call.path, flax, kind, where, causes), prediction
 
-    def _after_all(
-        self,
-        previous: RecordedCall | None,
-        name: str,
-        flax_array: np.ndarray,
-        back: np.ndarray,
-        is_first: bool,
-    ) -> Divergence:
+    def _after_all(self, previous: RecordedCall | None, wrong: WrongArray, is_first: bool) -> Divergence:
         last = self.flax(previous) if previous else "the inputs"
-        torch_array = self.observed.outputs[name]
-        causes, _ = self._causes(("output", name, 0, 0), back, previous, None, flax_array, torch_array)
-        path = previous.path if previous else ""
-        where = wording.after_all(last, name, is_first)
-        return Divergence(path, last, "after the last layer", where, causes)
+        causes, _ = self._causes(wrong, previous, None)
+        where = wording.after_all(last, wrong.site[1], is_first)
+        return Divergence(previous.path if previous else "", last, "after the last layer", where, causes)
 
     def _inside(self, call: RecordedCall, result: LayerResult) -> tuple[Divergence, bool]:
         flax, kind = self.flax(call), self.kind(call)
@@ -203,16 +199,10 @@ class TraceSearch(ReplayedPass):
             yield Divergence(call.path, flax, kind, where, causes)
 
     def _causes(
-        self,
-        site: Site,
-        back: np.ndarray,
-        previous: RecordedCall | None,
-        call: RecordedCall | None,
-        flax_array: np.ndarray,
-        torch_array: np.ndarray,
+        self, wrong: WrongArray, previous: RecordedCall | None, call: RecordedCall | None
     ) -> tuple[tuple[Cause, ...], Predicted]:
         """Look the place up: the code since the previous layer, then all earlier code outside of layers."""
-        matching = self._matching(site, back, tolerance(relative_error(flax_array, torch_array)))
+        matching = self._matching(wrong.site, wrong.back, tolerance(wrong.relative))
         start = previous.last if previous else 0
         end = call.first if call else max((op for _, _, op in self.asked), default=0) + 1
         outside = [op for op in range(end) if op not in self.inside]
@@ -224,10 +214,10 @@ class TraceSearch(ReplayedPass):
         causes = _first(
             known(lambda op: op >= start),
             known(lambda op: op in close),
-            lambda: tuple(self.norm_position(self.calls, call, flax_array)),
+            lambda: tuple(self.norm_position(self.calls, call, wrong.flax)),
             known(lambda op: True, "exchange"),
             known(lambda op: True),
-            lambda: tuple(array_changes(flax_array, torch_array)),
+            lambda: tuple(array_changes(wrong.flax, wrong.torch)),
             known(lambda op: op >= start, "any"),
             known(lambda op: True, "any"),
         )

@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ...errors import FileError
+from .._exactness import environment
 from .._files import read_weights
 from .._files.sealing import digest, read_manifest, seal
 from .._sides.call_arguments import Arguments, Call, form_from_json
-from .._sides.step_data import PARTS, Named, Observation
+from .._sides.step_data import PARTS, Batch, Layout, Named, Observation, Task
 from .._weights.source import WeightSource
 from ..measuring import Key, Kind
 from .outline import RecordedOutline
@@ -70,15 +71,34 @@ class TraceFile:
             message = f"{type(error).__name__}: {error}"
             raise FileError(f"{self.folder / MANIFEST}: its {what} make no sense: {message}.") from None
 
-    def check_halves(self, function: str, **halves: object) -> None:
-        """Raise ValueError unless a call has a loss, and an optimizer, if the recording had one."""
-        for name, half in halves.items():
+    def task(self, function: str, loss: Any, optimizer: Any, layout: Layout, outputs: Any) -> Task:
+        """Return the recording's task; a ValueError if a call does not have the halves that it had."""
+        for name, half in (("loss", loss), ("optimizer", optimizer)):
             if bool(self.manifest[name]) != (half is not None):
                 condition = "with" if self.manifest[name] else "without"
                 raise ValueError(
                     f"parity.{function}: {self.folder} was recorded {condition} {name}=...; "
                     f"call {function} likewise."
                 )
+        return Task(
+            training=self.manifest["training"],
+            own_modes=self.manifest["own_modes"],
+            loss=(loss, loss) if loss else None,
+            optimizer=(optimizer, optimizer) if optimizer else None,
+            layout=layout,
+            seed=self.manifest["seed"],
+            outputs=outputs,
+            channels_first=layout.in_torchs_axes,
+        )
+
+    def with_targets(self, batch: Callable[[int], Batch]) -> Callable[[int], Batch]:
+        """Return the batches of all steps with the recorded targets."""
+        return lambda step: dataclasses.replace(batch(step), targets=tuple(self.row(f"{step}/targets/")))
+
+    def environment(self, task: Task) -> dict[str, str]:
+        """Return what the judge's numbers depend on, and the recording's."""
+        recorded = self.manifest["environment"].items()
+        return environment(task, "float64") | {f"{name} (trace)": str(x) for name, x in recorded}
 
     def below(self, prefix: str) -> Named:
         return {name.removeprefix(prefix): x for name, x in self.arrays.items() if name.startswith(prefix)}
@@ -94,6 +114,13 @@ class TraceFile:
     def observation(self, step: int) -> Observation:
         parts = {part: self.below(f"{step}/{part}/") for part in PARTS}
         return Observation(**parts, masks=tuple(self.row(f"{step}/masks/")))
+
+    def weights_and_state(self, step: int) -> Named:
+        """Return the parameters and the state after a step; 0 for those before the first."""
+        if step == 0:
+            return self.below("start/")
+        after = self.observation(step)
+        return {**after.weights, **after.state}
 
     def form(self, step: int) -> Arguments:
         return self.sensibly("calls", lambda: form_from_json(self.manifest["calls"][step - 1]))

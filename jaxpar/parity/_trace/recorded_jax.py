@@ -133,12 +133,7 @@ class RecordedJaxSide:
         yield from ()
 
     def _arrays(self, parameter: bool) -> Named:
-        if self.steps == 0:
-            arrays = self.recorded.below("start/")
-        else:
-            after = self.recorded.observation(self.steps)
-            arrays = {**after.weights, **after.state}
-        leaves = self.links.leaves
+        arrays, leaves = self.recorded.weights_and_state(self.steps), self.links.leaves
         return {name: x for name, x in self._compared(arrays).items() if leaves[name].parameter == parameter}
 
     def _compared(self, arrays: Named) -> Named:

@@ -57,10 +57,7 @@ class RecordedSide:
         return self.links.state(self._arrays())
 
     def _arrays(self) -> Named:
-        if self.steps == 0:
-            return self.recorded.below("start/")
-        after = self.recorded.observation(self.steps)
-        return {**after.weights, **after.state}
+        return self.recorded.weights_and_state(self.steps)
 
     def step(self, batch: Batch) -> Observation:
         self.steps += 1

@@ -29,7 +29,7 @@ from .._reach import NOT_REACHED, of_call, some, unreached
 from .._reach import shake as shake_weights
 from .._sides.call_arguments import Call, form_to_json, to_array
 from .._sides.constants import Constants
-from .._sides.step_data import Batch, Named, Task, same
+from .._sides.step_data import Batch, Named, Task, same, targets_of
 from .._sides.torch_dropout import refuse_unwatchable
 from .._sides.torch_kinks import counted
 from .._sides.torch_side import TorchFunction, TorchSide, one_thread, to_numpy, torch_parameters
@@ -88,9 +88,7 @@ def record(
 
     def batch(step: int) -> Batch:
         call = call_of(step, torch_kwargs)
-        of_step = targets(step) if callable(targets) else targets
-        several = of_step if isinstance(of_step, tuple | list) else (of_step,)
-        arrays = tuple(to_array(x, f"targets[{i}]") for i, x in enumerate(several))
+        arrays = targets_of(targets, step, to_array)
         floating = [name for name, x in call.arrays.items() if x.dtype.kind == "f"]
         return Batch(call, targets=arrays, common={name: (name, same) for name in floating})
 
