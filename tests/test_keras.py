@@ -16,7 +16,7 @@ keras = pytest.importorskip("keras")
 from benchmarks.parity import keras_models  # noqa: E402
 from benchmarks.parity.keras_layers import PAIRS  # noqa: E402
 from jaxpar._rulebook import ROWS  # noqa: E402
-from jaxpar.parity._keras.calls import intercepted  # noqa: E402
+from jaxpar.parity._keras.model import intercepted  # noqa: E402
 
 L = keras.layers
 IMAGES = np.random.RandomState(0).randn(4, 3, 6, 6).astype(np.float32)

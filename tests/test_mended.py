@@ -23,7 +23,7 @@ from jaxpar.parity import Divergence
 from jaxpar.parity._exactness import exact
 from jaxpar.parity._trace.reading import read
 from jaxpar.parity.contract.checking import check
-from jaxpar.parity.contract.entry_points import judged
+from jaxpar.parity.contract.live import judged
 from jaxpar.parity.contract.making import make
 from jaxpar.parity.contract.neighbour_search import NeighbourSearch, limited, written
 from jaxpar.parity.contract.neighbours import Surroundings, neighbours

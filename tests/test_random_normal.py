@@ -9,8 +9,8 @@ import pytest
 from bits import assert_same_bits
 
 from jaxpar.random import _normal
-from jaxpar.random._fma import fma
 from jaxpar.random._state import State, to_bytes
+from jaxpar.random._uniform import fma
 
 torch = pytest.importorskip("torch")
 

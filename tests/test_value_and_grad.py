@@ -19,7 +19,7 @@ import jaxpar
 from jaxpar import comm_hooks
 from jaxpar._parallel.programs import Programs
 from jaxpar._training.compiled_step import compiled
-from jaxpar.comm_hooks.message import SMALL, Message
+from jaxpar.comm_hooks.hook import SMALL, Message
 from jaxpar.errors import BatchError, DeviceError, GradientError, LossError, ParametersError, StagedError
 from jaxpar.nn import BatchNorm, SyncBatchNorm
 

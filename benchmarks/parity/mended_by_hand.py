@@ -32,7 +32,7 @@ def contract_of(name: str, folder: Path, seed: int) -> Path:
 
 
 def row_of(bug: str, folder: Path) -> Row:
-    from jaxpar.parity.contract.entry_points import judged
+    from jaxpar.parity.contract.live import judged
 
     name = by_hand.BUGS[bug][0]
     contract, other = (contract_of(name, folder / str(seed), seed) for seed in (0, 1))

@@ -63,7 +63,7 @@ def port_of(name: str, text: str) -> str:
 
 def tried(contract: Path, port: str) -> tuple[str, str]:
     """Return `mended`, `not mended`, `the same` or `does not run`, and the causes."""
-    from jaxpar.parity.contract.entry_points import judged
+    from jaxpar.parity.contract.live import judged
 
     path = contract / "port.py"
     path.write_text(port)

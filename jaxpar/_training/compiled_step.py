@@ -19,8 +19,7 @@ from .._parallel.program import Differentiated
 from .._parallel.reduce import terms_of
 from .._parallel.shards import Shards, combine
 from .._typing import REPLICA, PyTree, Static, TreeDef
-from ..comm_hooks.hook import Bucket, CommHook
-from ..comm_hooks.message import Message
+from ..comm_hooks.hook import Bucket, CommHook, Message
 from .divided_update import reduced
 from .loss import Loss
 from .optimizer_calls import Evaluation, mean_with_gradients

@@ -13,8 +13,7 @@ import numpy as np
 
 from .._typing import REPLICA, PyTree, Shape
 from ..comm_hooks import CommHook, allreduce, mean
-from ..comm_hooks.hook import Bucket
-from ..comm_hooks.message import SMALL
+from ..comm_hooks.hook import SMALL, Bucket
 from ..errors import OptimizerError
 from .divided_program import Filled, Operand, Slice, is_divided, length, rows, run, sliced, whole
 from .optimizer_calls import Evaluation

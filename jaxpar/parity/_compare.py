@@ -43,7 +43,7 @@ from ._request import Arrays, Request
 from ._sides.candidate import Candidate
 from ._sides.flax_mode import parameters
 from ._sides.step_data import Layout, Loss, Optimizer
-from ._sides.torch_kinks import counted
+from ._sides.torch_choices import counted
 from ._sides.torch_side import torch_parameters
 from ._stochastic_arithmetic import judge_lost_digits
 from ._two_torchs import errors_in_names_of, in_names_of

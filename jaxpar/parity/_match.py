@@ -34,8 +34,7 @@ from ._sides.torch_side import TorchSide
 from ._weights import Links, links_of
 from ._weights import Mapping as GuessedMapping
 from ._weights.guesses import Guesses
-from ._weights.ignoring import ignored
-from ._weights.mapping import Entries
+from ._weights.mapping import Entries, ignored
 from ._weights.pytree_model import as_flax
 from ._weights.source import TorchWeights, source_of
 from ._weights.suggest import Calls, LayerGroup

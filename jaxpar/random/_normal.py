@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ._fma import fma
-from ._uniform import BLOCK, Words, compute_dtype, unit_interval
+from ._uniform import BLOCK, Words, compute_dtype, fma, unit_interval
 
 
 def fill(draw: Words, out: np.ndarray, mean: float, std: float) -> None:

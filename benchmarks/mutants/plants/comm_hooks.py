@@ -23,7 +23,7 @@ PLANTS = [
         ('queries if settings.warm else []', 'state.queries if settings.warm else []', "tests/test_comm_hooks.py"),
         ('if (use_error_feedback or warm_start) and start_powersgd_iter <= 1', 'if (use_error_feedback or warm_start) and start_powersgd_iter < 1', "tests/test_value_and_grad.py -k \"hook or powersgd or wrong or refuse\""),
     ),
-    *plants("jaxpar/comm_hooks/message.py",
+    *plants("jaxpar/comm_hooks/hook.py",
         ('ends = np.cumsum([arrays[i].size for i in group])', 'ends = np.cumsum([len(arrays[i].ravel()) + 0 * i for i in group[::-1]])', "tests/test_value_and_grad.py -k small_arrays"),
         ('groups.setdefault(x.dtype if small else i, [])', 'groups.setdefault("all" if small else i, [])', "tests/test_value_and_grad.py -k small_arrays"),
         ('self._summed = summed[len(arrays) :]', 'self._summed = summed[: len(arrays)]', "tests/test_value_and_grad.py"),

@@ -4,7 +4,7 @@
 from ..plant import plants
 
 PLANTS = [
-    *plants("jaxpar/random/_fma.py",
+    *plants("jaxpar/random/_uniform.py",
         ('(bits & 1 == 0)', '(bits & 2 == 0)', 'tests/test_seldom_run.py -k odd'),
     ),
     *plants("jaxpar/random/_generator.py",

@@ -18,7 +18,7 @@ from .._weights.torch_tree import TorchTree
 from .constants import Constants
 from .flax_calls import Handler
 from .step_data import Batch, Layout, Named, Observation, Task, real_parts, same
-from .torch_kinks import counted
+from .torch_choices import counted
 from .torch_links import TorchLinks
 from .torch_side import TorchSide, to_numpy
 

@@ -20,7 +20,7 @@ from .._levels import Findings, semantic
 from .._model_pair import Inputs, ModelInputs
 from .._reach import NOT_REACHED, of_call, of_rows, unreached
 from .._sides.step_data import Batch, Layout, Task
-from .._sides.torch_kinks import counted
+from .._sides.torch_choices import counted
 from .._sides.torch_side import TorchFunction, TorchSide, torch_parameters
 from .._stochastic_arithmetic import judge_lost_digits
 from .._weights.mapping import Entries

@@ -30,8 +30,8 @@ from .._reach import shake as shake_weights
 from .._sides.call_arguments import Call, form_to_json, to_array
 from .._sides.constants import Constants
 from .._sides.step_data import Batch, Named, Task, same, targets_of
+from .._sides.torch_choices import counted
 from .._sides.torch_dropout import refuse_unwatchable
-from .._sides.torch_kinks import counted
 from .._sides.torch_side import TorchFunction, TorchSide, one_thread, to_numpy, torch_parameters
 from .._stochastic_arithmetic import perturbations
 from .probing import Probes, TorchHalf

@@ -9,8 +9,7 @@ from typing import Any
 
 from .fused_guesses import fused, reason, stacks
 from .fusion import PairingView
-from .ignoring import ignored
-from .mapping import Entries, Mapping, Plain, Split, Target
+from .mapping import Entries, Mapping, Plain, Split, Target, ignored
 from .pairing import Pairing, pair
 from .source import WeightSource
 from .suggest import Calls, LayerGroup, Turn, entries, groups, turns

@@ -11,8 +11,7 @@ from ..._typing import Shape
 from ...errors import MatchError
 from .fusion import PairingView
 from .guesses import Guesses
-from .ignoring import ignored, like
-from .mapping import Entries, Plain, path_of
+from .mapping import Entries, Plain, ignored, like, path_of
 from .pairing import Links, Pairing, pair
 from .source import WeightSource
 from .tree import Outline, inside

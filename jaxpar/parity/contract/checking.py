@@ -13,7 +13,7 @@ from .._comparison_data import Divergence
 from .._files.sealing import digest, read_manifest
 from .._trace.reading import TraceFile, read
 from .._trace.writing import MANIFEST
-from .entry_points import judged
+from .live import judged
 from .making import FORMAT, NAME, PORT, TRACE, VERSION
 from .neighbour_search import Progress
 from .tries import Tries
@@ -134,7 +134,7 @@ def _reproduction(
 import sys
 from pathlib import Path
 
-from jaxpar.parity.contract.entry_points import judged
+from jaxpar.parity.contract.live import judged
 
 port = sys.argv[1] if len(sys.argv) > 1 else {str(port.resolve())!r}
 comparison = judged(Path({str(folder.resolve())!r}), Path(port))

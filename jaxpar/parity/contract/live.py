@@ -1,8 +1,13 @@
-"""A port that is loaded once: edits of its functions are put into the loaded module, which takes no time."""
+"""A port's entry points, and a port that is loaded once.
+
+Edits of its functions are put into the loaded module, which takes no time.
+"""
 
 from __future__ import annotations
 
 import ast
+import inspect
+import runpy
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,11 +15,41 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
+from ...errors import FileError
+from .._comparison import Comparison
 from .._sides.flax_side import FlaxSide
-from .._trace.judging import paired
+from .._trace.judging import against, paired
 from .._trace.reading import TraceFile
-from .entry_points import entry_points
+from .making import ENTRY_POINTS, TRACE
 from .plain_run import LineEvents, flax_side
+
+
+def judged(folder: Path, port: Path, search: bool = True) -> Comparison:
+    """Run a port's file and hold it against the contract's trace."""
+    sys.path.insert(0, str(port.resolve().parent))
+    try:
+        module, options = entry_points(runpy.run_path(str(port)), port)
+    finally:
+        sys.path.pop(0)
+    return against(folder / TRACE, module, search=search, **options)
+
+
+def entry_points(defined: dict[str, Any], port: Path) -> tuple[Any, dict[str, Any]]:
+    """Return the model that a port defines, and the options of `against`."""
+    if "flax_module" not in defined:
+        raise FileError(f"{port}: it does not define flax_module.")
+    options = {name: defined[name] for name in ENTRY_POINTS if name in defined}
+    for name in ("loss", "optimizer"):
+        both = options.get(name)
+        if isinstance(both, tuple | list) and not hasattr(both, "_fields"):
+            options[name] = both[1]  # of pairs for both frameworks
+    module = options.pop("flax_module")
+    return module() if makes(module) else module, options
+
+
+def makes(module: Any) -> bool:
+    """Whether an entry point makes the model when it is called."""
+    return inspect.isclass(module) or inspect.isfunction(module)
 
 
 def load(source: str, port: Path, recorded: TraceFile) -> tuple[dict[str, Any], Any]:

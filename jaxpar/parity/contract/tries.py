@@ -14,7 +14,7 @@ from .._comparison import Comparison
 from .._comparison_data import Cause, Divergence
 from .._trace.reading import TraceFile
 from .edits import proposals
-from .entry_points import judged, makes
+from .live import judged, makes
 from .making import SIDE
 from .neighbour_search import NeighbourSearch, Progress
 from .plain_edits import plain_edits

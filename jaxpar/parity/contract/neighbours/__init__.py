@@ -13,10 +13,8 @@ from ..source import Code
 from .calls import calls
 from .edit import Edit, Surroundings, Texts
 from .insertions import insertions
-from .names import names
-from .numbers import numbers
-from .operators import operators
-from .statements import statements
+from .numbers import names, numbers
+from .operators import operators, statements
 
 RULES = operators, numbers, names, calls, statements, insertions
 NEAR, EARLIER, ELSEWHERE = 0, 1, 2  # what an edit's distance adds to its cost
