@@ -86,11 +86,9 @@ def _watched(kind: Any) -> Any:
 
 
 def applies_activation(kind: type) -> bool:
-    return any(base.__name__ in WITH_ACTIVATION for base in kind.__mro__ if _is_keras_own(base))
-
-
-def _is_keras_own(kind: type) -> bool:
-    return kind.__module__.startswith("keras.")
+    return any(
+        base.__name__ in WITH_ACTIVATION for base in kind.__mro__ if base.__module__.startswith("keras.")
+    )
 
 
 def _linear(run: _Interception, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

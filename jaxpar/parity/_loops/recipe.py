@@ -73,12 +73,10 @@ class Clip:
             parts = [[name for name in gradients if self.of_all or name not in absent]]
         clipped = dict(gradients)
         for part in parts:
-            factor = self._factor(norm(gradients[name] for name in part), limit)
+            size = norm(gradients[name] for name in part) + self.eps / self.scale
+            factor = min(1.0, limit / max(size, np.finfo(float).tiny))
             clipped |= {name: gradients[name] * factor for name in part}
         return clipped
-
-    def _factor(self, size: float, limit: float) -> float:
-        return min(1.0, limit / max(size + self.eps / self.scale, np.finfo(float).tiny))
 
 
 @dataclass(frozen=True)

@@ -105,8 +105,9 @@ def _watching(run: Run, parameters: Mapping[str, torch.nn.Parameter]) -> Iterato
         run.with_gradient.setdefault(batch, set()).update(with_gradient)
         settings = {
             name: {
-                **{key: _number(x) for key, x in group.items() if key != "params"},
-                "kind": type(optimizer).__name__,
+                key: x.item() if isinstance(x, torch.Tensor) else x
+                for key, x in {**group, "kind": type(optimizer).__name__}.items()
+                if key != "params"
             }
             for name, (_, group) in members.items()
         }
@@ -117,7 +118,3 @@ def _watching(run: Run, parameters: Mapping[str, torch.nn.Parameter]) -> Iterato
         yield
     finally:
         handle.remove()
-
-
-def _number(x: Any) -> Any:
-    return x.item() if isinstance(x, torch.Tensor) else x

@@ -230,7 +230,9 @@ class Writer:
             line for name, line in self.needs.imports.items() if name in names and name not in PROJECT_IMPORTS
         }
         future = {line for line in used if line.startswith("from __future__")}
-        standard = {line for line in used - future if _is_standard(line)}
+        standard = {
+            line for line in used - future if line.split()[1].split(".")[0] in sys.stdlib_module_names
+        }
         groups = (future, standard, (used - future - standard) | project_imports)
         return "\n\n".join("\n".join(sorted(sorted(group), key=_order)) for group in groups if group)
 
@@ -278,10 +280,6 @@ def _require_names_of_their_own(pieces: list[Piece]) -> None:
                 raise Inexpressible(
                     f"{first_uses[name]} and {location} both define {name}; rename one of them"
                 )
-
-
-def _is_standard(line: str) -> bool:
-    return line.split()[1].split(".")[0] in sys.stdlib_module_names
 
 
 def _order(line: str) -> tuple[bool, str]:

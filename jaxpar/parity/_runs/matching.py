@@ -80,15 +80,9 @@ def matched(a: TappedRun, b: TappedRun, names: Mapping[str, str] | None) -> Matc
             unmatched += [
                 f"{part} {name}, which has no counterpart in run {'BA'[side]}"
                 for name in table.names
-                if name not in matched_names[side]
-                and name.split(".")[-1] not in COUNTERS
-                and not _counts(name)
+                if name not in matched_names[side] and COUNTERS.isdisjoint(name.split("."))
             ]
     return MatchedNames(pairs, tuple(unmatched))
-
-
-def _counts(name: str) -> bool:
-    return bool(COUNTERS & set(name.split(".")))
 
 
 def _union(run: TappedRun, part: str) -> Table | None:

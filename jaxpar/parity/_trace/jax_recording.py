@@ -152,7 +152,8 @@ class _Recording:
         gaps = [*of_call(first, "JAX", parameters(self.module, first)), *side.gaps(task.training)]
         call = in_float32(first)
         tree = tree_of(self.module, call.args, of_init(self.module, call.kwargs), self.variables)
-        numbers = {name: np.asarray(x) for name, x in returned.numbers.items() if _is_known(x)}
+        known = [(name, x) for name, x in returned.numbers.items() if not isinstance(x, jax.core.Tracer)]
+        numbers = {name: np.asarray(x) for name, x in known}
         return {
             "framework": "jax",
             "subject": f"{name_of(self.module)} in {framework_of(self.module)}",
@@ -245,7 +246,3 @@ def _drawn(random: np.random.RandomState, shape: Sequence[int], chance: Any) -> 
 def _leaves(state: PyTree) -> Named:
     leaves = jax.tree_util.tree_leaves_with_path(state)
     return {jax.tree_util.keystr(path): np.asarray(x) for path, x in leaves if _is_numeric(x)}
-
-
-def _is_known(x: Any) -> bool:
-    return not isinstance(x, jax.core.Tracer)

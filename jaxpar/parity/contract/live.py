@@ -82,8 +82,8 @@ class Live:
     def _is_late(self, name: str, function: FunctionType) -> bool:
         """Whether a function does not run while the file is loaded, which its edit would miss."""
         code = function.__code__
-        ran = any(line in self.lines for line in _lines(code) if line > code.co_firstlineno)
-        return not ran and not name.endswith("__init__")
+        lines = {line for _, _, line in code.co_lines() if line and line > code.co_firstlineno}
+        return not lines & self.lines and not name.endswith("__init__")
 
     def _skeleton(self, tree: ast.Module) -> str:
         """Return a source without the bodies of the late functions."""
@@ -130,7 +130,3 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
         if isinstance(constant, CodeType):
             yield constant
             yield from _codes(constant)
-
-
-def _lines(code: CodeType) -> set[int]:
-    return {line for _, _, line in code.co_lines() if line}

@@ -80,7 +80,11 @@ class NeighbourSearch:
         all_lines = range(1, source.count("\n") + 2)
         self.code = Code(source, (*(x for x in ran if x in near), *sorted(near), *ran, *all_lines))
         self.near, self.ran = near, frozenset(ran)
-        settings = [x for entry in recorded.manifest["layers"] for x in _settings(recorded, entry["path"])]
+        settings = [
+            x
+            for entry in recorded.manifest["layers"]
+            for x in recorded.module(entry["path"])["settings"].values()
+        ]
         self.surroundings = Surroundings(self.code, self.live.defined, hints, tuple(settings))
 
     def _first(self, divergence: Divergence) -> tuple[str, int] | None:
@@ -234,10 +238,6 @@ def written(x: float) -> list[str]:
 def _literal(x: float) -> str:
     text = f"{x:.17g}" if float(f"{x:.12g}") != x else f"{x:.12g}"
     return f"({text})" if x < 0 else text
-
-
-def _settings(recorded: TraceFile, path: str) -> list[Any]:
-    return [*recorded.module(path)["settings"].values()]
 
 
 @contextmanager

@@ -25,10 +25,6 @@ class PerGroup:
     values: Sequence[Any]
 
 
-def _phase(scheduler: Any) -> float:
-    return (scheduler._schedule_phases[0]["end_step"] + 1) / scheduler.total_steps
-
-
 def _note(key: str) -> Callable[[Any], PerGroup]:
     return lambda scheduler: PerGroup([group[key] for group in scheduler.optimizer.param_groups])
 
@@ -77,7 +73,7 @@ READ: dict[str, dict[str, Callable[[Any], Any]]] = {
         # torch stores their product, total_steps.
         "epochs": lambda s: None,
         "steps_per_epoch": lambda s: None,
-        "pct_start": lambda s: _short(_phase(s)),
+        "pct_start": lambda s: _short((s._schedule_phases[0]["end_step"] + 1) / s.total_steps),
         "anneal_strategy": lambda s: s._anneal_func_type,
         "base_momentum": _cycled("base_momentum"),
         "max_momentum": _cycled("max_momentum"),
