@@ -1,9 +1,13 @@
-"""AdaptedModel: a model of a library that is not Flax, as an NNX module."""
+"""AdaptedModel: a model of a library that is not Flax, as an NNX module; and layers whose calls are routed.
+
+NNX, Equinox and Keras have no interceptors. So each layer of a model that is used once temporarily becomes an
+instance of a subclass that overrides its call: another call on the class itself would affect other threads.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -23,6 +27,39 @@ def handled(handler: Handler) -> Iterator[None]:
         yield
     finally:
         handler_of_calls.reset(token)
+
+
+@contextmanager
+def in_subclasses(layers: Iterable[Any], subclass: Callable[[type], type]) -> Iterator[None]:
+    """Make each layer an instance of its class's `subclass`."""
+    classes = [(layer, type(layer)) for layer in layers]
+    try:
+        for layer, kind in classes:
+            # object.__setattr__: libraries freeze layers, or would register the class as an attribute.
+            object.__setattr__(layer, "__class__", subclass(kind))
+        yield
+    finally:
+        for layer, kind in classes:
+            object.__setattr__(layer, "__class__", kind)
+
+
+Routed = ContextVar[tuple[Handler, Mapping[int, str]] | None]
+"""A handler, and paths by the layer's id: layers are compared by identity, and some have no hash."""
+
+
+def routed_call(kind: Any, current: Routed) -> Callable[..., Any]:
+    """Return the `__call__` of a subclass of `kind`, which calls the handler of `current`."""
+
+    @functools.wraps(kind.__call__)  # the compared model may inspect the signature
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        call = functools.partial(kind.__call__, self)
+        handler, paths = current.get() or (None, {})
+        # Copies that transformations make have the subclass too, but no registered path.
+        if handler is None or id(self) not in paths:
+            return call(*args, **kwargs)
+        return handler(paths[id(self)], self, call, args, kwargs)
+
+    return __call__
 
 
 class Node(nnx.Module):

@@ -1,7 +1,6 @@
 """KerasModel: a Keras 3 model as an NNX module, whose variables are the model's own by path.
 
-Keras has no interceptors, so each layer temporarily becomes an instance of a subclass that overrides `call`.
-The layers are the user's own, and the subclass changes nothing in other threads.
+Its layers get other classes while it is called. They are the user's own, and other threads see no change.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from flax import nnx
 
 from ..._typing import PyTree
 from ..._upstream.keras_layers import members
-from .._adapted_model import AdaptedModel, Handler, Node, handler_of_calls
+from .._adapted_model import AdaptedModel, Handler, Node, handler_of_calls, in_subclasses
 
 WITH_ACTIVATION = ("Dense", "EinsumDense", "BaseConv", "BaseConvTranspose", "BaseDepthwiseConv")
 """Classes with a function that is applied last. Torch's layers have none, so it runs after the handler."""
@@ -47,15 +46,10 @@ def intercepted(layers: Mapping[str, Any], dtype: str | None) -> Iterator[None]:
     with _classes:
         token = _run.set(_Interception(paths, handler_of_calls.get(), dtype))
         unwatched = [layer for layer in layers.values() if not hasattr(layer, "_is_watched")]
-        classes: list[tuple[Any, Any]] = [(layer, type(layer)) for layer in unwatched]
         try:
-            for layer, kind in classes:
-                # object.__setattr__, because Keras's own would track the class as an attribute.
-                object.__setattr__(layer, "__class__", _watched(kind))
-            yield
+            with in_subclasses(unwatched, _watched):
+                yield
         finally:
-            for layer, kind in classes:
-                object.__setattr__(layer, "__class__", kind)
             _run.reset(token)
 
 

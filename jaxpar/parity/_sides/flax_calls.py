@@ -1,13 +1,9 @@
-"""Intercept the calls of a model's layers: a handler runs between each layer and its caller.
-
-NNX has no interceptors, so each layer of the compared copy temporarily becomes an instance of a subclass that
-overrides `__call__`. Replacing `__call__` on the class itself would affect the models of all other threads.
-"""
+"""Intercept the calls of a model's layers: a handler runs between each layer and its caller."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -17,7 +13,7 @@ import jax.numpy as jnp
 from flax import linen, nnx
 
 from ..._typing import PyTree
-from .._adapted_model import AdaptedModel, handled
+from .._adapted_model import AdaptedModel, Routed, handled, in_subclasses, routed_call
 from .._weights.tree import FlaxModule
 
 
@@ -51,25 +47,18 @@ def _watch_linen(handler: Handler) -> AbstractContextManager[None]:
     return linen.intercept_methods(interceptor)
 
 
-_current: ContextVar[tuple[Handler, Mapping[int, str]] | None] = ContextVar("watch", default=None)
-"""The handler, and paths by the layer's id: layers are compared by identity, and some have no hash."""
+_current: Routed = ContextVar("watch", default=None)
 
 
 @contextmanager
 def _watch_nnx(root: nnx.Module, handler: Handler) -> Iterator[None]:
     layers = [(path, node) for path, node in nnx.iter_graph(root, graph=True) if _can_be_watched(node)]
     paths = {id(layer): ".".join(map(str, path)) for path, layer in layers}
-    classes: list[tuple[nnx.Module, Any]] = [(layer, type(layer)) for _, layer in layers]
     token = _current.set((handler, paths))
     try:
-        for layer, layer_class in classes:
-            # object.__setattr__, because NNX's own would register the class as an attribute of the model.
-            watched = _watched_stream if isinstance(layer, nnx.RngStream) else _watched
-            object.__setattr__(layer, "__class__", watched(layer_class))
-        yield
+        with in_subclasses((layer for _, layer in layers), _watched):
+            yield
     finally:
-        for layer, layer_class in classes:
-            object.__setattr__(layer, "__class__", layer_class)
         _current.reset(token)
 
 
@@ -96,18 +85,10 @@ class _SilentMixin:
 
 
 @functools.cache  # unbounded: NNX and JAX keep every module class alive anyway
-def _watched(layer_class: Any) -> type[nnx.Module]:
-    @functools.wraps(layer_class.__call__)  # the compared model may inspect the signature
-    def __call__(self: nnx.Module, *args: Any, **kwargs: Any) -> PyTree:
-        call = super(watched, self).__call__
-        handler, paths = _current.get() or (None, {})
-        # Copies that NNX's transformations make have the subclass too, but no registered path.
-        if handler is None or id(self) not in paths:
-            return call(*args, **kwargs)
-        return handler(paths[id(self)], self, call, args, kwargs)
-
-    watched = _subclass(layer_class, {"__call__": __call__})
-    return watched
+def _watched(layer_class: Any) -> type:
+    if issubclass(layer_class, nnx.RngStream):
+        return _watched_stream(layer_class)
+    return _subclass(layer_class, {"__call__": routed_call(layer_class, _current)})
 
 
 def _drawing(stream: nnx.RngStream, name: str) -> Callable[..., jax.Array] | None:
@@ -116,7 +97,6 @@ def _drawing(stream: nnx.RngStream, name: str) -> Callable[..., jax.Array] | Non
     return functools.partial(draw, paths[id(stream)]) if draw and id(stream) in paths else None
 
 
-@functools.cache
 def _watched_stream(stream_class: Any) -> type[nnx.RngStream]:
     def bernoulli(self: nnx.RngStream, p: Any = 0.5, shape: Any = None, **kwargs: Any) -> jax.Array:
         draw = _drawing(self, "bernoulli")

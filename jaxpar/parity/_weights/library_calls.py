@@ -1,8 +1,7 @@
 """Intercept the calls of the layers of Equinox and Haiku inside of a function.
 
-Equinox has no interceptors, so each module of the tree temporarily becomes an instance of a subclass that
-overrides `__call__`. The tree is made for one call, and the subclass changes nothing elsewhere. Haiku has
-interceptors, and names its modules as the keys of its parameters.
+Equinox has no interceptors, so the modules of a tree, which is made for one call, get other classes. Haiku
+has interceptors, and names its modules as the keys of its parameters.
 """
 
 from __future__ import annotations
@@ -17,12 +16,11 @@ from typing import Any
 import jax
 
 from ..._typing import PyTree
-from .._adapted_model import Handler, handler_of_calls
+from .._adapted_model import Handler, Routed, handler_of_calls, in_subclasses, routed_call
 
 Keys = tuple[str, ...]
 
-_run: ContextVar[tuple[Handler, dict[int, str]] | None] = ContextVar("run", default=None)
-"""The handler, and paths by the ids of Equinox's modules."""
+_run: Routed = ContextVar("run", default=None)
 
 
 def keys_of(path: tuple[Any, ...]) -> Keys:
@@ -71,30 +69,17 @@ def intercepted(tree: PyTree, leaves: Sequence[Keys]) -> Iterator[None]:
 def _equinox(tree: PyTree, handler: Handler) -> Iterator[None]:
     modules = list(equinox_modules(tree))
     token = _run.set((handler, {id(module): ".".join(keys) for keys, module in modules}))
-    classes: list[Any] = [type(module) for _, module in modules]
     try:
-        for (_, module), kind in zip(modules, classes, strict=True):
-            object.__setattr__(module, "__class__", _watched(kind))  # modules are frozen
-        yield
+        with in_subclasses((module for _, module in modules), _watched):
+            yield
     finally:
-        for (_, module), kind in zip(modules, classes, strict=True):
-            object.__setattr__(module, "__class__", kind)
         _run.reset(token)
 
 
 @functools.cache  # unbounded: JAX keeps every class of a pytree alive anyway
 def _watched(kind: Any) -> Any:
-    @functools.wraps(kind.__call__)
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        call = super(watched, self).__call__
-        handler, paths = _run.get() or (None, {})
-        if handler is None or id(self) not in paths:  # a copy that a transformation made
-            return call(*args, **kwargs)
-        return handler(paths[id(self)], self, call, args, kwargs)
-
     names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
-    watched = type(kind)(kind.__name__, (kind,), {"__call__": __call__, **names})
-    return watched
+    return type(kind)(kind.__name__, (kind,), {"__call__": routed_call(kind, _run), **names})
 
 
 def _haiku(haiku: Any, leaves: Sequence[Keys], handler: Handler) -> AbstractContextManager[None]:
