@@ -7,7 +7,6 @@ what an annotation accepts, `values` checks numbers and paths by hand, and `warn
 from .checked import check_class as check_class
 from .checked import check_on_import as check_on_import
 from .checked import name_call as name_call
-from .checked import whole as whole
 from .kinds import EXPLAINED as EXPLAINED
 from .kinds import FINITE as FINITE
 from .kinds import FLOATING as FLOATING
@@ -20,4 +19,5 @@ from .kinds import Limit as Limit
 from .kinds import NonNegative as NonNegative
 from .kinds import Positive as Positive
 from .kinds import Size as Size
+from .values import whole as whole
 from .warn import warn as warn

@@ -14,7 +14,6 @@ import importlib.util
 import inspect
 import itertools
 import opcode
-import operator
 import re
 import sys
 import traceback
@@ -38,6 +37,7 @@ from .kinds import (
     limits,
     unaliased,
 )
+from .values import shown
 
 _PUBLIC: dict[str, set[str]] = {}
 """The public names of each module."""
@@ -311,28 +311,3 @@ def _is_raised_by_library(error: Exception) -> bool:
 
 
 _CODE = checked(lambda: None).__code__
-
-
-def whole(function: str, name: str, value: Any, least: int | None = None) -> int:
-    """Return a whole number, also of NumPy; raise TypeError for anything else, ValueError below `least`."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool):
-        raise TypeError(f"{function}: {name} is {value!r}; it must be a whole number.")
-    if least is not None and number < least:
-        raise ValueError(f"{function}: {name} is {number}; it must be {least} or more.")
-    return number
-
-
-def shown(value: Any) -> str:
-    """Return a value for an error text: an array by type and shape, and nothing longer than a line."""
-    shape = getattr(value, "shape", None)
-    if isinstance(shape, tuple) and shape:
-        return f"{value.dtype}{list(shape)}"
-    try:
-        text = " ".join(repr(value).split())
-    except RuntimeError:  # an array that was donated
-        text = type(value).__name__
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -92,7 +92,7 @@ PLANTS = [
         ('unwritten = unwritten[n:]', 'unwritten = unwritten[65536:]', "tests/test_launch_output.py -k few_bytes"),
         ('self.lost + len(data), why', 'self.lost + 1, why', "tests/test_launch_output.py -k does_not_fit"),
     ),
-    *plants("jaxpar/_arguments/checked.py",
+    *plants("jaxpar/_arguments/values.py",
         ('or isinstance(value, bool)', '', "tests/test_arguments.py -k \"refused or anything\""),
         ('number < least', 'number <= least', "tests/test_arguments.py -k every_type"),
     ),
