@@ -23,9 +23,8 @@ from jaxpar import errors, parity
 from jaxpar._cli.main import cli
 from jaxpar.parity._port import proof, rules
 from jaxpar.parity._port.reading import aliases
-from jaxpar.parity._port.reading.counting import lines_of, torch_lines
 from jaxpar.parity._port.reading.packages import is_users
-from jaxpar.parity._port.reading.source import Source
+from jaxpar.parity._port.reading.source import Source, lines_of, torch_lines
 from jaxpar.parity._port.rules.rule import table
 from jaxpar.parity.measuring import Kind, Policy, judge, measure
 

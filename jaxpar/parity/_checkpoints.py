@@ -19,8 +19,7 @@ import jaxpar
 
 from .._typing import PyTree
 from ..errors import FileError, MatchError
-from ._files import read_weights
-from ._files.path import written
+from ._files import read_weights, written
 from ._weights import Links, links_of, load_torch, to_torch
 from ._weights.mapping import Entries
 

@@ -316,7 +316,7 @@ PLANTS = [
     *plants("jaxpar/parity/_port/translating/statements.py",
         (' or any(map(is_users, files))', '', "tests/test_port_reasons.py -m slow -k Registered"),
     ),
-    *plants("jaxpar/parity/_port/reading/counting.py",
+    *plants("jaxpar/parity/_port/reading/source.py",
         ('(names_in(node) - defined) & set(_bound(statement))', 'set(_bound(statement))', "tests/test_port.py -k reader"),
     ),
     *plants("jaxpar/parity/_port/reading/building.py",

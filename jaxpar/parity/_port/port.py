@@ -43,9 +43,9 @@ from .reading.building import (
     record_constructions,
     typed_by_parameters,
 )
-from .reading.counting import lines_of
 from .reading.hooks import hook_names, hook_owners, with_copied_hooks
 from .reading.scope import defined_by_user
+from .reading.source import lines_of
 from .reading.watching import Watched, watch
 from .training.lines import Lines, Origin, TorchObject, optimizer_lines, scheduler_lines
 from .translating.definitions import takes_rngs

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from .reading.building import Inexpressible
-from .reading.counting import torch_lines
 from .reading.runtime import of_runtime, stand_in_sources
 from .reading.scope import definition, import_of
-from .reading.source import Function, Source, defined
+from .reading.source import Function, Source, defined, torch_lines
 from .reading.watching import Watched
 from .rules import transformers_names as runtime_names
 from .translating.definitions import constant_text, definition_text, not_run

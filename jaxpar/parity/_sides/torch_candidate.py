@@ -19,8 +19,7 @@ from .constants import Constants
 from .flax_calls import Handler
 from .step_data import Batch, Layout, Named, Observation, Task, real_parts, same
 from .torch_choices import counted
-from .torch_links import TorchLinks
-from .torch_side import TorchSide, to_numpy
+from .torch_side import TorchLinks, TorchSide, to_numpy
 
 
 class TorchCandidate(TorchSide):

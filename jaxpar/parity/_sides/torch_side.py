@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,6 @@ from .torch_float64 import Rounding, Within, in_float64, widen
 
 if TYPE_CHECKING:
     from .._weights import Links
-    from .torch_links import TorchLinks
 
 TO = {"float32": "float", "bfloat16": "bfloat16", "float16": "half"}
 """Methods that cast a module's real tensors. `Module.to` would make complex ones real."""
@@ -237,3 +236,28 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
 
 def named_leaves(tree: PyTree) -> dict[str, torch.Tensor]:
     return named(tree, is_tensor)
+
+
+class TorchLinks:
+    """The links of a torch model with itself: every array keeps its name and its layout.
+
+    `names` are those that a comparison has, by default all.
+    """
+
+    def __init__(self, module: torch.nn.Module, names: Collection[str] | None = None):
+        self.parameters_of = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+        self.names = frozenset(module.state_dict() if names is None else names)
+        self.torch = tuple(self.names)
+        self.parts = (self,)
+
+    def parameters(self, tensors: Named) -> Named:
+        return {name: x for name, x in self.to_flax(tensors).items() if name in self.parameters_of}
+
+    def state(self, tensors: Named) -> Named:
+        return {name: x for name, x in self.to_flax(tensors).items() if name not in self.parameters_of}
+
+    def to_flax(self, tensors: Named, gradient: bool = False) -> Named:
+        return {name: x for name, x in tensors.items() if name in self.names}
+
+    def gradients(self, tensors: Named) -> Named:
+        return self.to_flax(tensors)

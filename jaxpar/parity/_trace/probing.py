@@ -25,8 +25,7 @@ from .._divergence.torch_trace import Departure, LayerCall, Op, Trace, tensors, 
 from .._sides.call_arguments import Call
 from .._sides.constants import Constants
 from .._sides.step_data import Batch, Observation, Task
-from .._sides.torch_links import TorchLinks
-from .._sides.torch_side import TorchSide, to_numpy
+from .._sides.torch_side import TorchLinks, TorchSide, to_numpy
 from .sketch import sketch
 
 
