@@ -152,8 +152,8 @@ class _Recording:
         gaps = [*of_call(first, "JAX", parameters(self.module, first)), *side.gaps(task.training)]
         call = in_float32(first)
         tree = tree_of(self.module, call.args, of_init(self.module, call.kwargs), self.variables)
-        known = [(name, x) for name, x in returned.numbers.items() if not isinstance(x, jax.core.Tracer)]
-        numbers = {name: np.asarray(x) for name, x in known}
+        concrete = [(name, x) for name, x in returned.numbers.items() if not isinstance(x, jax.core.Tracer)]
+        numbers = {name: np.asarray(x) for name, x in concrete}
         return {
             "framework": "jax",
             "subject": f"{name_of(self.module)} in {framework_of(self.module)}",
