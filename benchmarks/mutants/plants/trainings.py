@@ -277,7 +277,7 @@ PLANTS = [
     *plants("jaxpar/parity/_loops/changes.py",
         ('(("torch", torch), ("JAX", jax))', '(("torch", jax), ("JAX", torch))', "tests/test_compare_chains.py -k both_directions"),
     ),
-    *plants("jaxpar/parity/_loops/solving.py",
+    *plants("jaxpar/parity/_loops/explaining.py",
         ('if old["weight_decay"] or not some else old', 'if True else old', "tests/test_compare_loops.py -k matrices_alone"),
     ),
     *plants("jaxpar/parity/_loops/torch_runs.py",

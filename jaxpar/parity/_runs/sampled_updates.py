@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from .._loops.changes import changes
+from .._loops.explaining import solutions
 from .._loops.fitting import EXACT, Fit, fit, misfit
 from .._loops.reading import KINDS, settings_of
 from .._loops.recipe import USUAL, Recipe
-from .._loops.solving import solutions
 from .matching import MatchedNames
 from .run import Table, TappedRun
 

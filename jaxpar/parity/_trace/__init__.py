@@ -4,7 +4,7 @@
     trace/, JAX model ─► reading ─► judging (the verdict) ─► places (first place, cause) ─► Comparison
 
     record_jax ─► jax_recording (JAX, NumPy), outline ─► trace/
-    trace/, torch model ─► reading ─► recorded_jax, jax_judging ─► the search of `compare` ─► Comparison
+    trace/, torch model ─► reading ─► jax_judging ─► the search of `compare` ─► Comparison
 
 A cause is found by asking torch "what if". The recorder asks in advance: it calls every function in the ways
 that the catalogue lists, and keeps a sketch of what would then arrive at each layer. A trace of JAX
