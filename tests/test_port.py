@@ -570,14 +570,14 @@ def test_tables_of_constructors_are_compared_in_float64():
 @pytest.mark.full
 def test_tables_that_differ_in_float64_stay_a_difference(monkeypatch):
     """A formula that is right to seven digits only is no rounding of float32."""
-    same = proof.of_torch
+    same = proof.tables_of_torch
 
     def off(*args):
         net = same(*args)
         net.table += 1e-8
         return net
 
-    monkeypatch.setattr(proof, "of_torch", off)
+    monkeypatch.setattr(proof, "tables_of_torch", off)
     port = parity.port(modules.Waves, *example(modules.Waves))
     assert port.comparison.constants
     assert port.largest > 1e-10
