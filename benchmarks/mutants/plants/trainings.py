@@ -34,6 +34,7 @@ PLANTS = [
         (' or scene.step == scene.walk.steps[0]', '', "tests/test_parts_of_trainings.py -k momentum"),
     ),
     *plants("jaxpar/parity/_runs/updates.py",
+        (' & ~moved[i] & is_trained', ' & ~moved[i]', "tests/test_bisect.py::test_a_difference_is_named_in_its_first_step[another_momentum-torch]"),
         ('if len(counts) == 1 and max(counts) > 1:', 'if False:', "tests/test_parts_of_trainings.py -k group"),
     ),
     *plants("jaxpar/parity/_runs/bisect.py",
