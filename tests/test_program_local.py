@@ -174,3 +174,28 @@ def test_equal_numbers_for_rows_are_named_though_they_are_repeated(folded, axis,
     shapes = jnp.ones((width, 4), jnp.float32), jnp.ones((64, width), jnp.float32), jax.random.key(0)
     judged = report(interpolated(folded, axis), shapes, (P(), P("data"), P()), P())
     assert kinds(judged) == ([] if folded or axis == "features" else ["keys"]), str(judged)
+
+
+# ------------------------------------------------------------------------------------ slices and numbers
+
+
+def test_a_number_for_each_device_may_change_alike():
+    def step(w, losses, x):
+        value, g = jax.value_and_grad(loss)(w, x)
+        mean = lax.pmean((value, g), "data")
+        return w - 0.1 * mean[1], mean[0][None], losses
+
+    on = mesh(4, 2, names=("data", "model"))
+    specs = P(), P(("data", "model")), P("data")
+    judged = report(step, (W, jnp.zeros(DEVICES, jnp.float32), X), specs, (*specs[:2], specs[1]), on)
+    assert judged.verdict == "right", str(judged)
+
+
+def test_a_slice_that_is_centred_by_its_mean_is_named():
+    def step(w, x):
+        g = lax.pmean(jax.grad(loss)(w, x), "data")
+        return w - 0.1 * (g - g.mean())
+
+    on = mesh(4, 2, names=("data", "model"))
+    judged = report(step, (W, X), (P(None, "model"), P("data")), P(None, "model"), on)
+    assert [(f.kind, "number of its own" in f.text) for f in judged.findings] == [("slices", True)]

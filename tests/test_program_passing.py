@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jaxpar
+from jaxpar._tools.program import followed
 from benchmarks.program.by_hand import BY_HAND
 from benchmarks.program.drawn import draw, refuted
 from benchmarks.program.faults import FAULTS, HEALTHY, OPEN
@@ -215,6 +216,20 @@ def test_a_ring_of_means_is_not_proven_where_it_is_not_followed():
             mean = lax.ppermute(mean, "data", around)
             added = added + mean * jnp.cos(mean)
         return added
+
+    report = verdict(twice)
+    assert report.verdict == "not proven", str(report)
+    assert "passed on" in report.leaves[0].why
+
+
+def test_a_collected_mean_is_not_proven_where_it_is_not_followed(monkeypatch):
+    monkeypatch.setattr(followed, "BUDGET", 0)
+    halves = [[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 4], [1, 5], [2, 6], [3, 7]]
+
+    def twice(g):
+        for groups in halves:
+            g = lax.psum(g, "data", axis_index_groups=groups)
+        return lax.all_gather(g / 8, "data").sum(0)
 
     report = verdict(twice)
     assert report.verdict == "not proven", str(report)

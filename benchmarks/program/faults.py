@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.program import layouts, passing, programs
+from benchmarks.program import divided, layouts, passing, programs
 from benchmarks.program.parts import Make
 
 PROGRAMS: dict[str, Make] = {
@@ -19,6 +19,12 @@ PROGRAMS: dict[str, Make] = {
     "two networks": layouts.two_networks,
     "local steps": layouts.local_steps,
     "noise": layouts.noise,
+    "tensor parallel": divided.tensor_parallel,
+    "members": divided.members,
+    "copies": divided.copies,
+    "scattered": divided.scattered,
+    "put together": divided.put_together,
+    "layers": divided.layers,
     **{name: passing.passing(name) for name in passing.WAYS},
 }
 
@@ -46,6 +52,7 @@ FAULTS: dict[tuple[str, str], str] = {
     ("pmap", "extreme"): "extreme",
     ("two axes", "axis"): "missing",
     ("two axes", "one leaf by the wrong axis"): "missing",
+    ("two axes", "both"): "slices",
     ("FSDP", "missing"): "missing",
     ("FSDP", "again"): "again",
     ("ZeRO-1", "unsharded"): "unsharded",
@@ -71,6 +78,19 @@ FAULTS: dict[tuple[str, str], str] = {
     ("local steps", "loop"): "again",
     ("noise", "keys"): "keys",
     ("noise", "missing"): "missing",
+    ("tensor parallel", "slices"): "slices",
+    ("tensor parallel", "one leaf"): "slices",
+    ("tensor parallel", "momentum"): "slices",
+    ("tensor parallel", "turns"): "slices",
+    ("members", "slices"): "slices",
+    ("members", "turns"): "slices",
+    ("copies", "missing"): "missing",
+    ("scattered", "slices"): "slices",
+    ("scattered", "rows of slices"): "slices",
+    ("scattered", "norm"): "slices",
+    ("tensor parallel", "norm"): "slices",
+    ("put together", "slices"): "slices",
+    ("put together", "norm"): "slices",
     ("collected", "rows"): "rows",
     ("collected", "one twice"): "rows",
     ("collected", "again"): "again",
@@ -106,7 +126,6 @@ HEALTHY = [
 OPEN = [
     ("shard_map", "weights"),
     ("shard_map", "extreme of the norm"),
-    ("two axes", "both"),
     ("FSDP", "by XLA"),
     ("collected", "axis"),
     ("collected", "weights"),

@@ -27,6 +27,17 @@ class StepArray:
     def divided(self) -> bool:
         return len(set(self.part)) > 1
 
+    @property
+    def part_shape(self) -> tuple[int, ...]:
+        bounds = self.part[0] or ((None, None),) * len(self.shape)
+        pairs = zip(bounds, self.shape, strict=True)
+        return tuple((n if stop is None else stop) - (start or 0) for (start, stop), n in pairs)
+
+    @property
+    def stacked(self) -> bool:
+        """Whether each device holds one entry along an axis that is divided, as of a stack of copies."""
+        return any(1 == length < size for length, size in zip(self.part_shape, self.shape, strict=True))
+
 
 @dataclasses.dataclass
 class Step:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Mapping, Sequence
 
@@ -10,10 +11,12 @@ from ..estimate.hlo import Computation, Instruction, Module
 from . import constants
 from .collectives import Exchanged
 from .rules import (
+    ELEMENTWISE,
     FUNCTIONS,
     LAYOUT,
     LINEAR,
     LINEAR_GEMM,
+    PLACED,
     PRODUCTS,
     PURE,
     RANDOM,
@@ -22,7 +25,7 @@ from .rules import (
     NoRuleError,
     kind_of,
 )
-from .values import Dependence, Fact, Labels, Shares, Waypoint, numbers
+from .values import UNIFORM, Dependence, Fact, Labels, Shares, Waypoint, join, joint_influence, numbers
 
 EPSILON = 1e-3
 """How far a constant may be from 1 / N: XLA rounds it to the array's type, of 8 bits at least."""
@@ -78,7 +81,10 @@ class Arithmetic:
             return shares.chosen(i.name, values[0], (values[2], values[1]))
         if operation == "dynamic-slice" and (looked_up := self._looked_up(i, values)):
             return looked_up
-        return self._flagged(i, values, shares.combined(i.name, values, kind_of(i, self.module, kinds)), loop)
+        value = self._flagged(
+            i, values, shares.combined(i.name, values, kind_of(i, self.module, kinds)), loop
+        )
+        return self._influenced(i, values, value, computation)
 
     def _by_piece(self, i: Instruction, values: list[Fact], computation: Computation) -> Fact | None:
         """Follow small arrays that XLA, or a user, puts into one vector for one reduction."""
@@ -151,6 +157,28 @@ class Arithmetic:
         ):
             value = value.marked(Waypoint("keys", i.name))
         return value
+
+    def _influenced(self, i: Instruction, values: list[Fact], value: Fact, computation: Computation) -> Fact:
+        """Follow what the batch adds to an array, where arrays are combined element by element."""
+        first, size = values[0] if values else value, i.results[0].size
+        sizes = [sum(a.size for a in computation.instructions[o].results) for o in i.operands]
+        if i.operation in PLACED:
+            return dataclasses.replace(value, influence=first.influence, scalars=first.scalars)
+        if i.operation == "broadcast" and sizes[0] == 1 < size:
+            if first.state == Dependence.COMPLETE and first.same != self.shares.alike:
+                value = dataclasses.replace(value.marked(Waypoint("scalar", i.name)), scalars=first.same)
+            return dataclasses.replace(value, influence=UNIFORM)
+        if i.operation == "broadcast":
+            return dataclasses.replace(value, influence=first.influence, scalars=first.scalars)
+        if i.operation not in ELEMENTWISE or size == 1:
+            return value
+        arrays = [v for v, n in zip(values, sizes, strict=True) if n == size]
+        scalars = functools.reduce(join, (v.scalars for v in arrays), UNIFORM)
+        if i.operation in ("multiply", "divide") and any(
+            v.influence == UNIFORM and v.scalars for v in arrays
+        ):
+            value = value.marked(Waypoint("scaled", i.name))
+        return dataclasses.replace(value, influence=joint_influence(arrays), scalars=scalars)
 
     def _keeps_rows(self, i: Instruction) -> bool:
         """Return whether what is repeated has a number for each row: the first axis as long as the rows."""

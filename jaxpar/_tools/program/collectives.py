@@ -12,7 +12,7 @@ from collections.abc import Hashable
 import numpy as np
 
 from .rules import NoRuleError
-from .values import Dependence, Fact, Labels, Shares, Waypoint, join, labels_of, numbers
+from .values import UNIFORM, Dependence, Fact, Labels, Shares, Waypoint, join, labels_of, numbers
 
 Groups = tuple[tuple[int, ...], ...]
 MESH = re.compile(
@@ -149,7 +149,9 @@ def reduction(shares: Shares, at: str, value: Fact, groups: Groups, operation: s
         rows = shares.whole
     if operation == "add" and value.state != Dependence.FREE:
         marks |= _again(shares, at, value, heard)
-    total = operation == "add" and state == Dependence.COMPLETE
+    # Functions of slices, such as their squares, are added over one axis of a mesh after the other.
+    first = value.total or value.state != Dependence.COMPLETE or same == shares.alike
+    total = operation == "add" and state == Dependence.COMPLETE and first
     return Fact(same, form, rows, state, frozenset(marks), fresh=at, total=total)
 
 
@@ -232,9 +234,23 @@ def gathered(shares: Shares, at: str, value: Fact, groups: Groups, placed: bool)
         state = Dependence.UNKNOWN
         marks.add(Waypoint("unknown", at, "sums over parts of the devices are collected"))
     marks |= _passed_on(shares, at, value, groups)
+    if value.state == Dependence.COMPLETE and not placed:
+        marks |= _put_together(at, value, groups)
     if rows != value.rows and not placed:
         marks.add(Waypoint("gathered", at, "batch" if value.batch else ""))
     return Fact(same, form, rows, state, frozenset(marks))
+
+
+def _put_together(at: str, value: Fact, groups: Groups) -> set[Waypoint]:
+    """Mark slices that the batch changes alike, or that are scaled by a number of each."""
+    kinds = set()
+    same, influence, scalars = (numbers(x or UNIFORM) for x in (value.same, value.influence, value.scalars))
+    for group in groups:
+        if influence and len({influence[d] for d in group}) < len({(influence[d], same[d]) for d in group}):
+            kinds.add("alike")
+        if scalars and len({scalars[d] for d in group}) > 1:
+            kinds.add("scaled")
+    return {Waypoint("slices", at, kind) for kind in kinds}
 
 
 def scattered(shares: Shares, value: Fact, groups: Groups) -> Fact:
@@ -244,7 +260,8 @@ def scattered(shares: Shares, value: Fact, groups: Groups) -> Fact:
 
 
 def cut(value: Fact, positions: Labels) -> Fact:
-    return dataclasses.replace(value, same=join(value.same, positions), form=join(value.form, positions))
+    same, form = join(value.same, positions), join(value.form, positions)
+    return dataclasses.replace(value, same=same, form=form, influence=None, scalars=UNIFORM)
 
 
 def sources_of(attributes: str, size: int) -> list[int | None]:

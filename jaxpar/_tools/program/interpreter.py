@@ -212,8 +212,9 @@ class Interpreter:
         for value in values[1:]:
             merged = self.shares.merged(i.name, merged, value)
         assert isinstance(merged, Fact)
+        value = self.shares.combined(i.name, (merged, index), "linear")
         return dataclasses.replace(
-            self.shares.combined(i.name, (merged, index), "linear"), total=merged.total
+            value, total=merged.total, influence=merged.influence, scalars=merged.scalars
         )
 
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import re
-from typing import NamedTuple
+from collections import Counter
+from typing import Any, NamedTuple
 
 from .arguments import Step, StepArray
 from .interpreter import Interpreter
 from .report import OPEN, RIGHT, WRONG, Exchange, Finding, LeafVerdict, ProgramReport
 from .source import Sources
-from .values import REPEATED, Dependence, Fact, Shares, Waypoint, join, labels_of
+from .values import REPEATED, Dependence, Fact, Labels, Shares, Waypoint, join, labels_of, numbers
 
 FOUND = WRONG, "see the findings"
+SLICES = {
+    "alike": "the batch changes its slices alike, as by a reduction along the axis that divides it",
+    "scaled": "each slice is combined with a number of its own, such as its norm",
+}
 
 
 class Interpreted(NamedTuple):
@@ -91,6 +97,8 @@ class Judge:
             self._find("unsharded", before.path, text)
         may_differ = bool(self.local and re.search(self.local, before.path)) or n in self.step.buffers
         verdict, why = self._verdict(n, before.path, value, alike, may_differ)
+        if not copies and not may_differ and self._judge_slices(before, value):
+            verdict, why = FOUND
         if verdict == RIGHT and n in self.step.retyped:
             types = f"comes as {before.type} and is returned as {array.type}"
             verdict, why = OPEN, f"{types}, so that the next step is another program"
@@ -113,6 +121,9 @@ class Judge:
         for m in again:
             text = f"depends on a reduction that adds on {m.text} devices what is a sum over them already"
             self._find_at("again", path, text, self.sums.line(m.at))
+        slices = sorted(m for m in value.marks if m.kind == "slices")
+        for m in slices:
+            self._find("slices", path, f"is put together of slices: {SLICES[m.text]}", m.at)
         for m in keys:
             text = "depends on random numbers that are equal on devices with different rows"
             self._find("keys", path, text, m.at)
@@ -127,7 +138,7 @@ class Judge:
         if not alike:
             text = "is not the same on the devices that should hold equal numbers"
             self._find("differs", path, text, self._root(n))
-        if not alike or again or keys:
+        if not alike or again or keys or slices:
             return FOUND
         if copies:
             m = copies[0]
@@ -144,6 +155,43 @@ class Judge:
             RIGHT,
             "complete sums" if value.state == Dependence.COMPLETE else "it does not depend on the batch",
         )
+
+    def _judge_slices(self, array: StepArray, value: Fact) -> bool:
+        """Add a finding if the batch changes different slices alike, or scales each by a number of its own.
+
+        Stacks of copies, one for each share of the batch, change alike, and members of an ensemble do not. A
+        number for each device may do both.
+        """
+        if not array.divided or math.prod(array.part_shape) == 1 or value.state != Dependence.COMPLETE:
+            return False
+        influence = value.same if value.influence is None else value.influence
+        devices = list(zip(array.part, self.shares.of_device, strict=True))
+        alike = _by_label(influence, devices)
+        if array.stacked:
+            shares = [Counter(share for _, share in members) for members in alike]
+            several = any(n > 1 for counts in shares for n in counts.values())
+        else:
+            several = any(len({part for part, _ in members}) > 1 for members in alike)
+        if several:
+            self._find(
+                "slices", array.path, f"is divided: {SLICES['alike']}", self._sum_of_slices(array, value)
+            )
+        scaled = bool(value.scalars) and not array.stacked
+        if scaled:
+            at = max((m.at for m in value.marks if m.kind == "scalar"), default="")
+            self._find("slices", array.path, f"is divided: {SLICES['scaled']}", at)
+        return several or scaled
+
+    def _sum_of_slices(self, array: StepArray, value: Fact) -> str:
+        """Return the last reduction over devices with different slices."""
+        sums = {m.at for m in value.marks if m.kind == "sum"}
+        exchanged = self.interpreter.exchanged
+        across = (
+            at
+            for at in exchanged
+            if at in sums and any(len({array.part[d] for d in group}) > 1 for group in exchanged[at].groups)
+        )
+        return max(across, key=list(exchanged).index, default="")
 
     def _unknown(self, path: str, value: Fact) -> tuple[str, str]:
         extremes = [m for m in value.marks if m.kind == "extreme"]
@@ -210,3 +258,11 @@ class Judge:
                 Exchange(at, e.operation, kinds, e.bytes, groups, size, e.context, self._line(at))
             )
         return tuple(exchanges)
+
+
+def _by_label(labels: Labels, devices: list[Any]) -> list[set[Any]]:
+    """Return what devices with one label hold; nothing for `UNIFORM`."""
+    members: dict[int, set[Any]] = {}
+    for label, device in zip(numbers(labels), devices, strict=bool(labels)):
+        members.setdefault(label, set()).add(device)
+    return list(members.values())

@@ -95,8 +95,7 @@ def _row_parts(array: StepArray) -> list[Any]:
 
 def _row_counts(array: StepArray) -> list[int]:
     """The lengths that an axis of a device's rows may have: the first axis's, and the first two's product."""
-    pairs = zip(array.part[0], array.shape, strict=False)
-    sizes = [(n if stop is None else stop) - (start or 0) for (start, stop), n in pairs]
+    sizes = array.part_shape
     return [n for n in (*sizes[:1], sizes[0] * sizes[1] if len(sizes) > 1 else 0) if n > 1]
 
 

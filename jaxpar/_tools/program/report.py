@@ -13,6 +13,7 @@ RIGHT, WRONG, OPEN = "right", "wrong", "not proven"
 CURES = {
     "missing": "Reduce the gradient over the devices of the batch: jax.lax.pmean(gradients, axis).",
     "part": "Reduce over all axes of the mesh that divide the batch.",
+    "slices": "Reduce gradients over the axes of the batch alone, and norms over those of the array as well.",
     "rows": "Some devices' rows do not count; reduce what all of them computed.",
     "differs": "Make it the same everywhere, or let its sharding say that devices hold different numbers.",
     "again": "Sum once, or take a mean (jax.lax.pmean) where numbers are equal already.",

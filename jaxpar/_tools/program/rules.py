@@ -35,6 +35,14 @@ FUNCTIONS = _words(
 """Equal operands give equal results, on each device."""
 LAYOUT = {"copy", "bitcast", "reshape", "transpose", "convert"}
 """The result is still the operand's numbers."""
+PLACED = {*LAYOUT, "negate", "real", "imag", "reduce-precision", "reverse", "slice"}
+"""Each element of the result is made of one element of the operand."""
+ELEMENTWISE = {*SUMS, "multiply", "divide", *FUNCTIONS} - {
+    *("concatenate", "pad", "dynamic-update-slice", "batch-norm-grad", "batch-norm-inference", "scatter"),
+    *("batch-norm-training", "bitcast-convert", "cholesky", "fft", "iota", "map", "reduce", "reduce-window"),
+    *("rng-bit-generator", "select-and-scatter", "sort", "topk", "triangular-solve"),
+}
+"""Each element of the result is made of one element of each operand, or of scalars."""
 SCALED = {"multiply", "divide", "slice", "dynamic-slice", "broadcast"}
 """What keeps a sum a sum, at most with a factor."""
 PURE = _words(

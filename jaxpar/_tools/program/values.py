@@ -49,6 +49,7 @@ REPEATED = ("again", "copies", "passed")
 
 Labels = bytes
 """One int32 for each device, numbered by first occurrence, so that equal partitions are equal bytes."""
+UNIFORM: Labels = b""
 
 
 def labels_of(keys: Any) -> Labels:
@@ -68,8 +69,10 @@ def numbers(labels: Labels) -> tuple[int, ...]:
 @functools.lru_cache(4096)
 def join(first: Labels, second: Labels) -> Labels:
     """Devices are alike if they are alike in both."""
-    if first == second:
+    if first == second or not second:
         return first
+    if not first:
+        return second
     a, b = (np.frombuffer(x, np.int32).astype(np.int64) for x in (first, second))
     return labels_of(a * (len(b) + 1) + b)
 
@@ -107,6 +110,11 @@ class Fact:
     """It is what this reduction returned."""
     total: bool = False
     """One of its terms is a complete sum, times numbers that do not depend on the batch."""
+    influence: Labels | None = None
+    """Devices with one label get equal numbers from the batch: each element is a function of these and of
+    numbers that do not depend on the batch. `UNIFORM` if they are scalars; None if it is `same`."""
+    scalars: Labels = UNIFORM
+    """Devices with one label combine the array with equal scalars of the batch; UNIFORM if all devices do."""
     pieces: tuple[tuple[int, Fact], ...] = ()
     """Length and value of each of the arrays that were put together along their only axis."""
 
@@ -234,7 +242,15 @@ class Shares:
             random=first.random or second.random,
             zeros=first.zeros & second.zeros,
             total=first.total or second.total,
+            influence=joint_influence((first, second)),
+            scalars=join(first.scalars, second.scalars),
         )
+
+
+def joint_influence(values: Iterable[Fact]) -> Labels | None:
+    """Return the influence of the batch on an array that combines these element by element."""
+    labels = [v.same if v.influence is None else v.influence for v in values if v.state != Dependence.FREE]
+    return functools.reduce(join, filter(None, labels), UNIFORM)
 
 
 def leaves(result: Result) -> list[Fact]:
