@@ -70,6 +70,31 @@ class OtherDirection(Training):
         return with_norm(other, 0.2 * (1 - 3e-6))
 
 
+class InFloat32(Training):
+    change, limit = 0.0, 0.2
+
+    def gradients(self, step, gradients):
+        other = {name: g + self.change * np.roll(g, 1) for name, g in gradients.items()}
+        return {name: g.astype(np.float32) for name, g in with_norm(other, self.limit).items()}
+
+
+class NearlyTheDirection(InFloat32):
+    """Another function in a layer changes gradients by little, beside the 1e-6 that is added to a norm."""
+
+    change, limit = 6e-4, 0.2 * (1 - 3e-6)
+
+
+class RarelyClipped(Training):
+    def gradients(self, step, gradients):
+        other = {name: np.roll(g, 1) for name, g in gradients.items()}
+        return with_norm(other, 0.2 * (1 - 3e-6) if step == 5 else 0.1 + 0.01 * step)
+
+
+class SmallMean(Training):
+    def gradients(self, step, gradients):
+        return with_norm(gradients, 0.1 + 0.01 * step)
+
+
 class Kept(Training):
     sum = None
 
@@ -327,6 +352,14 @@ class OtherMomentumLater(Teacher):
 
 
 CASES = {
+    "another function beside clipping": (InFloat32, NearlyTheDirection, 0, "gradients differ"),
+    "another function that is rarely clipped": (Clipped, RarelyClipped, 0, "the gradients differ"),
+    "a sum that clipping hides in part": (
+        SmallMean,
+        ClippedSum,
+        0,
+        "the mean, over 16 rows; the gradients are clipped",
+    ),
     "gradients that are kept": (Clipped, Kept, 1, "run B adds the gradients of the step before"),
     "another direction of one norm": (Clipped, OtherDirection, 0, "the gradients differ, at the same loss"),
     "a sum that is clipped": (

@@ -11,12 +11,11 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jaxpar
-from jaxpar._tools.program import followed
 from benchmarks.program.by_hand import BY_HAND
 from benchmarks.program.drawn import draw, refuted
 from benchmarks.program.faults import FAULTS, HEALTHY, OPEN
 from benchmarks.program.passing import WAYS
-from jaxpar._tools.program import combination
+from jaxpar._tools.program import combination, followed
 from jaxpar._tools.program.combination import Bases, Factors, NotFollowedError, alone, joined, total, zeros
 
 MEANS = [case for case in HEALTHY if case[0] in WAYS and case[1] != "both axes"]

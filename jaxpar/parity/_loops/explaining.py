@@ -20,7 +20,9 @@ DIGITS = (1, 2, 3, 4, 5)
 """People write values with few digits; a solution is rounded to the fewest that fit."""
 Make = Callable[[float], Recipe]
 
-SETTING = re.compile(r"(.*\(JAX acts as with )(.*?)(\)(?:, for [^()]*)?)")
+SETTING = re.compile(
+    r"(.*\(JAX (?:acts as with|subtracts) )(.*?)((?: times the weights at any rate)?\)(?:, for [^()]*)?)"
+)
 FACTOR = "gradients are as they are (JAX's are multiplied by"
 """What sentences about a factor of gradients have in common."""
 DEPTH, WIDTH, SOLVED = 3, 8, 2
@@ -162,7 +164,7 @@ def solutions(
     recipe: Recipe, batches: Sequence[Arrays], weights: Sequence[Arrays], groups: Groups
 ) -> Iterator[Change]:
     """Yield recipes with the best value of one setting each, rounded to each number of digits."""
-    for name, torch_value, grid, from_one, make in _settings(recipe):
+    for torch_has, jax_acts, grid, from_one, make in _settings(recipe):
 
         def error(exponent: float, make: Make = make, from_one: bool = from_one) -> float:
             return misfit(make(_value(exponent, from_one)), batches, weights, groups)
@@ -174,33 +176,39 @@ def solutions(
         for digits in DIGITS:
             size = float(f"{10**best.x:.{digits - 1}e}")
             value = float(f"{1 - size:.12g}") if from_one else size
-            yield f"torch's {name} is {torch_value:g} (JAX acts as with {value:g})", make(value)
+            yield f"torch's {torch_has} (JAX {jax_acts.format(f'{value:g}')})", make(value)
 
 
 def _value(exponent: float, from_one: bool) -> float:
     return 1 - 10**exponent if from_one else 10**exponent
 
 
-def _settings(recipe: Recipe) -> Iterator[tuple[str, float, np.ndarray, bool, Make]]:
+def _settings(recipe: Recipe) -> Iterator[tuple[str, str, np.ndarray, bool, Make]]:
+    """Yield what torch has, what JAX does instead, the values tried first, and the recipe of a value."""
     trained = [settings for settings in recipe.settings.values() if not settings.get("frozen")]
     first = trained[0] if trained else {}
     decay = max((settings["weight_decay"] for settings in trained), default=0.0)
+    usual = "acts as with {}"
     if trained:
-        yield "weight_decay", decay, DECAYS, False, lambda x: _decaying(recipe, x)
+        yield f"weight_decay is {decay:g}", usual, DECAYS, False, lambda x: _decaying(recipe, x)
+    if decay and not first["coupled"]:
+        constant = recipe.with_settings(decay_without_rate=True)
+        text = "decoupled decay is multiplied by the rate"
+        yield text, "subtracts {} times the weights at any rate", DECAYS, False, partial(_decaying, constant)
     if "eps" in first:
-        yield "eps", first["eps"], EPSILONS, False, lambda x: recipe.with_settings(eps=x)
+        yield f"eps is {first['eps']:g}", usual, EPSILONS, False, lambda x: recipe.with_settings(eps=x)
     for name in ("momentum", "alpha", "rho"):
         if first.get(name):
-            yield name, first[name], FROM_ONE, True, partial(_with_setting, recipe, name)
+            yield f"{name} is {first[name]:g}", usual, FROM_ONE, True, partial(_with_setting, recipe, name)
     if "betas" in first:
         b1, b2 = first["betas"]
-        yield "beta1", b1, FROM_ONE, True, lambda x: recipe.with_settings(betas=(x, b2))
-        yield "beta2", b2, FROM_ONE, True, lambda x: recipe.with_settings(betas=(b1, x))
+        yield f"beta1 is {b1:g}", usual, FROM_ONE, True, lambda x: recipe.with_settings(betas=(x, b2))
+        yield f"beta2 is {b2:g}", usual, FROM_ONE, True, lambda x: recipe.with_settings(betas=(b1, x))
     if recipe.clip.limit is not None:
-        limit = recipe.clip.limit
+        clip, limit = recipe.clip, recipe.clip.limit
         grid = limit * np.logspace(-2, 2, 15)
-        clip = recipe.clip
-        yield "clipping limit", limit, grid, False, lambda x: replace(recipe, clip=replace(clip, limit=x))
+        text = f"clipping limit is {limit:g}"
+        yield text, usual, grid, False, lambda x: replace(recipe, clip=replace(clip, limit=x))
 
 
 def _with_setting(recipe: Recipe, name: str, value: float) -> Recipe:

@@ -16,13 +16,17 @@ SMALL = 1000
 
 
 def same_rows(a: TappedStep, b: TappedStep) -> bool:
-    """Whether both steps have the same rows, in any order."""
+    """Whether both steps have the same rows, in any order.
+
+    Arrays of one length have rows together. Others have rows of their own, such as the labels of sequences
+    whose first axis is the time.
+    """
     columns = [_comparable(x, y) for x, y in leaf_pairs(a, b) if not differ_by_rounding(x, y)]
-    counts = {digests.shape for pair in columns for digests in pair}
-    if len(counts) != 1:
-        return not columns and bool(a.batch)
-    ids = [_identities([pair[side] for pair in columns]) for side in (0, 1)]
-    return bool(np.array_equal(np.sort(ids[0]), np.sort(ids[1])))
+    if not a.batch or any(x.shape != y.shape for x, y in columns):
+        return False
+    by_length = [[pair for pair in columns if len(pair[0]) == n] for n in {len(x) for x, _ in columns}]
+    ids = [[_identities([pair[side] for pair in group]) for side in (0, 1)] for group in by_length]
+    return all(np.array_equal(np.sort(one), np.sort(other)) for one, other in ids)
 
 
 def differ_by_rounding(x: BatchLeaf, y: BatchLeaf) -> bool:
@@ -204,9 +208,10 @@ def _linear(x: np.ndarray, y: np.ndarray) -> str:
 
 def _target_causes(a: TappedStep, b: TappedStep, rows_a: np.ndarray, rows_b: np.ndarray) -> Iterator[str]:
     """Name how labels differ whose inputs are the same."""
-    order = np.argsort(rows_a, kind="stable"), np.argsort(rows_b, kind="stable")
+    by_row = np.argsort(rows_a, kind="stable"), np.argsort(rows_b, kind="stable")
     for i, (x, y) in enumerate(leaf_pairs(a, b)):
-        name = _label(a, i)
+        name, count = _label(a, i), len(x.digests[0])
+        order = by_row if count == len(rows_a) else (np.arange(count), np.arange(len(y.digests[0])))
         if x.digests.shape == y.digests.shape and np.array_equal(
             x.digests[0][order[0]], y.digests[0][order[1]]
         ):

@@ -16,12 +16,13 @@ from ...errors import FileError
 from .batches import batch_causes
 from .buffers import divisors_within_rounding, extra_causes
 from .clipping import with_clipped_gradients
-from .envelope import ORDER, PartCurve, Parting, Scene, Walk, walked
+from .envelope import ORDER, PartCurve, Parting, Walk, walked
 from .gradients import gradient_causes
 from .matching import MatchedNames, matched
 from .operation_types import differences, together
 from .passes import listed, loss_causes
 from .run import TappedRun, read_run
+from .scene import Scene
 from .updates import (
     optimizer_causes,
     rate_causes,
@@ -231,9 +232,10 @@ def _part_within_rounding(scene: Scene) -> list[str]:
 
     Such a setting explains the small differences of all elements. Returns the causes.
     """
-    part, causes = "parameters", settings_within_rounding(scene)
+    part, causes = "extra", divisors_within_rounding(scene)
     if not causes:
-        part, causes = "extra", divisors_within_rounding(scene)
+        scene = replace(scene, step=scene.updating()[0])
+        part, causes = "parameters", settings_within_rounding(scene)
     if causes:
         aligned = scene.aligned(part)
         worst = int(np.argmax(aligned.distances))

@@ -10,10 +10,10 @@ import numpy as np
 from .._loops.averages import average_cause
 from .._loops.changes import renamed
 from .._loops.runs import Run
-from .envelope import Scene
 from .matching import Aligned, plain_name
 from .passes import cast_causes, mode_causes
 from .sampled_updates import samples
+from .scene import Scene
 from .terms import terms_cause
 from .updates import RUNS, STEPS
 

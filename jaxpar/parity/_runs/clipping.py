@@ -11,10 +11,11 @@ from .._loops.changes import LIMITS
 from .._loops.fitting import Fit
 from .._loops.recipe import Recipe
 from .digests import COLUMNS
-from .envelope import Scene, common_factor, unit_of
+from .envelope import common_factor, unit_of
 from .matching import Aligned, MatchedNames
 from .run import BITS, LARGEST, LEAST, MEAN, NORM, Table, TappedRun
 from .sampled_updates import SampledUpdates, sampled_updates
+from .scene import Scene
 
 FORMS = ("the global norm", "the values", "the norm of each array")
 """What a limit of gradients may be about."""
@@ -31,7 +32,8 @@ EVEN, CLEARLY = 1e-3, 10.0
 
 def clip_cause(scene: Scene) -> str:
     """Name a limit that the gradients of one run, or of each run, meet in several steps."""
-    limits = [gradient_limits(run, scene.walk.steps) for run in (scene.a, scene.b)]
+    runs, steps = (scene.a, scene.b), scene.walk.steps
+    limits = [gradient_limits(run, steps) for run in runs]
     factor, residue = common_factor(scene.aligned("gradients"))
     parallel = residue <= scene.walk.tolerance("gradients")
     for i, form in enumerate(FORMS):
@@ -39,7 +41,8 @@ def clip_cause(scene: Scene) -> str:
         if one and other:
             if abs(one - other) <= 1e-4 * one:
                 # Clipped gradients of one norm may differ for another reason, such as an array of one run.
-                if parallel and abs(factor - 1) <= ADDED and abs(one - other) > 1e-12 * one:
+                by_factor = parallel and residue <= abs(factor - 1) <= ADDED
+                if by_factor and abs(one - other) > 1e-12 * one:
                     return f"both clip {form} at {one:.4g}; one by the norm + 1e-6, one by the norm alone"
                 continue
             return f"run A clips {form} at {one:.4g}, run B at {other:.4g}"
@@ -54,6 +57,8 @@ def clip_cause(scene: Scene) -> str:
         return _clipped_once(scene, factor) if parallel else ""
     side = 0 if texts[0] else 1
     kind = kinds[side] or 0
+    if not parallel and np.isclose(_largest(runs[1 - side], steps, kind), limits[side][kind], 1e-4):
+        return ""  # it meets the limit more rarely, with other gradients
     text = f"run {'AB'[side]} {texts[side]}{_unscaled(limits[side][kind])}"
     return f"{text}; {_of_the_other(scene, side, kind, limits[side][kind], parallel)}"
 

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from .clipping import clip_cause
-from .envelope import Scene, common_factor
+from .envelope import common_factor
 from .matching import Aligned
 from .passes import FAR, added_decay, cast_causes, listed, reduction, untied
 from .run import NORM, TappedRun
+from .scene import Scene
 
 
 def gradient_causes(scene: Scene) -> list[str]:

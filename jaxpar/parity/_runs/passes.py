@@ -8,10 +8,11 @@ import numpy as np
 
 from .clipping import ADDED, gradient_limits
 from .digests import sample_indices
-from .envelope import UNITS, Scene, common_factor
+from .envelope import UNITS, common_factor
 from .matching import Aligned
 from .operation_types import representable
 from .run import NORM, TappedRun
+from .scene import Scene
 from .terms import different_terms, weights_cause
 
 NOISE = 1e-4
@@ -51,6 +52,8 @@ def loss_causes(scene: Scene) -> list[str]:
                 if abs(ratio - factor) <= 1e-3 * abs(factor)
                 else "gradients are"
             )
+            if which == "gradients are" and (name := reduction(scene, ratio)) and _clips(scene):
+                return [f"the loss is {ratio:.6g} times as large in run B{name}; the gradients are clipped"]
             return [f"{which} {factor:.6g} times as large in run B{reduction(scene, factor)}"]
         if cause := _scaled_in_part(scene, gradients, ratio) or weights_cause(scene):
             return [cause]
@@ -58,14 +61,16 @@ def loss_causes(scene: Scene) -> list[str]:
             return [f"{cause}, as a penalty in the loss"]
         if cause := _smoothing(scene, gradients):
             return [cause]
-        if (name := reduction(scene, ratio, of_any_number=False)) and gradient_limits(
-            scene.a, scene.walk.steps
-        ) != [0.0] * 3:
+        if (name := reduction(scene, ratio, of_any_number=False)) and _clips(scene):
             return [f"the loss is {ratio:.6g} times as large in run B{name}; the gradients are clipped"]
     elif name := reduction(scene, ratio):
         return [f"the loss is {ratio:.6g} times as large in run B{name}"]
     causes = [*mode_causes(scene), *cast_causes(scene, ("gradients", "extra"))]
     return causes or [*_pass_causes(scene, gradients, abs(ratio - 1))]
+
+
+def _clips(scene: Scene) -> bool:
+    return any(any(gradient_limits(run, scene.walk.steps)) for run in (scene.a, scene.b))
 
 
 def _reported(scene: Scene, ratio: float) -> str:

@@ -7,8 +7,8 @@ import numpy as np
 from .._loops.changes import renamed
 from .._loops.fitting import Fit
 from .._loops.rates import rate_changes
-from .envelope import Scene
 from .run import MEAN, TappedRun
+from .scene import Scene
 
 FITS = 1e-5
 """The part of a loss that its weighted terms may leave unexplained."""
@@ -70,7 +70,7 @@ def different_terms(scene: Scene) -> str:
     """Return which tapped numbers agree and which do not, as the end of a sentence about the loss."""
     texts, agreeing = _compared(scene)
     if not texts:
-        return f"; {', '.join(agreeing[:MOST])} agree" if len(agreeing) > 1 else ""
+        return f"; {', '.join(agreeing[:MOST])} agree{'s' * (len(agreeing) == 1)}" if agreeing else ""
     return f"; of the numbers beside it {_joined(texts, agreeing)}"
 
 

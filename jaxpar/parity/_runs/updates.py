@@ -5,6 +5,7 @@ Sampled elements are a small training by themselves.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -14,9 +15,9 @@ from .._loops.changes import renamed
 from .._loops.explaining import Explainer
 from .._loops.fitting import Fit
 from .._loops.rates import first_rates, rate_changes
-from .envelope import Scene
 from .passes import cast_causes, listed, unchanged
 from .sampled_updates import precision, sampled_updates
+from .scene import Scene
 
 STEPS = 48
 """At most so many updates are searched for an explanation."""
@@ -31,7 +32,7 @@ RUNS = ("run A", "run B")
 def rate_causes(scene: Scene) -> list[str]:
     """Name how the schedules differ."""
     rates = [
-        [list(run.steps[k].numbers.get("rate", {}).values()) for k in scene.walk.steps]
+        [list(run.steps[k].numbers.get("rate", {}).values()) for k in scene.updating()]
         for run in (scene.a, scene.b)
     ]
     counts = {len(row) for run in rates for row in run}
@@ -199,8 +200,9 @@ def settings_within_rounding(scene: Scene) -> list[str]:
 
 
 def _recipes(scene: Scene, depths: tuple[int, ...] = (1, 2)) -> list[str]:
-    first = scene.walk.steps.index(scene.step)
-    steps = scene.walk.steps[: max(first + 12, 16)][:STEPS]
+    updating = scene.updating()
+    first = bisect_left(updating, scene.step)
+    steps = updating[: max(first + 12, 16)][:STEPS]
     if first + 2 > STEPS:
         return []
     a, b = (sampled_updates(run, scene.names, i, steps) for i, run in enumerate((scene.a, scene.b)))

@@ -8,9 +8,10 @@ import numpy as np
 
 from .batches import sequence
 from .clipping import FORMS, gradient_limits, magnitudes
-from .envelope import Parting, Scene, common_factor
+from .envelope import Parting, common_factor
 from .passes import listed
 from .run import TappedStep
+from .scene import Scene
 from .worlds import START, WorldSize, processes_apart, row_count
 
 IGNORED = (0, -100, -1)

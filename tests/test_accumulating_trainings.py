@@ -1,0 +1,105 @@
+"""bisect names what loops that accumulate do differently, and takes sequences by the rows of each array."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from jaxpar import parity
+
+STEPS, TURNS = 60, 2
+
+
+def cosine(period):
+    return lambda update: 0.5 * (1 + math.cos(math.pi * update / period))
+
+
+def tapped(folder, *, with_optimizer=True, period=30, subtracted=0.0, kind=torch.optim.AdamW, **settings):
+    """Tap float32 updates of every second step; `subtracted` is how much of the weights each update takes."""
+    net = torch.nn.Linear(4, 3)
+    net.load_state_dict({"weight": torch.linspace(-1, 1, 12).reshape(3, 4), "bias": torch.ones(3) / 7})
+    optimizer = kind(net.parameters(), **({"lr": 0.01, "weight_decay": 0.0} | settings))
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, cosine(period))
+    random = np.random.default_rng(0)
+    with parity.Tap(folder, start=net) as tap:
+        for step in range(STEPS):
+            for p in net.parameters():
+                gradient = torch.from_numpy(random.standard_normal(p.shape).astype(np.float32)) / TURNS
+                p.grad = gradient if step % TURNS == 0 else p.grad + gradient
+            rate = optimizer.param_groups[0]["lr"]
+            if step % TURNS == TURNS - 1:
+                optimizer.step()
+                scheduler.step()
+                with torch.no_grad():
+                    net.weight.mul_(1 - subtracted)
+                    net.bias.mul_(1 - subtracted)
+            arrays = {"gradients": net, "parameters": net}
+            tap(step, rate=rate, optimizer=optimizer if with_optimizer else None, **arrays)
+    return folder
+
+
+CASES = {
+    "another average of squares": (
+        {"betas": (0.9, 0.99)},
+        {"betas": (0.9, 0.999)},
+        "betas is (0.9, 0.99) (run B acts as with (0.9, 0.999))",
+    ),
+    "another epsilon": ({}, {"eps": 1e-3}, "eps is 1e-08 (run B acts as with 0.001)"),
+    "a small decay": ({}, {"weight_decay": 0.01}, "weight_decay is 0 (run B acts as with 0.01)"),
+    "a slower cosine": (
+        {},
+        {"period": 60},
+        "a cosine over 30 updates to 0; run B's falls along a cosine over 60 updates to 0",
+    ),
+    "a decay at any rate": (
+        {"weight_decay": 0.1},
+        {"weight_decay": 0.0, "subtracted": 1e-3},
+        "decoupled decay is multiplied by the rate (run B subtracts 0.001",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES, ids=lambda name: name.replace(" ", "_"))
+def test_a_difference_between_updates_is_named(name, tmp_path):
+    one, other, text = CASES[name]
+    result = parity.bisect(
+        tapped(tmp_path / "a", **one), tapped(tmp_path / "b", with_optimizer=False, **other)
+    )
+    assert text in " or ".join(result.causes), str(result)
+    assert result.step is not None
+    assert result.step >= TURNS - 1  # not before the first update
+
+
+def test_the_same_is_the_same(tmp_path):
+    result = parity.bisect(tapped(tmp_path / "a"), tapped(tmp_path / "b", with_optimizer=False))
+    assert result.same, str(result)
+
+
+# ------------------------------------------------------------------------------------ rows of sequences
+
+
+def sequences(folder, labels_of):
+    """Tap tokens [times, rows] with one label for each token, as language models divide a text."""
+    text = np.random.default_rng(0).integers(0, 90, (STEPS * 5 + 1, 8))
+    with parity.Tap(folder) as tap:
+        for step in range(STEPS):
+            tokens, after = text[5 * step : 5 * step + 5], text[5 * step + 1 : 5 * step + 6]
+            tap(step, batch=(tokens, labels_of(tokens, after).reshape(-1)), loss=1.0 + step)
+    return folder
+
+
+def test_labels_may_have_rows_of_their_own(tmp_path):
+    for run in "ab":
+        sequences(tmp_path / run, lambda tokens, after: after)
+    assert parity.bisect(tmp_path / "a", tmp_path / "b").same
+
+
+def test_labels_of_a_sequence_are_counted(tmp_path):
+    sequences(tmp_path / "a", lambda tokens, after: after)
+    sequences(tmp_path / "b", lambda tokens, after: tokens)
+    result = parity.bisect(tmp_path / "a", tmp_path / "b")
+    assert result.part == "batch"
+    assert "of 40 labels differ" in result.causes[0] or "shifted" in result.causes[0], str(result)
