@@ -1,4 +1,4 @@
-"""bisect names what loops that accumulate do differently, and takes sequences by the rows of each array."""
+"""bisect names what loops that accumulate, or of several processes, do differently; rows of images."""
 
 from __future__ import annotations
 
@@ -41,7 +41,18 @@ def tapped(folder, *, with_optimizer=True, period=30, subtracted=0.0, kind=torch
     return folder
 
 
+def without_decay_of_biases(parameters, weight_decay, lr):
+    weight, bias = parameters
+    groups = [{"params": [weight], "weight_decay": weight_decay}, {"params": [bias]}]
+    return torch.optim.SGD(groups, lr=lr, momentum=0.8)
+
+
 CASES = {
+    "two settings of an optimizer that is not tapped": (
+        {"kind": without_decay_of_biases, "weight_decay": 0.1, "with_optimizer": False},
+        {"kind": without_decay_of_biases},
+        "weight_decay is 0.1 and 0 (run B acts as with 0)",
+    ),
     "another average of squares": (
         {"betas": (0.9, 0.99)},
         {"betas": (0.9, 0.999)},
@@ -103,3 +114,50 @@ def test_labels_of_a_sequence_are_counted(tmp_path):
     result = parity.bisect(tmp_path / "a", tmp_path / "b")
     assert result.part == "batch"
     assert "of 40 labels differ" in result.causes[0] or "shifted" in result.causes[0], str(result)
+
+
+def images(folder, changed):
+    """Tap images; a run in JAX has its channels last."""
+    random = np.random.default_rng(0)
+    with parity.Tap(folder, full={0}) as tap:
+        for step in range(STEPS):
+            tap(step, batch=changed(random.standard_normal((16, 3, 4, 5))), loss=1.0 + step)
+    return folder
+
+
+def test_another_normalisation_is_named_in_another_layout(tmp_path):
+    images(tmp_path / "a", lambda x: x)
+    images(tmp_path / "b", lambda x: np.moveaxis(2 * x - 0.5, 1, 3))
+    (cause,) = parity.bisect(tmp_path / "a", tmp_path / "b").causes
+    assert "2 times run A's -0.5: scaled or normalised otherwise" in cause
+
+
+# -------------------------------------------------------------------------------------- two processes
+
+
+def processes(folder, *, factor=1.0, received=lambda mean: mean / np.linalg.norm(mean), sent=lambda x: x):
+    """Tap two processes, whose gradients are the mean of theirs; it is clipped."""
+    for rank in range(2):
+        random = np.random.default_rng(0)
+        with parity.Tap(folder, rank=rank, world=2) as tap:
+            for step in range(12):
+                tokens = random.integers(0, 90, (2, 8, 12))
+                mean = received(sum(sent(1 + random.random((6, 5))) for _ in range(2)) / 2)
+                loss = factor * (1.0 + step + rank)
+                tap(step, batch=tokens[rank], loss=loss, gradients={"w": mean})
+    return folder
+
+
+def test_a_sum_over_the_rows_of_a_process_is_named(tmp_path):
+    result = parity.bisect(processes(tmp_path / "a"), processes(tmp_path / "b", factor=96.0))
+    assert "over 96 elements of (16, 12), those of one process" in " ".join(result.causes), str(result)
+
+
+def test_a_mean_of_rounded_gradients_may_look_like_another_type(tmp_path):
+    def bfloat16(x):
+        return np.round(x * 128) / 128
+
+    one = processes(tmp_path / "a", received=lambda mean: mean)
+    other = processes(tmp_path / "b", received=lambda mean: mean, sent=bfloat16)
+    text = "gradients are rounded to float16 (or to bfloat16 before a mean over processes) in run B: w"
+    assert text in parity.bisect(one, other).causes

@@ -95,6 +95,25 @@ class SmallMean(Training):
         return with_norm(gradients, 0.1 + 0.01 * step)
 
 
+class AlikeOnce(Training):
+    """The loss differs from step 3 on; in that step the gradients agree by chance."""
+
+    def loss(self, step, loss):
+        return loss * (1.2 + 0.01 * step if step >= 3 else 1.0)
+
+    def gradients(self, step, gradients):
+        return {name: np.roll(g, 1) if step >= 4 else g for name, g in gradients.items()}
+
+
+class CarriedByLittle(Training):
+    def loss(self, step, loss):
+        return loss * (1.005 if step >= 3 else 1.0)
+
+    def gradients(self, step, gradients):
+        change = 1e-3 if step >= 3 else 0.0
+        return {name: g + change * np.roll(g, 1) for name, g in gradients.items()}
+
+
 class Kept(Training):
     sum = None
 
@@ -341,6 +360,23 @@ class Biased(Teacher):
     divided = ROWS
 
 
+class ManyRows(Teacher):
+    """float32, and n = 512."""
+
+    divided, momentum = 511 / 32, 0.02
+
+    def extra(self, step, weights, before, x):
+        arrays = super().extra(step, weights, before, x)["norm"]
+        return {"norm": {name: array.astype(np.float32) for name, array in arrays.items()}}
+
+    def gradients(self, step, gradients):
+        return {name: g.astype(np.float32) for name, g in gradients.items()}
+
+
+class ManyRowsBiased(ManyRows):
+    divided = 512 / 32
+
+
 class OtherMomentum(Teacher):
     momentum = 0.2
 
@@ -359,6 +395,24 @@ CASES = {
         ClippedSum,
         0,
         "the mean, over 16 rows; the gradients are clipped",
+    ),
+    "gradients that agree once": (
+        Training,
+        AlikeOnce,
+        3,
+        "the forward pass differs from step 3 on, not before",
+    ),
+    "little that is carried": (
+        Training,
+        CarriedByLittle,
+        3,
+        "the forward pass differs from step 3 on, not before",
+    ),
+    "a biased variance of many rows": (
+        ManyRows,
+        ManyRowsBiased,
+        0,
+        "run A divides by n - 1 (n = 512), run B by n",
     ),
     "gradients that are kept": (Clipped, Kept, 1, "run B adds the gradients of the step before"),
     "another direction of one norm": (Clipped, OtherDirection, 0, "the gradients differ, at the same loss"),

@@ -99,6 +99,11 @@ ROWS = {
         "rises linearly from 0.2 to 1 until update 5, then jumps to 0.9619 in update 6, "
         "then falls along a cosine over 40 updates to 0",
     ),
+    "a cosine by epochs": (
+        lambda i: (1 + math.cos(math.pi * (i // 5) / 8)) / 2,
+        "changes every 5 updates (counted as one here): falls along a cosine over 8 updates to 0",
+    ),
+    "epochs of other lengths": (lambda i: (1 + math.cos(math.pi * ((i + 2) // 5) / 8)) / 2, ""),
     "a small part of a cosine": (optax.cosine_decay_schedule(0.1, 400), ""),
     "no schedule": (lambda i: (7 * i + 3) % 11 + 1.0, ""),
     "no rate": (lambda i: 0.0, ""),

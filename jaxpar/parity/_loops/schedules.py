@@ -24,6 +24,22 @@ POWERS = (2.0, 3.0, 0.9)
 
 def described(rates: np.ndarray) -> str:
     """Return the phases, as "rises linearly from 0.1 to 1 until update 5, then stays at 1"; "" if unknown."""
+    text, period = _phases(rates), _period(rates)
+    if text or period == 1 or not (text := _phases(rates[::period])):
+        return text
+    return f"changes every {period} updates (counted as one here): {text}"
+
+
+def _period(rates: np.ndarray) -> int:
+    """Return how many updates keep a rate, as those of an epoch do, if each rate is kept as long; else 1."""
+    moves = np.flatnonzero(np.diff(rates)) + 1
+    if len(moves) < LEAST - 1:
+        return 1
+    period = int(moves[0])
+    return period if np.array_equal(moves, period * np.arange(1, len(moves) + 1)) else 1
+
+
+def _phases(rates: np.ndarray) -> str:
     if len(rates) < LEAST or not np.isfinite(rates).all() or rates.min() < 0 or not rates.any():
         return ""
     peak = int(np.argmax(rates >= rates.max() * (1 - CLOSE)))

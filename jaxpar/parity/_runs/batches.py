@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from .digests import COLUMNS, layout_free
 from .operation_types import representable
 from .run import BITS, MEAN, NORM, BatchLeaf, TappedRun, TappedStep
 
@@ -181,8 +182,13 @@ def _value_causes(a: TappedStep, b: TappedStep) -> Iterator[str]:
             moved = int((x.digests[0] != y.digests[0]).sum())
             yield f"{moved} rows of {name} have the same values in other positions: flipped or shifted"
             return
-        one, other = (_elements(leaf) for leaf in (x, y))
-        if x.shape != y.shape or np.isnan(one).any() or np.isnan(other).any():
+        if layout_free(x.shape) != layout_free(y.shape):
+            continue
+        # Channels first and last have the same sample, in another order of all elements.
+        one, other = (
+            _elements(leaf) if x.shape == y.shape else leaf.values[len(COLUMNS) :] for leaf in (x, y)
+        )
+        if np.isnan(one).any() or np.isnan(other).any():
             continue
         kind = representable(other)
         if kind and not representable(one) and np.allclose(one, other, rtol=2.0**-6, atol=1e-30):
@@ -192,7 +198,7 @@ def _value_causes(a: TappedStep, b: TappedStep) -> Iterator[str]:
 
 
 def _elements(leaf: BatchLeaf) -> np.ndarray:
-    return leaf.values[5:] if leaf.full is None else np.ravel(leaf.full).astype(float)
+    return leaf.values[len(COLUMNS) :] if leaf.full is None else np.ravel(leaf.full).astype(float)
 
 
 def _linear(x: np.ndarray, y: np.ndarray) -> str:

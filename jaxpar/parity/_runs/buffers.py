@@ -98,7 +98,7 @@ def _statistics_causes(scene: Scene, parted: set[str]) -> list[str]:
                 f"running statistics move {factors[0]:.4g} times as far in run B: another momentum{suffix}"
             ]
     if variances and not means:
-        return _divisors([_ratio(before, after, name) for name in variances])
+        return _divisors([_ratio(before, after, name, scene.walk.unit) for name in variances])
     if variances:
         return [
             "running means and variances differ after the same rows: another momentum, or another number of "
@@ -118,7 +118,7 @@ def divisors_within_rounding(scene: Scene) -> list[str]:
     means = max((d for name, d in distances.items() if not _is_variance(name)), default=0.0)
     if min(distances[name] for name in names) <= CLEARLY * max(means, scene.walk.unit):
         return []
-    return _divisors([_ratio(before, after, name) for name in names])
+    return _divisors([_ratio(before, after, name, scene.walk.unit) for name in names])
 
 
 def _is_variance(name: str) -> bool:
@@ -138,14 +138,15 @@ def _factor(before: Aligned, after: Aligned, name: str) -> float | None:
     return factor if explained and abs(factor - 1) > 1e-6 else None
 
 
-def _ratio(before: Aligned, after: Aligned, name: str) -> float | None:
+def _ratio(before: Aligned, after: Aligned, name: str, unit: float) -> float | None:
     """Return c, if run A's variances are c times run B's plus a multiple of the earlier ones (1 at first)."""
     i = after.names.index(name)
     x, y = after.a.samples[i], after.b.samples[i]
     earlier = before.a.samples[before.names.index(name)] if name in before.names else np.ones_like(x)
     terms = np.stack([y, earlier], 1)
     shares = np.linalg.lstsq(terms, x)[0]
-    explained = np.abs(terms @ shares - x).max() <= EXPLAINED * np.abs(x - y).max()
+    rounding = 2 * unit * np.abs(x).max()
+    explained = np.abs(terms @ shares - x).max() <= EXPLAINED * np.abs(x - y).max() + rounding
     return float(shares[0]) if explained and len(x) > 2 else None
 
 

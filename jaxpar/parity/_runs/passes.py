@@ -44,7 +44,7 @@ def loss_causes(scene: Scene) -> list[str]:
         factor, residue = common_factor(gradients)
         # A factor that rounding can make is not a cause, nor one that clipping by norm + 1e-6 makes.
         if residue <= tolerance and abs(factor - 1) <= max(tolerance, ADDED):
-            if abs(ratio - 1) > tolerance:
+            if abs(ratio - 1) > tolerance and _is_of_all_steps(scene, ratio):
                 return [_reported(scene, ratio)]
         elif residue <= tolerance:
             which = (
@@ -73,6 +73,14 @@ def _clips(scene: Scene) -> bool:
     return any(any(gradient_limits(run, scene.walk.steps)) for run in (scene.a, scene.b))
 
 
+def _is_of_all_steps(scene: Scene, ratio: float) -> bool:
+    """Whether the losses always have this ratio, or gradients never part, which may agree once by chance."""
+    if not any(parting.part == "gradients" for parting in scene.walk.partings):
+        return True
+    losses = [(scene.a.steps[k].loss, scene.b.steps[k].loss) for k in scene.walk.steps]
+    return all(x and y and abs(y / x - ratio) <= 1e-3 * abs(ratio) for x, y in losses)
+
+
 def _reported(scene: Scene, ratio: float) -> str:
     name = reduction(scene, ratio)
     limits = [gradient_limits(run, scene.walk.steps)[0] for run in (scene.a, scene.b)]
@@ -92,6 +100,8 @@ def reduction(scene: Scene, factor: float, of_any_number: bool = True) -> str:
         counts.setdefault("rows", float(leaf.digests.shape[1]))
         for shape in (leaf.shape, leaf.shape[1:]):
             counts[f"elements of {shape}"] = float(np.prod(shape))
+        # The loss of several processes is the mean of theirs.
+        counts[f"elements of {leaf.shape}, those of one process"] = np.prod(leaf.shape) / scene.b.world
     for text, count in counts.items():
         for value, run in ((count, "B"), (1 / count, "A")):
             if count > 2 and abs(factor - value) <= 1e-5 * value:
@@ -228,7 +238,10 @@ def cast_causes(scene: Scene, parts: Sequence[str]) -> Iterator[str]:
                     text = f"are {types[side]} in run {run} and {types[1 - side]} in run {'BA'[side]}"
                     leaves.setdefault(text, []).append(leaf)
                 elif kinds[side] and not kinds[1 - side] and types[0] == types[1]:
-                    leaves.setdefault(f"are rounded to {kinds[side]} in run {run}", []).append(leaf)
+                    kind = kinds[side]
+                    if kind == "float16" and (scene.a, scene.b)[side].world > 1:
+                        kind += " (or to bfloat16 before a mean over processes)"
+                    leaves.setdefault(f"are rounded to {kind} in run {run}", []).append(leaf)
         yield from (f"{part} {text}: {listed(names)}" for text, names in leaves.items())
         if leaves:
             return
@@ -242,7 +255,8 @@ def _pass_causes(scene: Scene, gradients: Aligned, change: float) -> Iterator[st
         x, y = gradients.a.samples[gradients.sampled], gradients.b.samples[gradients.sampled]
         norms = float(np.linalg.norm(x) * np.linalg.norm(y))
         cosine = float(np.vdot(x, y)) / norms if norms else 0.0
-        rounding = 1 - cosine < NEAR_ONE * 0.01 and change < 2.0**-6 and gradients.distance < FAR
+        is_small = 1 - cosine < NEAR_ONE * 0.01 and change < 2.0**-6 and gradients.distance < FAR
+        rounding = is_small and not _is_sudden(scene, change)
     if rounding:
         yield (
             f"the forward pass differs by little, the loss by {change:.2g}: one run rounds more, as a "
@@ -264,6 +278,13 @@ def _pass_causes(scene: Scene, gradients: Aligned, change: float) -> Iterator[st
             f"parameters, reduction, buffers and types do not explain it{shown}. parity.compare finds the "
             "layer"
         )
+
+
+def _is_sudden(scene: Scene, change: float) -> bool:
+    """Whether the losses were much closer in all steps before, as they are not where one run rounds more."""
+    curve = scene.walk.curves["loss"]
+    earlier = [d for k, d in zip(curve.steps, curve.distances, strict=True) if k < scene.step]
+    return bool(earlier) and max(earlier) < 0.01 * change
 
 
 def untied(scene: Scene) -> str:

@@ -22,6 +22,9 @@ FLOAT32 = 2e-5
 LEAVES, UPDATES = 3, 12
 """Weights, other parameters and updates of which a recipe is searched first."""
 
+COMMON = ("sgd", "adam")
+"""Optimizers that most loops have."""
+
 Arrays = Mapping[str, np.ndarray]
 
 
@@ -126,10 +129,22 @@ class SampledUpdates:
                 result = fit(recipe, *followed, tolerance, unit)
                 if result.complete and _plausible(result):
                     return recipe
-            best = sorted(frontier, key=lambda recipe: misfit(recipe, *followed))[:2]
+            best = _best_of_kinds(sorted(frontier, key=lambda recipe: misfit(recipe, *followed)))
             frontier = [changed for recipe in best for changed in _varied(recipe)]
             frontier += [changed for _, changed in solutions(best[0], *followed)]
         return None
+
+
+def _best_of_kinds(ranked: Sequence[Recipe]) -> list[Recipe]:
+    """Return the best recipe of SGD, of Adam and of the best other optimizer.
+
+    One optimizer with several wrong settings fits better than the right one with one.
+    """
+    best: dict[str, Recipe] = {}
+    for recipe in ranked:
+        best.setdefault(recipe.kind, recipe)
+    others = [kind for kind in best if kind not in COMMON][:1]
+    return [recipe for kind, recipe in best.items() if kind in (*COMMON, *others)]
 
 
 def _is_weight(name: str) -> bool:
