@@ -31,7 +31,7 @@ def described(rates: np.ndarray) -> str:
 
 
 def _period(rates: np.ndarray) -> int:
-    """Return how many updates keep a rate, as those of an epoch do, if each rate is kept as long; else 1."""
+    """Return how many updates keep a rate, such as an epoch, if each rate is kept as long; 1 otherwise."""
     moves = np.flatnonzero(np.diff(rates)) + 1
     if len(moves) < LEAST - 1:
         return 1

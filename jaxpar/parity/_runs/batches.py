@@ -184,7 +184,7 @@ def _value_causes(a: TappedStep, b: TappedStep) -> Iterator[str]:
             return
         if layout_free(x.shape) != layout_free(y.shape):
             continue
-        # Channels first and last have the same sample, in another order of all elements.
+        # Channels first and last have the same sample, though the order of all elements differs.
         one, other = (
             _elements(leaf) if x.shape == y.shape else leaf.values[len(COLUMNS) :] for leaf in (x, y)
         )
