@@ -199,3 +199,19 @@ def test_a_slice_that_is_centred_by_its_mean_is_named():
     on = mesh(4, 2, names=("data", "model"))
     judged = report(step, (W, X), (P(None, "model"), P("data")), P(None, "model"), on)
     assert [(f.kind, "number of its own" in f.text) for f in judged.findings] == [("slices", True)]
+
+
+def test_what_one_stage_sends_to_the_next_is_no_slice_of_its_weights():
+    def stages(w, x):
+        stage = lax.axis_index("stage")
+        first = jnp.tanh(jnp.where(stage == 0, x, 0) @ w[0])
+        second = jnp.tanh(lax.ppermute(first, "stage", [(0, 1)]) @ w[0])
+        return jnp.where(stage == 1, jnp.mean((second - x) ** 2), 0)
+
+    def step(w, x):
+        return w - 0.1 * lax.pmean(jax.grad(stages)(w, x), "data")
+
+    on = mesh(4, 2, names=("data", "stage"))
+    w, x = jnp.ones((2, 6, 6), jnp.float32), jnp.ones((64, 6), jnp.float32)
+    judged = report(step, (w, x), (P("stage"), P("data")), P("stage"), on)
+    assert judged.verdict == "right", str(judged)

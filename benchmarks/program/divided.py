@@ -149,7 +149,9 @@ def put_together(fault: str) -> Made:
     def step(w: Any, m: Any, x: Any, y: Any) -> Any:
         g = jax.grad(lambda w: jnp.mean((jnp.tanh(x @ w) - y) ** 2))(w)
         m = 0.9 * m + lax.psum_scatter(g, AXIS, tiled=True) / 8
-        slice_of_w = lax.dynamic_slice_in_dim(w, lax.axis_index(AXIS) * 8, 8)
+        number = lax.axis_index(AXIS)
+        number = (number + 1) % 8 if fault == "next slice" else number
+        slice_of_w = lax.dynamic_slice_in_dim(w, number * 8, 8)
         change = m
         if fault == "slices":
             change = mean(m)
@@ -158,6 +160,45 @@ def put_together(fault: str) -> Made:
         return lax.all_gather(slice_of_w - 0.1 * change, AXIS, tiled=True), m
 
     return mapped(step, mesh, P(), P(AXIS), P(AXIS), P(AXIS), out=(P(), P(AXIS))), (w, m, x, y), {}  # type: ignore[arg-type]
+
+
+def orthogonalised(fault: str) -> Made:
+    """Muon: each device makes the update of a layer orthogonal, and all collect them."""
+    mesh = mesh_of(8)
+    w = shape(mesh, P(), 8, 4, 4)
+
+    def orthogonal(g: Any) -> Any:
+        g = g / (jnp.linalg.norm(g) + 1e-6)
+        return 1.5 * g - 0.5 * g @ g.T @ g
+
+    def step(w: Any, m: Any, x: Any) -> Any:
+        def outputs(w: Any) -> Any:
+            return lax.scan(lambda h, w: (h + jnp.tanh(h @ w), None), x, w)[0]
+
+        m = 0.9 * m + mean(jax.grad(lambda w: jnp.mean((outputs(w) - x) ** 2))(w))
+        number = lax.axis_index(AXIS)
+        number = (number + 1) % 8 if fault == "next layer" else number
+        layer = orthogonal(lax.dynamic_slice_in_dim(m, number, 1)[0])
+        return w - 0.02 * lax.all_gather(layer, AXIS), m
+
+    return mapped(step, mesh, P(), P(), P(AXIS)), (w, w, shape(mesh, P(AXIS), BATCH, 4)), {}
+
+
+def scattered_twice(fault: str) -> Made:
+    """Slices of the weights by both axes of the batch: gradients are scattered over one after the other."""
+    mesh = mesh_of(2, 4)
+    outer, inner = mesh.axis_names
+    w, rows = shape(mesh, P((outer, inner)), 64, 4), P((outer, inner))
+    x, y = shape(mesh, rows, BATCH, 64), shape(mesh, rows, BATCH, 4)
+
+    def step(w: Any, m: Any, x: Any, y: Any) -> Any:
+        whole = lax.all_gather(w, (outer, inner), tiled=True)
+        g = jax.grad(lambda w: jnp.mean((jnp.tanh(x @ w) - y) ** 2))(whole)
+        for axis in (inner, outer) if fault == "order" else (outer, inner):
+            g = lax.psum_scatter(g, axis, tiled=True)
+        return momentum(w, m, g / 8)
+
+    return mapped(step, mesh, rows, rows, rows, rows, out=rows), (w, w, x, y), {}
 
 
 def layers(fault: str) -> Made:

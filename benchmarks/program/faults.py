@@ -24,6 +24,8 @@ PROGRAMS: dict[str, Make] = {
     "copies": divided.copies,
     "scattered": divided.scattered,
     "put together": divided.put_together,
+    "orthogonalised": divided.orthogonalised,
+    "scattered twice": divided.scattered_twice,
     "layers": divided.layers,
     **{name: passing.passing(name) for name in passing.WAYS},
 }
@@ -124,6 +126,9 @@ HEALTHY = [
     ("ring", "by hand"),
 ]
 OPEN = [
+    ("put together", "next slice"),
+    ("orthogonalised", "next layer"),
+    ("scattered twice", "order"),
     ("shard_map", "weights"),
     ("shard_map", "extreme of the norm"),
     ("FSDP", "by XLA"),

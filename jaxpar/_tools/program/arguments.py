@@ -11,6 +11,8 @@ import jax.numpy as jnp
 
 from ..._training.train_step import TrainStep
 from ..._upstream.gpu_compiler import is_pmap, kept_arguments, lowered_for_topology
+from .slices import numbered
+from .values import Slices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +34,15 @@ class StepArray:
         bounds = self.part[0] or ((None, None),) * len(self.shape)
         pairs = zip(bounds, self.shape, strict=True)
         return tuple((n if stop is None else stop) - (start or 0) for (start, stop), n in pairs)
+
+    @property
+    def slices(self) -> Slices:
+        """The numbers of the slices that the devices hold, along each axis that is divided."""
+        if not self.divided:
+            return frozenset()
+        starts = ([bounds[axis][0] or 0 for bounds in self.part] for axis in range(len(self.shape)))
+        pairs = zip(starts, self.part_shape, strict=True)
+        return frozenset().union(*(numbered(offsets, length) for offsets, length in pairs))
 
     @property
     def stacked(self) -> bool:

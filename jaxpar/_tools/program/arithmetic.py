@@ -25,7 +25,19 @@ from .rules import (
     NoRuleError,
     kind_of,
 )
-from .values import UNIFORM, Dependence, Fact, Labels, Shares, Waypoint, join, joint_influence, numbers
+from .slices import cut_again, disordered, numbered
+from .values import (
+    UNIFORM,
+    Dependence,
+    Fact,
+    Labels,
+    Shares,
+    Slices,
+    Waypoint,
+    join,
+    numbers,
+    with_influence,
+)
 
 EPSILON = 1e-3
 """How far a constant may be from 1 / N: XLA rounds it to the array's type, of 8 bits at least."""
@@ -84,7 +96,23 @@ class Arithmetic:
         value = self._flagged(
             i, values, shares.combined(i.name, values, kind_of(i, self.module, kinds)), loop
         )
-        return self._influenced(i, values, value, computation)
+        value = self._influenced(i, values, value, computation)
+        if operation == "dynamic-slice":
+            value = dataclasses.replace(
+                value, slices=cut_again(value.slices, self._cut(i, values, computation))
+            )
+        elif operation in ELEMENTWISE and disordered(value.slices):
+            value = value.marked(Waypoint("order", i.name))
+        return value
+
+    def _cut(self, i: Instruction, values: list[Fact], computation: Computation) -> Slices:
+        """Return the numbers of the slices that the devices take, where they take their own."""
+        shape, slices = computation.instructions[i.operands[0]].results[0].shape, Slices()
+        for length, size, start in zip(i.results[0].shape, shape, values[1:], strict=True):
+            if length < size and start.constant is not None:
+                offsets = [int(start.constant.on(d)) for d in range(self.shares.size)]
+                slices |= numbered([min(max(n, 0), size - length) for n in offsets], length)
+        return slices
 
     def _by_piece(self, i: Instruction, values: list[Fact], computation: Computation) -> Fact | None:
         """Follow small arrays that XLA, or a user, puts into one vector for one reduction."""
@@ -174,11 +202,7 @@ class Arithmetic:
             return value
         arrays = [v for v, n in zip(values, sizes, strict=True) if n == size]
         scalars = functools.reduce(join, (v.scalars for v in arrays), UNIFORM)
-        if i.operation in ("multiply", "divide") and any(
-            v.influence == UNIFORM and v.scalars for v in arrays
-        ):
-            value = value.marked(Waypoint("scaled", i.name))
-        return dataclasses.replace(value, influence=joint_influence(arrays), scalars=scalars)
+        return with_influence(dataclasses.replace(value, scalars=scalars), arrays)
 
     def _keeps_rows(self, i: Instruction) -> bool:
         """Return whether what is repeated has a number for each row: the first axis as long as the rows."""

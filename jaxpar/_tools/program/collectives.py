@@ -12,6 +12,7 @@ from collections.abc import Hashable
 import numpy as np
 
 from .rules import NoRuleError
+from .slices import collected_in_order, cut_again, equal_in, numbered
 from .values import UNIFORM, Dependence, Fact, Labels, Shares, Waypoint, join, labels_of, numbers
 
 Groups = tuple[tuple[int, ...], ...]
@@ -152,7 +153,8 @@ def reduction(shares: Shares, at: str, value: Fact, groups: Groups, operation: s
     # Functions of slices, such as their squares, are added over one axis of a mesh after the other.
     first = value.total or value.state != Dependence.COMPLETE or same == shares.alike
     total = operation == "add" and state == Dependence.COMPLETE and first
-    return Fact(same, form, rows, state, frozenset(marks), fresh=at, total=total)
+    slices = equal_in(value.slices, groups)
+    return Fact(same, form, rows, state, frozenset(marks), fresh=at, total=total, slices=slices)
 
 
 def _again(
@@ -224,8 +226,13 @@ def _passed_on(shares: Shares, at: str, value: Fact, groups: Groups) -> set[Wayp
     return {Waypoint("passed", at)} if any(len(x) > 1 for x in holders.values()) else set()
 
 
-def gathered(shares: Shares, at: str, value: Fact, groups: Groups, placed: bool) -> Fact:
-    """An all-gather; an all-to-all if the result depends on the position in the group."""
+def gathered(
+    shares: Shares, at: str, value: Fact, groups: Groups, placed: bool = False, single: bool = False
+) -> Fact:
+    """An all-gather; an all-to-all if the result depends on the position in the group.
+
+    `single`: each device has one entry, such as a layer of many, which may be normalised by itself.
+    """
     same = _labels(groups, value.same, ordered=True, placed=placed)
     form = _labels(groups, value.form, ordered=True, placed=placed)
     rows = _rows(shares, groups, value.rows)
@@ -234,11 +241,13 @@ def gathered(shares: Shares, at: str, value: Fact, groups: Groups, placed: bool)
         state = Dependence.UNKNOWN
         marks.add(Waypoint("unknown", at, "sums over parts of the devices are collected"))
     marks |= _passed_on(shares, at, value, groups)
-    if value.state == Dependence.COMPLETE and not placed:
+    if value.state == Dependence.COMPLETE and not placed and not single:
         marks |= _put_together(at, value, groups)
     if rows != value.rows and not placed:
         marks.add(Waypoint("gathered", at, "batch" if value.batch else ""))
-    return Fact(same, form, rows, state, frozenset(marks))
+    if not placed and not collected_in_order(value.slices, groups):
+        marks.add(Waypoint("order", at))
+    return Fact(same, form, rows, state, frozenset(marks), slices=equal_in(value.slices, groups))
 
 
 def _put_together(at: str, value: Fact, groups: Groups) -> set[Waypoint]:
@@ -255,8 +264,9 @@ def _put_together(at: str, value: Fact, groups: Groups) -> set[Waypoint]:
 
 def scattered(shares: Shares, value: Fact, groups: Groups) -> Fact:
     """The slices of a sum that the devices keep: the second half of a reduce-scatter."""
-    positions = labels_of(_spread(groups, shares.size, lambda _, i: i))
-    return cut(value, positions)
+    positions = _spread(groups, shares.size, lambda _, i: i)
+    slices = cut_again(value.slices, numbered(positions, 1))  # type: ignore[arg-type]
+    return dataclasses.replace(cut(value, labels_of(positions)), slices=slices)
 
 
 def cut(value: Fact, positions: Labels) -> Fact:

@@ -7,7 +7,7 @@ import functools
 import re
 from collections.abc import Callable, Sequence
 
-from ..estimate.hlo import Computation, Instruction, Module, exchanged_bytes
+from ..estimate.hlo import Array, Computation, Instruction, Module, exchanged_bytes
 from . import collectives
 from .arithmetic import Arithmetic
 from .collectives import Exchanged
@@ -94,8 +94,8 @@ class Interpreter:
         else:
             groups = collectives.device_groups(i.attributes, shares.size)
         self._meet(i, groups, exchanged_bytes(i, computation))
-        kinds = [a.kind for a in i.results]
-        done = [self._exchanged(i, operation, v, groups, kinds[n % len(kinds)]) for n, v in enumerate(values)]
+        arrays = [computation.instructions[o].results[0] for o in i.operands]
+        done = [self._exchanged(i, operation, v, groups, a) for v, a in zip(values, arrays, strict=True)]
         if operation == "all-to-all" and len(done) > 1:
             done = [shares.combined(i.name, done) for _ in done]
         done = [
@@ -104,15 +104,19 @@ class Interpreter:
         return tuple(done) if len(done) > 1 else done[0]
 
     def _exchanged(
-        self, i: Instruction, operation: str, value: Fact, groups: collectives.Groups, kind: str
+        self, i: Instruction, operation: str, value: Fact, groups: collectives.Groups, array: Array
     ) -> Fact:
-        shares = self.shares
+        """Return one operand's result; `array` is its shape and type."""
+        shares, kind = self.shares, array.kind
         if value.pieces and operation in ("all-reduce", "collective-permute"):
-            pieces = [(n, self._exchanged(i, operation, v, groups, kind)) for n, v in value.pieces]
+            pieces = [(n, self._exchanged(i, operation, v, groups, array)) for n, v in value.pieces]
             return self.arithmetic.joined(i, pieces)
         if operation == "collective-permute":
             return collectives.permuted(shares, i.name, value, i.attributes)
-        if operation in ("all-gather", "all-to-all", "collective-broadcast"):
+        if operation == "all-gather":
+            single = array.shape[i.numbers("dimensions")[0]] == 1
+            return collectives.gathered(shares, i.name, value, groups, single=single)
+        if operation in ("all-to-all", "collective-broadcast"):
             return collectives.gathered(shares, i.name, value, groups, placed=operation == "all-to-all")
         self.divides = self.divides or value.same != shares.alike
         by = reducing_operation(i, self.module)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from .arguments import Step, StepArray
 from .interpreter import Interpreter
 from .report import OPEN, RIGHT, WRONG, Exchange, Finding, LeafVerdict, ProgramReport
+from .slices import disordered
 from .source import Sources
 from .values import REPEATED, Dependence, Fact, Labels, Shares, Waypoint, join, labels_of, numbers
 
@@ -99,6 +100,8 @@ class Judge:
         verdict, why = self._verdict(n, before.path, value, alike, may_differ)
         if not copies and not may_differ and self._judge_slices(before, value):
             verdict, why = FOUND
+        if verdict == RIGHT and (at := self._disorder(before, value)) is not None:
+            verdict, why = OPEN, f"slices meet in another order than they were cut {self._line(at)}".strip()
         if verdict == RIGHT and n in self.step.retyped:
             types = f"comes as {before.type} and is returned as {array.type}"
             verdict, why = OPEN, f"{types}, so that the next step is another program"
@@ -181,6 +184,13 @@ class Judge:
             at = max((m.at for m in value.marks if m.kind == "scalar"), default="")
             self._find("slices", array.path, f"is divided: {SLICES['scaled']}", at)
         return several or scaled
+
+    def _disorder(self, array: StepArray, value: Fact) -> str | None:
+        """Return where slices meet in different orders, or are put together in a new one; else None."""
+        marks = sorted(m.at for m in value.marks if m.kind == "order")
+        if not marks and disordered(array.slices | value.slices):
+            return ""
+        return marks[0] if marks else None
 
     def _sum_of_slices(self, array: StepArray, value: Fact) -> str:
         """Return the last reduction over devices with different slices."""

@@ -108,7 +108,7 @@ def _argument(step: Step, shares: Shares, number: int, local: str) -> Fact:
         return shares.free
     labels = labels_of(list(array.part))
     if number not in step.batch or not array.divided:
-        return Fact(labels, labels, shares.nothing)
+        return Fact(labels, labels, shares.nothing, slices=array.slices if replaced else frozenset())
     # What devices of one share hold along other axes is a function of the share: a different slice.
     rowwise = _row_parts(array) != list(array.part) or all(len(part) == 1 for part in array.part)
     form = labels_of([part[1:] for part in array.part]) if rowwise else shares.alike

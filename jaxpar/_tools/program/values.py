@@ -50,6 +50,8 @@ REPEATED = ("again", "copies", "passed")
 Labels = bytes
 """One int32 for each device, numbered by first occurrence, so that equal partitions are equal bytes."""
 UNIFORM: Labels = b""
+Slices = frozenset[tuple[int, ...]]
+"""For each way in which an array was cut, the number of the slice that each device holds."""
 
 
 def labels_of(keys: Any) -> Labels:
@@ -115,6 +117,7 @@ class Fact:
     numbers that do not depend on the batch. `UNIFORM` if they are scalars; None if it is `same`."""
     scalars: Labels = UNIFORM
     """Devices with one label combine the array with equal scalars of the batch; UNIFORM if all devices do."""
+    slices: Slices = frozenset()
     pieces: tuple[tuple[int, Fact], ...] = ()
     """Length and value of each of the arrays that were put together along their only axis."""
 
@@ -197,6 +200,7 @@ class Shares:
         form = functools.reduce(join, (v.form for v in operands))
         marks = frozenset().union(*(v.marks for v in operands)) if len(operands) > 1 else first.marks
         state = max(v.state for v in operands)
+        slices = frozenset().union(*(v.slices for v in operands)) if len(operands) > 1 else first.slices
         # A complete sum is a number like a parameter: what is computed of both is a function of the share.
         counted = [v.rows for v in operands if v.state > Dependence.COMPLETE] or [v.rows for v in operands]
         rows = functools.reduce(self.union, counted)
@@ -216,7 +220,7 @@ class Shares:
             same, form = (
                 labels_of([-1 if d in zeros else x for d, x in enumerate(numbers(y))]) for y in (same, form)
             )
-        return Fact(same, form, rows, state, marks, zeros=zeros)
+        return Fact(same, form, rows, state, marks, zeros=zeros, slices=slices)
 
     def _stays_partial(self, operands: Sequence[Fact], kind: str) -> bool:
         partial = [v for v in operands if v.state == Dependence.PARTIAL]
@@ -236,21 +240,22 @@ class Shares:
             return first
         value = self.combined(at, (first, second), "sum")
         constant = first.constant if first.constant == second.constant else None
-        return dataclasses.replace(
+        value = dataclasses.replace(
             value,
             constant=constant,
             random=first.random or second.random,
             zeros=first.zeros & second.zeros,
             total=first.total or second.total,
-            influence=joint_influence((first, second)),
             scalars=join(first.scalars, second.scalars),
         )
+        return with_influence(value, (first, second))
 
 
-def joint_influence(values: Iterable[Fact]) -> Labels | None:
-    """Return the influence of the batch on an array that combines these element by element."""
-    labels = [v.same if v.influence is None else v.influence for v in values if v.state != Dependence.FREE]
-    return functools.reduce(join, filter(None, labels), UNIFORM)
+def with_influence(value: Fact, operands: Iterable[Fact]) -> Fact:
+    """Return an array that combines these element by element, with the influence of the batch on it."""
+    labels = [v.same if v.influence is None else v.influence for v in operands if v.state != Dependence.FREE]
+    influence = functools.reduce(join, filter(None, labels), UNIFORM)
+    return dataclasses.replace(value, influence=None if influence == value.same else influence)
 
 
 def leaves(result: Result) -> list[Fact]:

@@ -113,7 +113,8 @@ class Explainer:
             yield Attempt((*parent.texts, text), recipe, groups, self._fit(recipe, groups))
 
     def _solved(self, parent: Attempt) -> Iterator[Attempt]:
-        for text, recipe in solutions(parent.recipe, self.batches, self.weights, parent.groups):
+        vary = any(np.ptp([x for x in rates if np.isfinite(x)] or [0.0]) > 0 for rates in self.rates.values())
+        for text, recipe in solutions(parent.recipe, self.batches, self.weights, parent.groups, vary):
             yield Attempt((*parent.texts, text), recipe, parent.groups, self._fit(recipe, parent.groups))
 
     def _explanations(self, attempt: Attempt, parent: Attempt | None) -> Iterator[tuple[int, str]]:
@@ -161,10 +162,17 @@ def _joined(*texts: str) -> str:
 
 
 def solutions(
-    recipe: Recipe, batches: Sequence[Arrays], weights: Sequence[Arrays], groups: Groups
+    recipe: Recipe,
+    batches: Sequence[Arrays],
+    weights: Sequence[Arrays],
+    groups: Groups,
+    rates_vary: bool = False,
 ) -> Iterator[Change]:
-    """Yield recipes with the best value of one setting each, rounded to each number of digits."""
-    for torch_has, jax_acts, grid, from_one, make in _settings(recipe):
+    """Yield recipes with the best value of one setting each, rounded to each number of digits.
+
+    Only rates that vary show whether a decay follows them.
+    """
+    for torch_has, jax_acts, grid, from_one, make in _settings(recipe, rates_vary):
 
         def error(exponent: float, make: Make = make, from_one: bool = from_one) -> float:
             return misfit(make(_value(exponent, from_one)), batches, weights, groups)
@@ -183,7 +191,7 @@ def _value(exponent: float, from_one: bool) -> float:
     return 1 - 10**exponent if from_one else 10**exponent
 
 
-def _settings(recipe: Recipe) -> Iterator[tuple[str, str, np.ndarray, bool, Make]]:
+def _settings(recipe: Recipe, rates_vary: bool) -> Iterator[tuple[str, str, np.ndarray, bool, Make]]:
     """Yield what torch has, what JAX does instead, the values tried first, and the recipe of a value."""
     trained = [settings for settings in recipe.settings.values() if not settings.get("frozen")]
     first = trained[0] if trained else {}
@@ -191,7 +199,7 @@ def _settings(recipe: Recipe) -> Iterator[tuple[str, str, np.ndarray, bool, Make
     usual = "acts as with {}"
     if trained:
         yield f"weight_decay is {decay:g}", usual, DECAYS, False, lambda x: _decaying(recipe, x)
-    if decay and not first["coupled"]:
+    if rates_vary and decay and not first["coupled"]:
         constant = recipe.with_settings(decay_without_rate=True)
         text = "decoupled decay is multiplied by the rate"
         yield text, "subtracts {} times the weights at any rate", DECAYS, False, partial(_decaying, constant)
