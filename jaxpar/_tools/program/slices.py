@@ -1,4 +1,4 @@
-"""Which slice of an array each device holds, if it is known: slices in another order are not proven."""
+"""The numbers of the slices that the devices hold: slices in a different order are not proven."""
 
 from __future__ import annotations
 
@@ -45,5 +45,5 @@ def collected_in_order(slices: Slices, groups: Sequence[Sequence[int]]) -> bool:
 
 
 def equal_in(slices: Slices, groups: Sequence[Sequence[int]]) -> Slices:
-    """Return those of which the devices of a group hold the same one."""
+    """Return the ways of cutting in which all devices of a group hold the same slice."""
     return frozenset(x for x in slices if all(len({x[d] for d in group}) == 1 for group in groups))
