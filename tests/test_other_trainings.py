@@ -114,6 +114,23 @@ class CarriedByLittle(Training):
         return {name: g + change * np.roll(g, 1) for name, g in gradients.items()}
 
 
+class RoundedBias(Training):
+    """The gradient of the bias is rounding alone, which is larger where a part of the pass rounds more."""
+
+    rounding, change = 1e-9, 0.0
+
+    def loss(self, step, loss):
+        return loss * (1 + self.change)
+
+    def gradients(self, step, gradients):
+        w = gradients["w"]
+        return {"w": w + self.change * np.roll(w, 1), "b": self.rounding * np.roll(gradients["b"], step)}
+
+
+class RoundedMore(RoundedBias):
+    rounding, change = 3e-3, 1e-3
+
+
 class Kept(Training):
     sum = None
 
@@ -396,6 +413,7 @@ CASES = {
         0,
         "the mean, over 16 rows; the gradients are clipped",
     ),
+    "a part that rounds more": (RoundedBias, RoundedMore, 0, "the forward pass differs by little"),
     "gradients that agree once": (
         Training,
         AlikeOnce,

@@ -13,7 +13,7 @@ import torch
 from flax import nnx
 
 from jaxpar import parity
-from jaxpar.parity._runs.operation_types import OperationType, differences, together
+from jaxpar.parity._runs.operation_types import OperationType, TypeDifference, differences, together
 from jaxpar.parity._sides.jax_in_types import JaxTypes
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -264,6 +264,15 @@ def test_bisect_names_the_types_that_may_be_the_reason(tmp_path):
     assert cause.startswith("perhaps softmax runs in float32 in run A (test_precision.py:")
     assert "and in bfloat16 in run B (test_precision.py:" in cause
     assert not parity.bisect(wide, wide).notes
+
+
+def test_an_operation_without_a_counterpart_joins_those_of_its_type():
+    loss = TypeDifference(("loss",), "float32", "bfloat16", (("a.py:1",), ("b.py:2",)))
+    mean = TypeDifference(("mean",), "", "bfloat16", ((), ("b.py:3",)))
+    other = TypeDifference(("softmax",), "", "float16", ((), ("b.py:4",)))
+    texts = [x.text("in A", "in B") for x in together([mean, other, loss])]
+    assert len(texts) == 2
+    assert texts[0] == "loss and mean run in float32 in A (a.py:1) and in bfloat16 in B (b.py:2, b.py:3)"
 
 
 PAIRS = [("jax", "jax"), ("torch", "torch"), ("torch", "jax"), ("jax", "torch")]

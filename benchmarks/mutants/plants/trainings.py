@@ -31,6 +31,7 @@ PLANTS = [
         ('if since < first.step and', 'if', "tests/test_other_trainings.py -k direction"),
     ),
     *plants("jaxpar/parity/_runs/passes.py",
+        ('counted = norms > NOTHING * gradients.rms', 'counted = norms >= 0', "tests/test_other_trainings.py::test_a_difference_is_named_in_its_step[a_part_that_rounds_more]"),
         ('np.prod(leaf.shape) / scene.b.world', 'np.prod(leaf.shape)', "tests/test_accumulating_trainings.py -k rows_of_a_process"),
         ('if kind == "float16" and (scene.a', 'if False and (scene.a', "tests/test_accumulating_trainings.py -k another_type"),
         ('and _is_of_all_steps(scene, ratio):', 'and True:', "tests/test_other_trainings.py::test_a_difference_is_named_in_its_step[gradients_that_agree_once]"),
@@ -303,5 +304,9 @@ PLANTS = [
     ),
     *plants("jaxpar/parity/_runs/scene.py",
         ('return steps or self.walk.steps', 'return self.walk.steps', "tests/test_accumulating_trainings.py -k epsilon"),
+    ),
+    *plants("jaxpar/parity/_runs/operation_types.py",
+        ('key = next(pairs, key)', 'pass', "tests/test_precision.py -k without_a_counterpart"),
+        ('sorted(rows, key=lambda x: not (x.a and x.b))', 'rows', "tests/test_precision.py -k without_a_counterpart"),
     ),
 ]

@@ -138,11 +138,18 @@ def _counts_alone(x: OperationType, others: Iterable[OperationType]) -> bool:
 
 
 def together(rows: Iterable[TypeDifference]) -> Iterator[TypeDifference]:
-    """Join differences between the same two types into one."""
+    """Join differences between the same two types into one.
+
+    Operations without a counterpart join others of their type: a mean may be a part of a loss elsewhere.
+    """
     groups: dict[tuple[str, ...], list[TypeDifference]] = {}
-    for x in rows:
+    for x in sorted(rows, key=lambda x: not (x.a and x.b)):
         alone = x.operations if x.stored or x.operations == ("rounding",) else ()
-        groups.setdefault((x.a, x.b, *alone), []).append(x)
+        key = (x.a, x.b, *alone)
+        if not (alone or (x.a and x.b)):
+            pairs = (k for k in groups if len(k) == 2 and all(k) and k[bool(x.b)] == (x.b or x.a))
+            key = next(pairs, key)
+        groups.setdefault(key, []).append(x)
     for members in groups.values():
         operations = tuple(dict.fromkeys(name for row in members for name in row.operations))
         where = tuple(tuple(x for row in members for x in row.where[side]) for side in (0, 1))
