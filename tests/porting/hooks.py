@@ -30,6 +30,8 @@ class Features(nn.Module):
         for name, layer in self.net.named_children():
             layer.register_forward_hook(self.keeping(name))
         self.bank = Bank(self.net[2])
+        self.last = None
+        self.net[2].register_forward_hook(self.store)
         self.handles.append(self.head.register_forward_hook(self.keep))
         self.handle = self.head.register_forward_pre_hook(lambda layer, inputs: inputs[0].tanh())
         self.net[1].register_forward_hook(lambda layer, inputs, output: output * 2)
@@ -43,11 +45,14 @@ class Features(nn.Module):
     def keep(self, layer, inputs, output):
         self.kept.append(inputs[0] + 1)
 
+    def store(self, layer, inputs, output):
+        self.last = output
+
     def forward(self, x):
         self.kept.clear()
         self.bank.means.clear()
         y = self.head(self.net(x))
-        return y * self.bank.means[0], self.features["0"] * self.features["1"], self.kept[0]
+        return y * self.bank.means[0], self.features["0"] * self.features["1"], self.kept[0] + self.last
 
 
 class Sized(nn.Module):

@@ -6,6 +6,8 @@ The proof compares them with torch's like every other line. Their docstrings are
 import types
 import weakref
 
+from flax import nnx
+
 
 class WithinCall:
     """An attribute whose array a call sets first and reads later; a compiled call starts with None."""
@@ -63,11 +65,11 @@ class FilledList(list):
 
 def register_forward_hook(module, hook):
     """Call `hook(module, inputs, output)` after each call of a module; what it returns is the output."""
-    kind = type(module)
+    kind, called = type(module), bound_hook(module, hook)
 
     def __call__(self, *inputs, **kwargs):
         output = kind.__call__(self, *inputs, **kwargs)
-        changed = hook(self, inputs, output)
+        changed = called(self, inputs, output)
         return output if changed is None else changed
 
     hooked = types.new_class(kind.__name__, (kind,), {}, lambda names: names.update(__call__=__call__))
@@ -76,12 +78,22 @@ def register_forward_hook(module, hook):
 
 def register_forward_pre_hook(module, hook):
     """Call `hook(module, inputs)` before each call of a module; what it returns are the inputs."""
-    kind = type(module)
+    kind, called = type(module), bound_hook(module, hook)
 
     def __call__(self, *inputs, **kwargs):
-        changed = hook(self, inputs)
+        changed = called(self, inputs)
         inputs = inputs if changed is None else changed if isinstance(changed, tuple) else (changed,)
         return kind.__call__(self, *inputs, **kwargs)
 
     hooked = types.new_class(kind.__name__, (kind,), {}, lambda names: names.update(__call__=__call__))
     object.__setattr__(module, "__class__", hooked)
+
+
+def bound_hook(module, hook):
+    """Return the hook; a module's method is called on that module, or on its copy beside a module's copy."""
+    owner = getattr(hook, "__self__", None)
+    if not isinstance(owner, nnx.Module):
+        return hook
+    name = f"owner_of_{hook.__name__}"
+    setattr(module, name, owner)
+    return lambda hooked, *arrays: hook.__func__(getattr(hooked, name), hooked, *arrays)
