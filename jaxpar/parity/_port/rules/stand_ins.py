@@ -90,7 +90,7 @@ def register_forward_pre_hook(module, hook):
 
 
 def bound_hook(module, hook):
-    """Return the hook; a module's method is called on that module, or on its copy beside a module's copy."""
+    """Return the hook; a method is called on the copy of its module that comes with the layer's copy."""
     owner = getattr(hook, "__self__", None)
     if not isinstance(owner, nnx.Module):
         return hook
