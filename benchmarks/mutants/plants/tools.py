@@ -207,7 +207,7 @@ PLANTS = [
     *plants("jaxpar/_tools/program/collectives.py",
         ('kinds.add("alike")', 'pass', "tests/test_program_judge.py::test_a_planted_fault_is_named[put_together-slices]"),
         ('kinds.add("scaled")', 'pass', "tests/test_program_judge.py::test_a_planted_fault_is_named[put_together-norm]"),
-        ('state == Dependence.COMPLETE and first', 'state == Dependence.COMPLETE', "tests/test_program_judge.py::test_a_healthy_step_is_proven[layers-]"),
+        ('state == Dependence.COMPLETE and is_total', 'state == Dependence.COMPLETE', "tests/test_program_judge.py::test_a_healthy_step_is_proven[layers-]"),
     ),
     *plants("jaxpar/_tools/program/arithmetic.py",
         ('slices |= numbered(', 'slices &= numbered(', "tests/test_program_judge.py::test_what_cannot_be_proven_is_not_right[orthogonalised-next_layer]"),

@@ -151,8 +151,8 @@ def reduction(shares: Shares, at: str, value: Fact, groups: Groups, operation: s
     if operation == "add" and value.state != Dependence.FREE:
         marks |= _again(shares, at, value, heard)
     # Functions of slices, such as their squares, are added over one axis of a mesh after the other.
-    first = value.total or value.state != Dependence.COMPLETE or same == shares.alike
-    total = operation == "add" and state == Dependence.COMPLETE and first
+    is_total = value.total or value.state != Dependence.COMPLETE or same == shares.alike
+    total = operation == "add" and state == Dependence.COMPLETE and is_total
     slices = equal_in(value.slices, groups)
     return Fact(same, form, rows, state, frozenset(marks), fresh=at, total=total, slices=slices)
 
