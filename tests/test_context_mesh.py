@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -269,6 +270,40 @@ def test_what_comes_back_lies_on_the_mesh(mesh):
     assert all(x.sharding == NamedSharding(mesh, P()) for x in leaves)
     assert y.sharding == NamedSharding(mesh, P("data"))
     assert step(X, Y).sharding.mesh.axis_names != mesh.axis_names  # the context is left again
+
+
+def wrapped_outside(wrap, kind, in_jit):
+    net = wrap(nnx.Linear(3, 2, rngs=nnx.Rngs(0), param_dtype=float))
+    optimizer = optimizer_of(net)
+
+    def step(net, optimizer, x, y):
+        loss, gradients = (
+            net.value_and_grad(mse)(x, y) if wrap is distributed else nnx.value_and_grad(mse)(net, x, y)
+        )
+        optimizer.update(net, gradients)
+        return loss
+
+    with jax.set_mesh(mesh_of(f"{kind}-4")):
+        net(X)  # a forward works
+        return [float((nnx.jit(step) if in_jit else step)(net, optimizer, X, Y)) for _ in range(2)]
+
+
+@pytest.mark.parametrize("in_jit", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize("wrap", [parallel, distributed])
+def test_a_module_wrapped_outside_trains_under_auto_axes_and_says_where_to_wrap_under_explicit(wrap, in_jit):
+    losses = wrapped_outside(wrap, "Auto", in_jit)
+    assert losses[1] < losses[0]
+    with pytest.raises(jaxpar.errors.MisplacedError, match=r"'data': 4}, are Explicit.* Wrap the module"):
+        wrapped_outside(wrap, "Explicit", in_jit)
+
+
+def test_an_equinox_module_wrapped_outside_says_where_to_wrap_under_explicit_axes():
+    net = parallel(eqx.nn.Linear(3, 2, key=jax.random.key(0)))
+    with (
+        jax.set_mesh(mesh_of("Explicit-4")),
+        pytest.raises(jaxpar.errors.MisplacedError, match=r"DataParallel: .*wrapped outside"),
+    ):
+        jax.vmap(net)(X)
 
 
 def test_a_bare_spec_in_a_loss_says_where_its_axes_are():

@@ -641,6 +641,23 @@ def test_an_exception_keeps_its_class_and_names_the_replica(error, backend):
     assert any(note in text for text in caught.value.__notes__)
 
 
+def test_a_mask_as_long_as_the_batch_that_was_cut_is_named():
+    def attend(weights, x, mask):
+        return jnp.where(mask, x @ weights, 0)
+
+    net = jaxpar.DataParallel(attend, [0, 1, 2, 3])
+    weights, x, mask = jaxpar.replicated(np.ones((3, 8))), np.ones((8, 8, 3)), np.ones((8, 8), bool)
+    with pytest.raises(ValueError, match="broadcasting") as caught:
+        net(weights, x, mask)
+    text = "\n".join(caught.value.__notes__)
+    assert "which has 2 rows along dim=0" in text  # not the 3 of the weights
+    assert "cut into rows: [2, 8, 3], [2, 8]. Mark one" in text
+    assert net(weights, x, jaxpar.replicated(mask)).shape == (8, 8, 8)
+    with pytest.raises(ValueError, match="broadcasting") as caught:
+        jaxpar.DataParallel(lambda x: x + np.ones(7), [0, 1])(np.ones((8, 3)))
+    assert "replicated" not in "\n".join(caught.value.__notes__)  # one argument is the batch
+
+
 def test_rows_along_another_axis_than_the_modules_are_named():
     net = jaxpar.DataParallel(lambda x: x @ np.ones((3, 2)), [0, 1, 2], dim=-1)
     with pytest.raises(TypeError, match="contracting") as caught:

@@ -250,6 +250,16 @@ def test_nothing_of_it_starts_jax():
     subprocess.run([sys.executable, "-c", source], check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
 
 
+def test_what_is_differentiated():
+    seen = []
+    f = lambda x: (seen.append(upstream.is_differentiated(x)), x.sum())[1]  # noqa: E731
+    jax.grad(f)(jnp.ones(3))
+    jax.jit(jax.grad(f))(jnp.ones(3))
+    jax.jvp(f, (jnp.ones(3),), (jnp.ones(3),))
+    jax.jit(f)(jnp.ones(3))
+    assert seen == [True, True, True, False]
+
+
 def test_what_vmap_maps_over():
     seen = []
     jax.vmap(lambda x, y: seen.append((upstream.is_mapped(x), upstream.is_mapped(y))), (0, None))(

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -19,8 +19,9 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from .._tree import is_array, is_real, is_staged
 from .._typing import PyTree
-from .._upstream import concrete
+from .._upstream import concrete, is_differentiated
 from .._upstream.mesh_context import context_mesh, enter_context, restore_context
+from ..errors import MisplacedError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -41,6 +42,11 @@ class Outside:
         if self._default is not None and (self.mesh is None or _is_remote(self.mesh)) and not is_staged():
             self.mesh = self._default
         _this.scope = self
+
+    @property
+    def left(self) -> Any:
+        """The context's mesh, and None for one of an array or a default."""
+        return None if self._previous is None else self.mesh
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -107,6 +113,8 @@ def brought(
         mesh = scope.mesh = source.mesh if foreign else None
     if scope is not None and mesh is not None and axis is not None and isinstance(source, NamedSharding):
         scope.rows = scope.rows or (source.spec[axis] if axis < len(source.spec) else None)
+    if scope is not None and is_differentiated(x):
+        refuse_own_mesh(scope.left, [x], to, "DataParallel")
     if is_real(x):
         # Results get the mesh of an argument, and XLA may choose a distribution that its axes cannot express.
         foreign = isinstance(source, NamedSharding) and source.mesh.axis_names != to.axis_names
@@ -120,6 +128,26 @@ def brought(
         source = NamedSharding(mesh, source.spec if typed else PartitionSpec())
     # Without `src` the cotangent would stay on the program's mesh.
     return jax.device_put(x, sharding(), src=source)
+
+
+def refuse_own_mesh(mesh: Any, arrays: Sequence[Any], own: Mesh | AbstractMesh, function: str) -> None:
+    """Raise for parameters on a wrapper's own mesh that would be updated under one with Explicit axes."""
+    if not is_explicit(mesh) or own.axis_names == mesh.axis_names:
+        return
+    for x in arrays:
+        if jax.typeof(x).sharding.mesh.axis_names == own.axis_names:
+            raise MisplacedError(
+                f"{function}: parameters are on the devices' own mesh, {dict(own.shape)}, because they were "
+                f"wrapped outside of jax.set_mesh. The axes of the mesh in context, {dict(mesh.shape)}, are "
+                "Explicit, and JAX does not mix arrays of the two in an update. Wrap the module, and make "
+                "its optimizer, inside of `with jax.set_mesh(mesh):`, or give the mesh axes of type Auto."
+            )
+
+
+def left_mesh() -> Any:
+    """Return the mesh that was in context before `Outside`, or None."""
+    scope = getattr(_this, "scope", None)
+    return None if scope is None else scope.left
 
 
 def returned(tree: PyTree, dim: int | None = None) -> PyTree:

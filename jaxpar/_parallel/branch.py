@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -46,18 +46,26 @@ class Branch:
         return list(jaxpr_as_fun(self.jaxpr)(*flat[:first], *pieces))
 
 
-def run_branch(one: Callable[..., Local], data: PyTree, kind: Kind, placement: Placement) -> Local:
+def run_branch(
+    one: Callable[..., Local], data: PyTree, kind: Kind, placement: Placement, marks: Sequence[bool]
+) -> Local:
     """Run the function where all replicas have pieces of one kind: no program has to be compared."""
     # In place, which saves passes over all equations, and `jax.debug_nans` finds the user's line.
-    with _noted(placement, 0, kind):
+    with _noted(placement, 0, kind, marks):
         return jax.tree.map(jnp.asarray, one(*_cropped(data, kind)))
 
 
 def trace_branch(
-    one: Callable[..., Local], data: PyTree, kind: Kind, placement: Placement, replica: int, k: int
+    one: Callable[..., Local],
+    data: PyTree,
+    kind: Kind,
+    placement: Placement,
+    marks: Sequence[bool],
+    replica: int,
+    k: int,
 ) -> Branch:
     data = _cropped(data, kind)
-    with _noted(placement, replica, kind):
+    with _noted(placement, replica, kind, marks):
         # To a jaxpr, not straight into the switch: its output shapes and collectives must be known first.
         jaxpr, local = jax.make_jaxpr(one, return_shape=True)(*data)
         if communicates(jaxpr):
@@ -71,17 +79,23 @@ def _cropped(data: PyTree, kind: Kind) -> PyTree:
 
 
 @contextlib.contextmanager
-def _noted(placement: Placement, replica: int, kind: Kind) -> Iterator[None]:
+def _noted(placement: Placement, replica: int, kind: Kind, marks: Sequence[bool]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
         device, dim = _devices.name(placement.devices[replica]), placement.dim
-        counts = [shape[dim] for shape in kind if len(shape) > dim]
-        rows = f", which has {counts[0]} rows along dim={dim}" if counts else ""
+        # Marked arrays are complete, and keys without axes have no rows.
+        pieces = [shape for shape, mark in zip(kind, marks, strict=True) if shape and not mark]
+        rows = f", which has {pieces[0][dim]} rows along dim={dim}" if pieces else ""
         error.add_note(
             f"Caught {type(error).__name__} in replica {replica} on device {device}{rows}"
             " (replicas with the same number of rows are traced once)."
         )
+        if len(pieces) > 1 and isinstance(error, (TypeError, ValueError)) and "shape" in str(error):
+            error.add_note(
+                f"Arguments were cut into rows: {', '.join(str(list(shape)) for shape in pieces)}. Mark one "
+                "that has none, such as a mask or a table as long as the batch: jaxpar.replicated(...)."
+            )
         raise
 
 

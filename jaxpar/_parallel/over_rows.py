@@ -14,9 +14,11 @@ from typing import Any, NamedTuple
 import jax
 from jax.custom_batching import custom_vmap
 
+from .._devices.context import refuse_own_mesh
 from .._tree import has_shape, paths
 from .._typing import PyTree, Static
 from .._upstream import is_mapped, mapped_axis
+from .._upstream.mesh_context import context_mesh
 from .placement import Placement
 from .replicated import Replicated, unmarked
 from .shards import combine, separate
@@ -33,6 +35,7 @@ def over_rows(run: Run, module: Any, args: tuple, kwargs: dict[str, Any], placem
     maps_rows = any(map(is_mapped, arrays[modules:])) and not any(map(is_mapped, arrays[:modules]))
     if not maps_rows:
         return run(module, args, kwargs, placement)
+    refuse_own_mesh(context_mesh(), arrays[:modules], placement.mesh, "DataParallel")
     axis_name = mapped_axis()
 
     # Only under vmap, because JAX cannot differentiate it anywhere else.

@@ -21,7 +21,7 @@ from .convolution_in_branch import for_branch
 from .lift import communicates, switch, zeros
 from .padding import Padded, Plan, planned
 from .placement import Placement
-from .replicated import plain_arguments
+from .replicated import array_marks, plain_arguments
 from .shards import combine, separate
 
 Replica = Callable[[PyTree, PyTree, jax.Array | None, tuple, dict], Local]
@@ -81,9 +81,9 @@ class _OutputShapes:
 
 
 class _Split:
-    def __init__(self, kinds: Sequence[Kind | None], source: int):
+    def __init__(self, kinds: Sequence[Kind | None], marks: Sequence[bool], source: int):
         # torch.chunk gives at most three kinds: full pieces, a shorter last one, and devices without rows.
-        self.kinds, self.source = kinds, source
+        self.kinds, self.marks, self.source = kinds, marks, source
         self.order = list(dict.fromkeys(kind for kind in kinds if kind is not None))
         self.table = [len(self.order) if kind is None else self.order.index(kind) for kind in kinds]
         self.k = sum(kind is not None for kind in kinds)  # replicas with rows
@@ -107,7 +107,7 @@ def run(
     Arrays of the batch are [N, *piece], of the replica state [N, ...]. `source`, which has rows, is the
     replica whose changes are kept; replicas of a different kind give zeros.
     """
-    split = _Split(kinds, source)
+    split = _Split(kinds, array_marks(batch), source)
     stacks, statics, treedef = separate(batch)
     states, state_form = jax.tree.flatten(replica_state)
 
@@ -128,12 +128,16 @@ def run(
 
         def branches_of(data: PyTree, replica: Replica) -> list[Branch]:
             one, k = one_of(replica), split.k
-            return [trace_branch(one, data, kind, placement, kinds.index(kind), k) for kind in split.order]
+            return [
+                trace_branch(one, data, kind, placement, split.marks, kinds.index(kind), k)
+                for kind in split.order
+            ]
 
         def local_of(shared: PyTree) -> tuple[Local, tuple[tuple[Shape, ...], ...]]:
             data = (index, shared, state, pieces)
             if not split.uneven:
-                return _even(run_branch(one_of(replica), data, split.order[0], placement), split.k)
+                local = run_branch(one_of(replica), data, split.order[0], placement, split.marks)
+                return _even(local, split.k)
             return _local(functools.partial(branches_of, data), replica, split, data, platform)
 
         local, shapes = local_of(shared)

@@ -14,7 +14,7 @@ from flax import linen, nnx
 from jax.sharding import Mesh
 
 from .._arguments import NonNegative, check_class, warn
-from .._devices.context import outside, returned
+from .._devices.context import left_mesh, outside, refuse_own_mesh, returned
 from .._parallel.backends import backend as _backend
 from .._parallel.mesh_placement import placement_for
 from .._parallel.modules.function_view import (
@@ -198,6 +198,8 @@ class _NNXDistributed(Distributed, nnx.Module):
 
         @outside
         def value_and_grad(*batch: PyTree, **kwargs: PyTree) -> Any:
+            weights = jax.tree.leaves(nnx.state(self.module, wrt))
+            refuse_own_mesh(left_mesh(), weights, self.world.local.mesh, "DistributedDataParallel")
             loss, gradients, _ = self._gradients(self.arrays(wrt), loss_fn, has_aux, batch, kwargs)
             return loss, gradients
 

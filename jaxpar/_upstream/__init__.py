@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import jax
 from jax._src import cloud_tpu_init, clusters, core, xla_bridge
 from jax._src.distributed import global_state
+from jax._src.interpreters.ad import LinearizeTracer
 from jax._src.interpreters.batching import BatchTrace, BatchTracer
 from jax.extend.backend import clear_backends as clear_backends
 from jax.extend.core import ClosedJaxpr as ClosedJaxpr
@@ -284,6 +285,14 @@ def concrete(x: Any) -> Any:
         inner = getattr(x, "val", getattr(x, "primal", None))
         x = inner if isinstance(inner, jax.Array) else None
     return x
+
+
+def is_differentiated(x: Any) -> bool:
+    """Return whether a derivative is the innermost transformation of x.
+
+    JAX has no public name for this: only its classes of tracers tell.
+    """
+    return isinstance(x, (ad.JVPTracer, LinearizeTracer))
 
 
 def is_mapped(x: Any) -> bool:

@@ -10,6 +10,8 @@ PLANTS = [
         ('or (source.spec[axis] if axis < len(source.spec) else None)', 'or None', "tests/test_context_mesh.py -k lies"),
         ('return isinstance(mesh, Mesh) and array.committed and not placed', 'return False', "tests/test_context_mesh.py -k lies"),
         ('mesh is None and (typed or not is_real(array))', 'mesh is None and not typed and not is_real(array)', "tests/test_context_mesh.py -k placed_arrays"),
+        ('refuse_own_mesh(scope.left, [x], to, "DataParallel")', 'pass', "tests/test_context_mesh.py -k wrapped_outside_trains"),
+        ('return None if self._previous is None else self.mesh', 'return self.mesh', "tests/test_context_mesh.py -k placed_arrays"),
         ('or _is_remote(mesh) or settled)', 'or _is_remote(mesh))', "tests/test_context_mesh.py -k placed_arrays"),
     ),
     *plants("jaxpar/_devices/devices.py",
