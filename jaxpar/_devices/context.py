@@ -113,7 +113,7 @@ def brought(
         mesh = scope.mesh = source.mesh if foreign else None
     if scope is not None and mesh is not None and axis is not None and isinstance(source, NamedSharding):
         scope.rows = scope.rows or (source.spec[axis] if axis < len(source.spec) else None)
-    if scope is not None and is_differentiated(x):
+    if scope is not None and scope.mesh is not None and is_differentiated(x):
         refuse_own_mesh(scope.left, [x], to, "DataParallel")
     if is_real(x):
         # Results get the mesh of an argument, and XLA may choose a distribution that its axes cannot express.
