@@ -130,14 +130,16 @@ def brought(
     return jax.device_put(x, sharding(), src=source)
 
 
-def refuse_own_mesh(mesh: Any, arrays: Sequence[Any], own: Mesh | AbstractMesh, function: str) -> None:
+def refuse_own_mesh(
+    mesh: Any, arrays: Sequence[Any], wrapper_mesh: Mesh | AbstractMesh, function: str
+) -> None:
     """Raise for parameters on a wrapper's own mesh that would be updated under one with Explicit axes."""
-    if not is_explicit(mesh) or own.axis_names == mesh.axis_names:
+    if not is_explicit(mesh) or wrapper_mesh.axis_names == mesh.axis_names:
         return
     for x in arrays:
-        if jax.typeof(x).sharding.mesh.axis_names == own.axis_names:
+        if jax.typeof(x).sharding.mesh.axis_names == wrapper_mesh.axis_names:
             raise MisplacedError(
-                f"{function}: parameters are on the devices' own mesh, {dict(own.shape)}, because they were "
+                f"{function}: parameters are on the devices' own mesh, {dict(wrapper_mesh.shape)}, because they were "
                 f"wrapped outside of jax.set_mesh. The axes of the mesh in context, {dict(mesh.shape)}, are "
                 "Explicit, and JAX does not mix arrays of the two in an update. Wrap the module, and make "
                 "its optimizer, inside of `with jax.set_mesh(mesh):`, or give the mesh axes of type Auto."
