@@ -141,9 +141,9 @@ def refuse_own_mesh(
             raise MisplacedError(
                 f"{function}: parameters are on the devices' own mesh, {dict(wrapper_mesh.shape)}, because "
                 "they were wrapped outside of jax.set_mesh. The axes of the mesh in context, "
-                f"{dict(mesh.shape)}, are Explicit, and JAX does not mix arrays of the two in an update. Wrap "
-                "the module, and make its optimizer, inside of `with jax.set_mesh(mesh):`, or give the mesh "
-                "axes of type Auto."
+                f"{dict(mesh.shape)}, are Explicit, and JAX does not mix arrays of the two in an update. "
+                "Wrap the module, and make its optimizer, inside of `with jax.set_mesh(mesh):`, or give the "
+                "mesh axes of type Auto."
             )
 
 
