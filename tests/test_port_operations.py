@@ -145,7 +145,21 @@ def test_norms_of_constants_in_float32_have_the_digits_of_torchs_roundings():
     assert as_used._difference(ours, torchs, wide, 1e-4) == ""
     assert "0.0018 off" in as_used._difference(ours, torchs, wide, 0.0)
     assert "0.0018 off" in as_used._difference(ours, torchs, wide, 1e-5)
+    assert as_used._difference(ours, torchs, wide, 2e-3) == ""
     assert "0.0018 off" in as_used._difference(ours, torchs, wide, 1.0)  # a tie that takes another branch
+
+
+def test_a_type_that_the_code_names_hides_no_rounding():
+    class Positions(torch.nn.Module):
+        def forward(self, x):
+            return (x.float() * 1e6 / 3).sin()
+
+    x = torch.linspace(0, 3, 7)
+    single = {"": Positions()(x).numpy()}
+    wide = Positions()(x.double()).numpy()
+    assert as_used._difference(single[""] + np.float32(1e-3), single[""], wide, 0.0)
+    rounding = as_used._rounding(Positions(), ((x,), {}), single)
+    assert 1e-2 < rounding < 1
 
 
 @pytest.mark.full

@@ -1,5 +1,6 @@
 """torch modules in the style of published code. Every class with `inputs` is a case."""
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -228,3 +229,65 @@ class Drawn(nn.Module):
 
     def forward(self, x):
         return x @ self.weight
+
+
+class Codebook(nn.Module):
+    """A table that averages in the call, and buffers that a lambda registers."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(3, 4)
+        self.table.weight.data.uniform_(-1, 1)
+        self.table.weight.requires_grad = False
+        register_buffer = lambda name, val: self.register_buffer(name, val.float())  # noqa: E731
+        register_buffer("sums", self.table.weight.data.clone())
+        register_buffer("counts", torch.ones(3))
+
+    def forward(self, x):
+        chosen = F.one_hot(torch.cdist(x, self.table.weight).argmin(1), 3).to(x.dtype)
+        if self.training:
+            with torch.no_grad():
+                self.counts.mul_(0.9).add_(0.1 * chosen.sum(0))
+                self.sums.mul_(0.9).add_(0.1 * chosen.t() @ x)
+                self.table.weight.data.copy_(self.sums / self.counts.unsqueeze(1))
+        return x + (chosen @ self.table.weight - x).detach()
+
+
+class Chosen(nn.Module):
+    """The constructor chooses the method that is called."""
+
+    def __init__(self, mode):
+        super().__init__()
+        if mode == "scaled":
+            self.forward = self.forward_scaled
+        else:
+            self.forward = self.forward_plain
+
+    def forward_plain(self, x, y):
+        return self.loss(x, y, reduction="none")
+
+    def forward_scaled(self, x, y):
+        return 2 * self.loss(x, y, reduction="none")
+
+    @property
+    def loss(self):
+        return F.smooth_l1_loss
+
+
+class Repository(nn.Module):
+    inputs = ((5, 4),)
+
+    def __init__(self):
+        super().__init__()
+        self.scales = np.array([1.0, 2.0])
+        self.linear, self.codebook = nn.Linear(4, 4), Codebook()
+        self.losses = nn.ModuleList([Chosen("scaled"), Chosen("plain")])
+        for layer in self.children():
+            for name, _ in layer.named_parameters(recurse=False):
+                setattr(getattr(layer, name), "_optim", {"lr": 0.1})  # noqa: B010
+
+    def forward(self, x):
+        y = self.linear(x)
+        boxes = np.concatenate([np.arange(2) * scale for scale in self.scales])
+        codes, target = self.codebook(y), x.new(x) + torch.from_numpy(boxes)
+        return codes, [loss(y, target) for loss in self.losses]

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from flax import nnx
 
+from .._sides import torch_float64
 from .._sides.outputs import named
 from .._sides.step_data import Layout
 from .._sides.torch_side import named_leaves
@@ -69,11 +70,13 @@ def differences(
                 differences.append(f"{name}: {type(error).__name__}: {error}".partition("\n")[0])
                 continue
             texts = [*_compared(returned, single, double, layout)]
-            if texts and name.endswith(" in the inputs"):
-                # XLA may round equal numbers apart, which norms of constants amplify.
-                spread = moved_by_rounding(net, *arguments, training=False, keeps_ties=False) * DIGITS
+            if texts:
+                spread, varies = _rounding(net, arguments, single), name.endswith(" in the inputs")
+                if varies:  # XLA may round equal numbers apart, which norms of constants amplify
+                    moved = moved_by_rounding(net, *arguments, training=False, keeps_ties=False)
+                    spread = max(spread, moved * DIGITS)
                 texts = [*_compared(returned, single, double, layout, spread)]
-                texts *= not (texts and depends_on_choice(net, *arguments, training=False))
+                texts *= not (texts and varies and depends_on_choice(net, *arguments, training=False))
             differences += [f"{name}: {text}" for text in texts]
     # One cause shows in many calls.
     return tuple(differences[:MOST])
@@ -146,6 +149,18 @@ def _torchs(net: torch.nn.Module, arguments: Arguments) -> dict[str, np.ndarray]
     return {name: x.resolve_conj().resolve_neg().numpy() for name, x in named_leaves(outputs).items()}
 
 
+def _rounding(net: torch.nn.Module, arguments: Arguments, single: dict[str, np.ndarray]) -> float:
+    """Return torch's relative error in float32, also where the code names the type; or 0."""
+    try:
+        with torch_float64.in_float64():
+            double = _torchs(copy.deepcopy(net).double(), _doubled(arguments))
+    except Exception:  # code that reads the bits of a type
+        return 0.0
+    rows = [(x, double[name]) for name, x in single.items() if x.dtype.kind in "fc" and x.size]
+    errors = [np.abs(x - y).max() / max(np.abs(y).max(), np.finfo(np.float32).tiny) for x, y in rows]
+    return float(np.nan_to_num(max(errors, default=0.0)))
+
+
 def _doubled(arguments: Arguments) -> Arguments:
     return mapped(
         lambda x: x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x, arguments
@@ -194,8 +209,8 @@ def _difference(returned: np.ndarray, single: np.ndarray, double: np.ndarray, sp
     wide = np.where(finite, np.where(np.isfinite(double), double, single), 0)
     error = float(np.abs(np.where(finite, returned, 0) - wide).max(initial=0))
     rounding, size = (float(np.abs(x).max(initial=0)) for x in (np.where(finite, single, 0) - wide, wide))
-    excused = spread if AMPLIFIED * spread <= EXCUSED else 0.0
-    if error <= ROUNDING * size + AMPLIFIED * max(rounding, excused * size):
+    excused = next((x for x in (AMPLIFIED * spread, spread) if x <= EXCUSED), 0.0)
+    if error <= ROUNDING * size + max(AMPLIFIED * rounding, excused * size):
         return ""
     return (
         f"is {error:.2g} off torch's, whose numbers are up to {size:.2g} and whose rounding is {rounding:.1g}"

@@ -10,7 +10,7 @@ from .transformers_names import FUNCTIONS as OF_TRANSFORMERS
 # By name rather than by object: a function that a release of torch lacks needs no special case.
 # The order of a function's lines matters, because the first one that accepts a call applies.
 FUNCTIONS = table("""
-    torch.cat|torch.concat(tensors, dim=) -> jnp.concatenate({tensors}<, axis={dim}>)
+    torch.cat|torch.concat|torch.concatenate(tensors, dim=) -> jnp.concatenate({tensors}<, axis={dim}>)
     torch.hstack|torch.vstack|torch.dstack|torch.column_stack(tensors) -> jnp.{}({tensors})
     torch.block_diag(*tensors) -> jax.scipy.linalg.block_diag({tensors})
     torch.broadcast_tensors(*tensors) -> jnp.broadcast_arrays({tensors:s})
@@ -55,6 +55,8 @@ FUNCTIONS = table("""
         jnp.blackman({window_length:a} + ({window_length:a} > 1))[:{window_length}]
     torch.cuda.is_available|torch.backends.mps.is_available() -> False
     torch.device(type, index?) -> None
+    torch.broadcast_shapes(*shapes) -> jnp.broadcast_shapes({shapes})
+    torch.asarray(obj, dtype=, device?) -> jnp.asarray({obj}<, {dtype}>)
     torch.as_tensor(data, dtype=, device?) -> jnp.asarray({data}<, {dtype}>)
     torch.meshgrid(*tensors, indexing) -> jnp.meshgrid({tensors:s}, indexing={indexing})
     torch.meshgrid(*tensors) -> jnp.meshgrid({tensors:s}, indexing="ij")
@@ -94,6 +96,8 @@ FUNCTIONS = table("""
     torch.std_mean(x, dim, correction=, keepdim=) -> ( \
         F.std({x}, {dim:t}<, correction={correction}><, keepdim={keepdim}>), \
         {x:a}.mean({dim:t}<, keepdims={keepdim}>))
+    torch.special.i1|torch.special.ndtr|torch.special.ndtri|torch.special.log_ndtr(input) -> jax.scipy.special.{}({input})
+    torch.special.xlog1py(input, other) -> jax.scipy.special.xlog1py({input}, {other})
     torch.special.entr(input) -> jax.scipy.special.entr({input})
     torch.var_mean(x, dim, unbiased, keepdim=) -> ( \
         {x:a}.var({dim:t}, ddof={unbiased:n}<, keepdims={keepdim}>), \
@@ -109,6 +113,11 @@ FUNCTIONS = table("""
     torch.linalg.vector_norm(x, ord=, dim=, keepdim=) -> \
         F.norm({x}<, {ord}><, dim={dim:t}><, keepdim={keepdim}>)
     torch.linalg.det|torch.linalg.inv|torch.linalg.cholesky|torch.linalg.eigvalsh(A) -> jnp.linalg.{}({A})
+    torch.linalg.pinv(A) -> jnp.linalg.{}({A})
+    torch.linalg.solve_triangular(A, B, upper==True) -> jax.scipy.linalg.solve_triangular({A}, {B})
+    torch.linalg.solve_triangular(A, B, upper==False) -> \
+        jax.scipy.linalg.solve_triangular({A}, {B}, lower=True)
+    torch.linalg.vecdot(x, y, dim=) -> jnp.linalg.vecdot({x}, {y}<, axis={dim}>)
     torch.linalg.lu(A) -> jax.scipy.linalg.lu({A})
     torch.linalg.qr(A, mode=='reduced'?) -> jnp.linalg.{}({A})
     torch.linalg.solve|torch.linalg.matmul(A, B) -> jnp.linalg.{}({A}, {B})
@@ -307,8 +316,15 @@ for _name in ("elu", "hardtanh", "leaky_relu"):
     FUNCTIONS[f"torch.nn.functional.{_name}_"] = FUNCTIONS[f"torch.nn.functional.{_name}"]
 
 
+PASSED_ON = ("_loss", "cross_entropy", "_with_logits", "kl_div")
+"""Ends of the names of losses, which jaxpar.nn has with torch's arguments."""
+
+
 def as_value(name: str) -> str | None:
-    """Write a function of one argument that is passed on: `jnp.sin`, or a lambda; None without a rule."""
+    """Write a loss or a function of one argument that is passed on: `jnp.sin`, a lambda; or return None."""
+    plain = name.removeprefix("torch.nn.functional.")
+    if plain != name and plain.endswith(PASSED_ON):
+        return f"F.{plain}"
     for rule in FUNCTIONS.get(name, []):
         needed = [parameter for parameter in rule.signature if parameter[-1] not in "=?"]
         if len(needed) != 1 or needed[0].startswith("*") or "{rngs}" in rule.template:

@@ -45,6 +45,8 @@ METHODS = table("""
     select(dim==-1, index) -> {self:a}[..., {index}]
     select(dim, index) -> jnp.take({self}, {index}, {dim})
     ravel() -> {self:a}.ravel()
+    fliplr|flipud|diagflat() -> jnp.{}({self})
+    hsplit|vsplit|dsplit(sections) -> jnp.{}({self}, {sections})
     flip(*dims) -> jnp.flip({self}, {dims:t})
     tril|triu(diagonal=) -> jnp.{}({self}<, {diagonal}>)
     trace() -> jnp.trace({self})
@@ -53,11 +55,14 @@ METHODS = table("""
     diagonal(offset=, dim1=, dim2=) -> {self:a}.diagonal(<{offset}><, {dim1}><, {dim2}>)
     gather(dim, index) -> jnp.take_along_axis({self}, {index}, {dim})
     take_along_dim(indices, dim) -> jnp.take_along_axis({self}, {indices}, {dim})
+    take(index) -> {self:a}.ravel()[{index}]
     bincount(weights==None?, minlength) -> \
         jnp.bincount({self}, length={minlength})  # torch also counts numbers of minlength and above
     bincount(weights, minlength) -> \
         jnp.bincount({self}, {weights}, length={minlength})  # torch also adds those of minlength and above
     index_select(dim, index) -> jnp.take({self}, {index}, {dim})
+    masked_scatter(mask, source) -> jnp.where({mask}, {source:a}.ravel()[ \
+        jnp.cumsum(jnp.broadcast_to({mask}, {self:a}.shape)).reshape({self:a}.shape) - 1], {self})
     masked_fill(mask, value) -> jnp.where({mask}, {value}, {self})
     type_as(other) -> {self:a}.astype({other:a}.dtype)
     float() -> {self:a}.astype(jnp.float32)
@@ -90,6 +95,7 @@ METHODS = table("""
     nanmean|nansum(dim=, keepdim=) -> jnp.{}({self}<, {dim:t}><, keepdims={keepdim}>)
     count_nonzero(dim=) -> jnp.count_nonzero({self}<, {dim:t}>)
     diff(n==1?, dim=) -> jnp.diff({self}<, axis={dim}>)
+    cov|corrcoef() -> jnp.{}({self})
     median() -> F.median({self})
     quantile(q, dim=, keepdim=) -> jnp.quantile({self}, {q}<, {dim}><, keepdims={keepdim}>)
     prod(dim, keepdim=) -> {self:a}.prod({dim}<, keepdims={keepdim}>)
@@ -129,6 +135,7 @@ METHODS = table("""
     frac() -> {self:a} - jnp.trunc({self})
     reciprocal() -> 1 / {self:a}
     neg|negative() -> -{self:a}
+    positive() -> {self}
     pow(exponent) -> {self:a} ** {exponent:a}
     clamp|clip(min=, max=) -> F.clamp({self}<, {min}><, max={max}>)
     clamp_min(min) -> F.clamp({self}, {min})
@@ -150,6 +157,10 @@ METHODS = table("""
     matmul|mm|bmm|dot(other) -> {self:a} @ {other:a}
     mv(vec) -> {self:a} @ {vec:a}
     inner|vdot|kron(other) -> jnp.{}({self}, {other})
+    addr(vec1, vec2) -> {self:a} + jnp.outer({vec1}, {vec2})
+    addbmm(batch1, batch2) -> {self:a} + ({batch1:a} @ {batch2:a}).sum(0)
+    matrix_exp() -> jax.scipy.linalg.expm({self})
+    matrix_power(n) -> jnp.linalg.matrix_power({self}, {n})
     outer|ger(vec2) -> jnp.outer({self}, {vec2})
     addmm(mat1, mat2, beta, alpha) -> {beta:a} * {self:a} + {alpha:a} * {mat1:a} @ {mat2:a}
     addmm(mat1, mat2) -> {self:a} + {mat1:a} @ {mat2:a}
@@ -158,11 +169,14 @@ METHODS = table("""
     addmv(mat, vec) -> {self:a} + {mat:a} @ {vec:a}
     maximum|minimum|logical_and|logical_or|logical_xor(other) -> jnp.{}({self}, {other})
     fmod|remainder|logaddexp|logaddexp2|hypot|isclose(other) -> jnp.{}({self}, {other})
-    atan2(other) -> F.atan2({self}, {other})
+    atan2|arctan2(other) -> F.atan2({self}, {other})
     heaviside(values) -> jnp.heaviside({self}, {values})
     xlogy(other) -> jax.scipy.special.xlogy({self}, {other})
     float_power(exponent) -> jnp.float_power({self}, {exponent})
     dist(other, p=) -> F.norm({self:a} - {other:a}<, {p}>)
+    greater_equal(other) -> {self:a} >= {other:a}
+    less_equal(other) -> {self:a} <= {other:a}
+    not_equal(other) -> {self:a} != {other:a}
     eq(other) -> {self:a} == {other:a}
     ne(other) -> {self:a} != {other:a}
     lt(other) -> {self:a} < {other:a}

@@ -13,6 +13,7 @@ from ..reading.source import end_of, start_of
 from .attributes import own_attribute
 from .blocks import statement
 from .caches import is_kept
+from .constructors import chosen_forward
 from .context import Context, variables_of
 from .counters import is_unread_count
 from .expressions import expression, is_none, list_as_tuple, spliced, text, translated
@@ -37,6 +38,8 @@ def assign(ctx: Context, node: ast.Assign) -> str | None:
     target, single = node.targets[0], len(node.targets) == 1
     if memory := stored(ctx, node):
         return kept_in_variable(ctx, node, *memory)
+    if forward := chosen_forward(ctx, node):
+        return forward
     if computed_first(ctx, node) or is_unread_count(ctx, node) or counts_for_skips(ctx, node):
         return None
     if (remaining := without_memory(ctx, node)) is not None:

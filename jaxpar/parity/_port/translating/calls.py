@@ -65,6 +65,8 @@ LISTED = {
     "torch.BoolTensor": "bool",
 }
 """Constructors that take either sizes or the elements, and the elements' types."""
+JOINING = ("concatenate", "stack", "vstack", "hstack", "dstack", "column_stack")
+"""NumPy's functions of a list of arrays."""
 RANDOM_FUNCTIONS = ("randint", "randint_like", "multinomial", "normal")
 
 
@@ -140,8 +142,9 @@ def _takes_arrays(ctx: Context, node: ast.Call, target: Any) -> bool:
     if not ctx.in_call(node) or vars(np).get(name) is not target or not hasattr(jnp, name):
         return False
     parts = (part for argument in (*node.args, *node.keywords) for part in ast.walk(argument))
-    sites = (ctx.site(part) for part in parts if isinstance(part, ast.expr))  # operators have no place
-    return any(site and np.ndarray in site.kinds for site in sites)
+    sites = [ctx.site(part) for part in parts if isinstance(part, ast.expr)]  # operators have no place
+    kinds = {kind for site in sites if site for kind in site.kinds}
+    return np.ndarray in kinds or (name in JOINING and bool(kinds & {list, tuple}))
 
 
 def _partial(ctx: Context, node: ast.Call) -> Fragment | None:

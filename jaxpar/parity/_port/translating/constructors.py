@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
-from types import NoneType
+from types import FunctionType, NoneType
+from typing import Any
 
 from torch import nn
 
 from ..reading.runtime import of_runtime
 from ..reading.scope import defined_by_user, definition
 from ..reading.source import start_of
+from .attributes import own_attribute
 from .context import Context
 from .drawing import STREAM, draws_first
 from .expressions import argument, is_none, text
@@ -44,10 +46,42 @@ def _reads_training(kind: type) -> bool:
     return any(isinstance(child, ast.Attribute) and child.attr == "training" for child in ast.walk(node))
 
 
+def chosen_forward(ctx: Context, node: ast.Assign) -> str | None:
+    """Write a constructor's `self.forward = self.fused` as the method's name; None for another assignment."""
+    if len(node.targets) > 1 or own_attribute(node.targets[0]) != "forward" or ctx.kind is None:
+        return None
+    name = own_attribute(node.value)
+    base: Any = ctx.kind
+    chosen = isinstance(getattr(base, name, None), FunctionType)
+    if not chosen or base.forward is not nn.Module.forward or ctx.in_call(node):
+        raise Hole("it replaces a module's forward by something else than a method of a class without one")
+    return f"self.forward = {name!r}"
+
+
+def calling_chosen(ctx: Context, node: ast.ClassDef) -> str:
+    """Return the `__call__` of a class whose constructor chooses the method that is its forward, or ""."""
+    choices = (child for child in ast.walk(node) if isinstance(child, ast.Assign))
+    if ctx.kind is None or not any(own_attribute(choice.targets[0]) == "forward" for choice in choices):
+        return ""
+    indent = "\n" + " " * (2 * node.body[0].col_offset)
+    return f"def __call__(self, *args, **kwargs):{indent}return getattr(self, self.forward)(*args, **kwargs)"
+
+
 def registered_buffer(ctx: Context, call: ast.Call, func: ast.Attribute) -> str:
-    name, value = argument(call, 0, "name"), argument(call, 1, "tensor")
-    persistent = argument(call, 2, "persistent")
+    name = argument(call, 0, "name")
     assert name is not None
+    return _set(ctx, func, name, _buffer(ctx, call, func, name))
+
+
+def buffer_by_name(ctx: Context, call: ast.Call, func: ast.Attribute) -> str:
+    """Write `self.register_buffer(name, x)` in an expression, as the body of a lambda."""
+    name = argument(call, 0, "name")
+    assert name is not None
+    return f"setattr({text(ctx, func.value)}, {text(ctx, name)}, {_buffer(ctx, call, func, name)})"
+
+
+def _buffer(ctx: Context, call: ast.Call, func: ast.Attribute, name: ast.expr) -> str:
+    value, persistent = argument(call, 1, "tensor"), argument(call, 2, "persistent")
     is_saved = not (isinstance(persistent, ast.Constant) and not persistent.value)
     if persistent and isinstance(name, ast.Constant) and (owners := ctx.modules(func.value)):
         saved = {name.value not in owner._non_persistent_buffers_set for owner in owners}
@@ -55,14 +89,14 @@ def registered_buffer(ctx: Context, call: ast.Call, func: ast.Attribute) -> str:
             raise Hole("it is saved in one module and not in another")
         is_saved = saved.pop()
     if value is None or is_none(value):
-        return _set(ctx, func, name, "nnx.data(None)")
+        return "nnx.data(None)"
     # torch does not save this buffer, so it is a plain array: a Variable would be part of the state.
     if not is_saved:
-        return _set(ctx, func, name, text(ctx, value))
+        return text(ctx, value)
     variable, site = f"nnx.Variable({text(ctx, value)})", ctx.site(value)
     if site and NoneType in site.kinds:  # of some modules, as the mask of a block that does not shift
         variable = f"nnx.data(None) if {text(ctx, value, 'a')} is None else {variable}"
-    return _set(ctx, func, name, variable)
+    return variable
 
 
 def registered_parameter(ctx: Context, call: ast.Call, func: ast.Attribute) -> str:

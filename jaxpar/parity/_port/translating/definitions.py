@@ -23,7 +23,7 @@ from ..reading.watching import Watched
 from .blocks import begin_of, blocks_of, written_statement
 from .caches import only_empties_caches, only_sets_modes
 from .calls import PARTIAL
-from .constructors import MODE, reads_training_first
+from .constructors import MODE, calling_chosen, reads_training_first
 from .context import Context
 from .drawing import STREAM, draws, draws_first, is_static, method_needs_rngs, needs_rngs
 from .expressions import pieces, text
@@ -164,6 +164,8 @@ def _members(ctx: Context, value: type, node: ast.ClassDef) -> Iterator[tuple[as
             yield member, _class(_context(inner, ctx.watched, ctx.needs), inner, member)
         else:
             yield member, written_statement(ctx, member)
+    if calling := calling_chosen(ctx, node):
+        yield ast.parse("def __call__(self): ...").body[0], calling
 
 
 def _state(ctx: Context, value: type, node: ast.ClassDef) -> Iterator[tuple[ast.stmt, str]]:

@@ -95,7 +95,8 @@ def changed_in_place(ctx: Context, call: ast.Call, func: ast.Attribute) -> str:
     root = _chain(target)[-1]
     writes = name != "requires_grad_" and isinstance(root, ast.Attribute) and ctx.in_call(target)
     owners = ctx.modules(root.value) if writes else []  # type: ignore[attr-defined]
-    if any(root.attr in owner._parameters for owner in owners):  # type: ignore[attr-defined]
+    weights = [owner._parameters.get(root.attr) for owner in owners]  # type: ignore[attr-defined]
+    if any(weight is not None and weight.requires_grad for weight in weights):
         raise Hole(CHANGES_WEIGHT)
     if detached and ctx.in_call(call):
         value = f"jax.lax.stop_gradient({value})"

@@ -14,6 +14,7 @@ from torch import nn
 from .. import rules
 from ..reading.scope import UNKNOWN, is_layer, is_torchs, jaxpar_layer
 from ..reading.watching import Site
+from .constructors import buffer_by_name
 from .context import Context
 from .drawing import DRAWN, takes_rngs_as_base
 from .expressions import arguments_of, by_rule, is_placement, name_of, text, translated
@@ -68,6 +69,8 @@ def _of_tensor(ctx: Context, node: ast.Call, func: ast.Attribute, owner: Site | 
         return _to(ctx, node, func.value)
     if name == "requires_grad_" and owner and owner.kinds & {nn.Parameter}:
         raise Hole("it is not clear which weights are frozen here")
+    if name == "new" and len(node.args) == 1 and ctx.is_tensor(node.args[0]):
+        return translated(ctx, node.args[0])  # with its numbers
     if several := pair(ctx, node):
         return several
     if name in rules.INITIAL or name in DISTRIBUTIONS:
@@ -153,6 +156,8 @@ def _of_module(ctx: Context, node: ast.Call, func: ast.Attribute, owner: Site) -
     # jaxpar's containers have torch's methods; nnx.Module does not.
     if name == "add_module" and not any(issubclass(kind, CONTAINERS) for kind in owner.kinds):
         return Fragment(f"setattr({text(ctx, func.value)}, {arguments_of(ctx, node)})")
+    if name == "register_buffer" and ctx.only_making(node):  # a lambda's
+        return Fragment(buffer_by_name(ctx, node, func))
     if name == "__getattr__":
         return Fragment(f"getattr({text(ctx, func.value)}, {arguments_of(ctx, node)})")
     if name == "requires_grad_" and [ast.unparse(part) for part in node.args] == ["False"]:

@@ -100,7 +100,7 @@ def attribute(ctx: Context, node: ast.Attribute) -> Fragment:
         mode = f"{text(ctx, node.value)}.deterministic"
         return Fragment(f"not {mode}", NOT, negated=mode)
     owner = ctx.site(node.value)
-    if owner and owner.kinds == {torch.Tensor} and node.attr == "data" and ctx.only_making(node):
+    if owner and owner.is_tensor and node.attr == "data" and ctx.only_making(node):
         return translated(ctx, node.value)
     if owner and owner.is_tensor and node.attr == "data" and ctx.in_call(node):
         array = translated(ctx, node.value)

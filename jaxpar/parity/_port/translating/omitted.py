@@ -40,6 +40,7 @@ def is_omitted(ctx: Context, node: ast.stmt) -> bool:
         or _is_logging(ctx, node)
         or is_drawn_for_chance(ctx, node)
         or _marks(ctx, node)
+        or (isinstance(node, ast.For) and _is_loop_of_marks(ctx, node))
         or _is_for_checks(ctx, node)
         or _is_device(ctx, node)
         or _is_for_placement(ctx, node)
@@ -55,6 +56,20 @@ def _marks(ctx: Context, node: ast.stmt) -> bool:
         return False
     name = call.args[1]
     return isinstance(name, ast.Constant) and is_mark(ctx, node, call.args[0], str(name.value))
+
+
+def _is_loop_of_marks(ctx: Context, node: ast.For) -> bool:
+    """Return whether a loop only marks tensors, and binds variables that no other line reads."""
+    inner = {child for child in ast.walk(node) if isinstance(child, ast.stmt)} - {node}
+    marks = [child for child in inner if _marks(ctx, child)]
+    assigned = [child for child in inner if isinstance(child, ast.Assign)]
+    if not marks or node.orelse or not all(map(_is_local, assigned)):
+        return False
+    loops = {child for child in inner if isinstance(child, ast.For)}
+    names = {*_names(node)}
+    bound = {name.id for name in names if isinstance(name.ctx, ast.Store)}
+    others = {name.id for name in _names(ctx.source.around(node) or node) if name not in names}
+    return inner == {*marks, *assigned, *loops} and not bound & others
 
 
 def is_mark(ctx: Context, node: ast.stmt, owner: ast.expr, name: str) -> bool:
