@@ -38,6 +38,12 @@ def test_optimizations_are_those_that_the_computations_are_worth(name, options, 
     assert options == [expected]
 
 
+def test_an_option_that_xla_lacks_is_left_out(monkeypatch):
+    monkeypatch.setattr(flax_side, "PLAIN", {"xla_cpu_of_another_release": False})
+    np.testing.assert_allclose(flax_side.CompiledStep(lambda x: x @ x.T)(X), X @ X.T, rtol=1e-14)
+    assert flax_side._is_option("xla_cpu_use_fusion_emitters")
+
+
 def test_a_program_is_compiled_once_for_each_shape_and_type(options):
     double = flax_side.CompiledStep(lambda tree: jax.tree.map(lambda x: 2 * x, tree))
     for tree in ({"a": X}, {"a": jnp.asarray(X)}, {"a": X[1:]}, {"a": X.astype(int)}, {"b": X}, {"b": X + 1}):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Collection, Hashable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
@@ -30,6 +31,8 @@ LONG = 1e9
 """The floating-point operations of a program that is worth optimizations. Without them, compilation takes two
 thirds of the time, and convolutions five times as long, in each of a few steps."""
 Options = dict[str, Any]
+PLAIN: Options = {"xla_cpu_use_fusion_emitters": False}
+"""Without emitters of MLIR, which take two thirds of the time to compile a network and save none in a few steps."""
 FEW: Options = {"xla_backend_optimization_level": 0}
 MORE: Options = {"xla_backend_optimization_level": 1, "xla_llvm_disable_expensive_passes": True}
 
@@ -337,7 +340,11 @@ class CompiledStep:
         key = structure, *((jnp.shape(x), jnp.result_type(x)) for x in leaves)
         if key not in self._compiled:
             lowered = self._jitted.lower(*arguments)
-            self._compiled[key] = lowered.compile(compiler_options=_options(lowered))
+            options = _options(lowered)
+            plain = PLAIN if options is not None and _is_option(*PLAIN) else {}
+            self._compiled[key] = lowered.compile(
+                compiler_options=None if options is None else options | plain
+            )
         return self._compiled[key](*arguments)
 
 
@@ -346,3 +353,13 @@ def _options(lowered: Any) -> Options | None:
     if jax.default_backend() != "cpu":
         return None
     return FEW if lowered.cost_analysis().get("flops", 0.0) < LONG else MORE
+
+
+@functools.cache
+def _is_option(name: str) -> bool:
+    """Return whether the installed XLA has an option of its compiler."""
+    try:
+        jax.jit(lambda x: x + 1).lower(0.0).compile(compiler_options={name: False})
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True

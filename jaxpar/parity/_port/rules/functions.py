@@ -96,7 +96,8 @@ FUNCTIONS = table("""
     torch.std_mean(x, dim, correction=, keepdim=) -> ( \
         F.std({x}, {dim:t}<, correction={correction}><, keepdim={keepdim}>), \
         {x:a}.mean({dim:t}<, keepdims={keepdim}>))
-    torch.special.i1|torch.special.ndtr|torch.special.ndtri|torch.special.log_ndtr(input) -> jax.scipy.special.{}({input})
+    torch.special.i1|torch.special.ndtr|torch.special.ndtri|torch.special.log_ndtr(input) -> \
+        jax.scipy.special.{}({input})
     torch.special.xlog1py(input, other) -> jax.scipy.special.xlog1py({input}, {other})
     torch.special.entr(input) -> jax.scipy.special.entr({input})
     torch.var_mean(x, dim, unbiased, keepdim=) -> ( \
