@@ -32,7 +32,7 @@ LONG = 1e9
 thirds of the time, and convolutions five times as long, in each of a few steps."""
 Options = dict[str, Any]
 PLAIN: Options = {"xla_cpu_use_fusion_emitters": False}
-"""Without emitters of MLIR, which take two thirds of the time to compile a network and save none in a few steps."""
+"""Without emitters of MLIR, which take two thirds of the time to compile a network and save none in few steps."""
 FEW: Options = {"xla_backend_optimization_level": 0}
 MORE: Options = {"xla_backend_optimization_level": 1, "xla_llvm_disable_expensive_passes": True}
 
