@@ -137,7 +137,7 @@ def test_the_table_reports_every_program_that_the_seed_draws(monkeypatch):
     table = (SCRIPTS.parents[1] / "docs" / "tables" / "from_jax.md").read_text()
     module = benchmark()
     sections = table.split("## Drawn from")[1:]
-    for draw, section in zip((module.FLAX, module.OTHERS), sections, strict=True):
+    for draw, section in zip(module.DRAWS, sections, strict=True):
         names = draw.names()
         assert [name for name in names if name in draw.converted] == list(draw.converted)
         assert set(names) == {*draw.converted, *draw.left_out}
