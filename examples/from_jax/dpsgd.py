@@ -25,7 +25,8 @@ def train(dtype="float32"):
         logits = predict(params, images)
         return optax.losses.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), logits
 
-    tx = contrib.dpsgd(0.25, 1.5, 1.3, 1337)
+    noisy = contrib.differentially_private_aggregate(1.5, 1.3, key=jax.random.key(1337))
+    tx = optax.chain(noisy, optax.sgd(0.25))
     grad_fn = jaxpar.DataParallel(jax.vmap(jax.value_and_grad(loss_fn, has_aux=True), in_axes=(None, 0)))
 
     @jax.jit
