@@ -288,6 +288,7 @@ class Repository(nn.Module):
 
     def forward(self, x):
         y = self.linear(x)
-        boxes = np.concatenate([np.arange(2) * scale for scale in self.scales])
+        rows = [np.arange(2) * scale for scale in self.scales]
+        boxes = np.concatenate(rows)
         codes, target = self.codebook(y), x.new(x) + torch.from_numpy(boxes)
         return codes, [loss(y, target) for loss in self.losses]
