@@ -198,8 +198,9 @@ class _NNXDistributed(Distributed, nnx.Module):
 
         @outside
         def value_and_grad(*batch: PyTree, **kwargs: PyTree) -> Any:
-            weights = jax.tree.leaves(nnx.state(self.module, wrt))
-            refuse_own_mesh(left_mesh(), weights, self.world.local.mesh, "DistributedDataParallel")
+            if (mesh := left_mesh()) is not None:
+                weights = jax.tree.leaves(nnx.state(self.module, wrt))
+                refuse_own_mesh(mesh, weights, self.world.local.mesh, "DistributedDataParallel")
             loss, gradients, _ = self._gradients(self.arrays(wrt), loss_fn, has_aux, batch, kwargs)
             return loss, gradients
 
