@@ -244,3 +244,19 @@ def test_the_bits_of_noise_are_no_cast(tmp_path):
                 tap(step, loss=factor, gradients=gradients)
     result = parity.bisect(tmp_path / "a", tmp_path / "b")
     assert not any("rounded to" in cause for cause in result.causes), str(result)
+
+
+def test_rounded_gradients_with_one_largest_value_twice_are_not_clipped(tmp_path):
+    random = np.random.default_rng(2)
+    with (
+        parity.Tap(tmp_path / "a", start={"w": np.ones(40)}) as full,
+        parity.Tap(tmp_path / "b", start={"w": np.ones(40)}) as rounded,
+    ):
+        for step in range(6):
+            x = random.uniform(-0.9, 0.9, 40)
+            if step in (1, 4):
+                x[7] = 1.0001 + 1e-4 * step
+            full(step, loss=1.0, gradients={"w": x})
+            rounded(step, loss=1.0, gradients={"w": bfloat16(x)})
+    result = parity.bisect(tmp_path / "a", tmp_path / "b")
+    assert result.causes[0].startswith("gradients are rounded to bfloat16 in run B"), str(result)

@@ -15,6 +15,8 @@ from jax.sharding import PartitionSpec as P
 
 import jaxpar
 from jaxpar._cli.main import cli
+from jaxpar._tools.program.alone import _as_alone
+from jaxpar._tools.program.report import LeafVerdict
 
 ROWS, WHOLE = P("data"), P()
 DEVICES = jax.devices()
@@ -151,6 +153,30 @@ def test_statistics_of_each_devices_rows_are_no_factor():
         return jax.jit(run), shapes(mesh, *specs)
 
     assert compared(make, "").verdict == "right"
+
+
+def test_activations_of_a_wide_layer_are_not_saturated():
+    def make(devices, _):
+        mesh = Mesh(np.array(devices), ("data",))
+
+        def step(w, x):
+            return w - 0.1 * len(devices) * jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w)))(w)
+
+        shape = jax.ShapeDtypeStruct((64, 64), "float32", sharding=NamedSharding(mesh, WHOLE))
+        return jax.jit(step), (
+            shape,
+            jax.ShapeDtypeStruct((64, 64), "float32", sharding=NamedSharding(mesh, ROWS)),
+        )
+
+    assert [f.kind for f in compared(make, "").findings] == ["scale"]
+
+
+def test_a_change_of_rounding_alone_is_no_other_change():
+    leaf = LeafVerdict("w", True, "right", "")
+    one, other = np.array([1e-8, 0.0]), np.array([0.0, 1e-8])
+    assert _as_alone(leaf, one, other, 1e-7).verdict == "right"
+    assert _as_alone(leaf, one, other, 1e-9).verdict == "not proven"
+    assert _as_alone(leaf, one, -one, 1e-9).verdict == "not proven"
 
 
 def test_other_rows_are_refused():

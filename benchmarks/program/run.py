@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -24,9 +25,8 @@ import jaxpar
 
 jaxpar.virtual_devices(8)
 
-from benchmarks.program import faults, parts  # noqa: E402
+from benchmarks.program import drawn, drawn_divided, faults, parts  # noqa: E402
 from benchmarks.program.by_hand import BY_HAND, OPEN_BY_HAND  # noqa: E402
-from benchmarks.program.drawn import draw, refuted  # noqa: E402
 from benchmarks.program.guides import GUIDES  # noqa: E402
 from benchmarks.program.optax_examples import OPTAX  # noqa: E402
 from benchmarks.program.others import OTHERS  # noqa: E402
@@ -76,19 +76,20 @@ def planted() -> tuple[dict[str, list[int]], list[str]]:
     return counts, missed
 
 
-def drawn(seeds: range) -> tuple[Counter[str], list[str]]:
+def numbers_of(drawing: ModuleType, seeds: range) -> tuple[Counter[str], list[str]]:
+    """Judge the steps that a module draws, run them, and count verdicts and refuted proofs."""
     counts: Counter[str] = Counter()
     lines = []
     for seed in seeds:
-        step = draw(seed)
+        step = drawing.draw(seed)
         report = jaxpar.program(step.run, *step.arguments)
         right = {leaf.path.split("'")[1] for leaf in report.leaves if leaf.state and leaf.verdict == "right"}
         counts[report.verdict] += 1
         counts["arrays right"] += len(right)
-        if reasons := refuted(step, right):
+        if reasons := drawing.refuted(step, right):
             counts["refuted"] += 1
-            lines.append(f"* seed {seed}: {'; '.join(reasons)}")
-        if report.verdict == "wrong" and not refuted(step, set(step.arguments[0])):
+            lines.append(f"* {drawing.__name__}, seed {seed}: {'; '.join(reasons)}")
+        if report.verdict == "wrong" and not drawing.refuted(step, set(step.arguments[0])):
             counts["unconfirmed"] += 1
     return counts, lines
 
@@ -133,8 +134,18 @@ def page(count: int, seed: int) -> str:
     asked, named = (sum(p[k] for p in pairs) for k in (0, 1))
     lines.append(f"| a compiled step without one all-reduce | - | {asked} | {named} | - | - | - |")
     jax.config.update("jax_enable_x64", True)
-    counts, refuted_lines = drawn(range(seed, seed + count))
+    seeds = range(seed, seed + count)
+    results = [numbers_of(drawing, seeds) for drawing in (drawn, drawn_divided)]
     jax.config.update("jax_enable_x64", False)
+    rows = (
+        ("right", "right"),
+        ("not proven", "not proven"),
+        ("wrong", "wrong"),
+        ("arrays that are proven", "arrays right"),
+        ("steps with a proven array that the numbers refute", "refuted"),
+        ("wrong steps that the numbers do not confirm", "unconfirmed"),
+    )
+    table = (f"| {text} | {' | '.join(str(counts[key]) for counts, _ in results)} |" for text, key in rows)
     head = f"""\
 # Judged programs
 
@@ -148,18 +159,13 @@ A false alarm is any finding in a healthy step by hand, and "wrong" for one afte
 Statistics of all rows that lose their all-reduce become each device's own, which is a right step of a
 different model: that is why some are not named.
 
-| drawn steps, run on 8 virtual devices | |
-|---|---|
-| seeds | {seed} to {seed + count - 1} |
-| right | {counts["right"]} |
-| not proven | {counts["not proven"]} |
-| wrong | {counts["wrong"]} |
-| arrays that are proven | {counts["arrays right"]} |
-| steps with a proven array that the numbers refute | {counts["refuted"]} |
-| wrong steps that the numbers do not confirm | {counts["unconfirmed"]} |
+| drawn steps, run on 8 virtual devices | replicated weights | divided weights |
+|---|---|---|
+| seeds | {seed} to {seed + count - 1} | the same |
+{chr(10).join(table)}
 """
     print(f"{time.perf_counter() - begun:.0f} s", file=sys.stderr)
-    return "\n".join([head, *notes, *refuted_lines]).rstrip() + "\n"
+    return "\n".join([head, *notes, *(line for _, lines in results for line in lines)]).rstrip() + "\n"
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -205,6 +205,7 @@ PLANTS = [
         ('self.limit / np.maximum(norms + self.eps, 1e-300)', 'self.limit', "tests/test_clipping_in_taps.py -k same"),
         ('if by_factor and abs(one - other)', 'if abs(one - other)', "tests/test_other_trainings.py -k direction"),
         ('if largest < limit:', 'if False:', "tests/test_other_trainings.py -k larger"),
+        ('4 if is_coarse else 2', '2', "tests/test_bisect.py -k twice"),
         ('{2**exponent}: before', '{exponent}: before', "tests/test_other_trainings.py -k unscaled"),
         ('for eps in (0.0, 1e-6)', 'for eps in (0.0,)', "tests/test_clipping_in_taps.py -k same"),
         ('float(f"{clipping.limit:.4g}")', 'clipping.limit', "tests/test_clipping_in_taps.py -k same"),

@@ -12,10 +12,14 @@ import numpy as np
 from ..._training.train_step import TrainStep
 from .arguments import Step, compiled_step
 from .judge import FOUND
-from .report import WRONG, Finding, ProgramReport
+from .report import OPEN, RIGHT, WRONG, Finding, LeafVerdict, ProgramReport
 
 PROPORTIONAL = 1e-3
 """How far changes may be from a multiple of others, and factors from a number of devices, in float32."""
+OTHERWISE, LEAST = 1e-2, 1000
+"""Changes farther from a multiple are others than on one device; fewer units of rounding show nothing."""
+
+Change = tuple[np.ndarray, float]
 
 
 def with_scale(
@@ -24,7 +28,8 @@ def with_scale(
     """Name the arrays of the state that other rows move by a multiple of what they move on one device.
 
     Both steps run twice, on one drawn state and two drawn batches. Other changes than multiples are
-    left as they are: statistics of a device's rows are another function on one device.
+    left as they are, because statistics of a device's rows are another function on one device, unless
+    devices hold slices of the state: then nothing proves that the slices are one model's.
     """
     one_step, one_args = alone
     if any(isinstance(x, TrainStep) for x in (step, one_step)):
@@ -33,25 +38,44 @@ def with_scale(
     before = _changes(one_step, (one_args, {}), one, one, several)
     after = _changes(step, arguments, several, one, several)
     factors: dict[float, list[str]] = {}
-    for path, change in after.items():
-        factor = _factor(before.get(path), change, several.devices)
+    judged = {x.path: x for x in report.leaves if x.state}
+    state = [several.arguments[n] for n in several.state.values()]
+    is_divided = not several.copies and any(x.divided for x in state)
+    for path, (change, rounding) in after.items():
+        alone_change, leaf = before.get(path, (None, 0.0))[0], judged[path]
+        factor = _factor(alone_change, change, several.devices)
         if factor is not None:
             factors.setdefault(factor, []).append(path)
+            judged[path] = dataclasses.replace(leaf, verdict=WRONG, why=FOUND[1])
+        elif is_divided and alone_change is not None and leaf.verdict == RIGHT:
+            judged[path] = _as_alone(leaf, alone_change, change, LEAST * rounding)
     on = f"on {several.devices} devices as on one, with the same numbers"
     scales = tuple(
         Finding("scale", tuple(paths), "", f"changes {factor:g} times as much {on}")
         for factor, paths in factors.items()
     )
-    named = {path for paths in factors.values() for path in paths}
-    judged = tuple(
-        dataclasses.replace(x, verdict=WRONG, why=FOUND[1]) if x.state and x.path in named else x
-        for x in report.leaves
+    leaves = tuple(judged[x.path] if x.state else x for x in report.leaves)
+    return dataclasses.replace(report, leaves=leaves, findings=report.findings + scales)
+
+
+def _as_alone(leaf: LeafVerdict, one: np.ndarray, several: np.ndarray, least: float) -> LeafVerdict:
+    """Return a verdict that is no proof if the array changes in another way than on one device."""
+    size = max(float(np.abs(x).max(initial=0)) for x in (one, several))
+    if one.shape != several.shape or size < least:
+        return leaf
+    factor = float(np.vdot(one, several) / max(np.vdot(one, one), 1e-300))
+    distance = float(np.abs(several - factor * one).max()) / size
+    if distance < OTHERWISE and factor > 0:
+        return leaf
+    why = (
+        f"it changes otherwise than on one device, by {distance:.1%} of the change: a sum over the axis of a "
+        "divided layer is left out, or devices have statistics or random numbers of their own"
     )
-    return dataclasses.replace(report, leaves=judged, findings=report.findings + scales)
+    return dataclasses.replace(leaf, verdict=OPEN, why=why)
 
 
-def _changes(function: Any, arguments: tuple, step: Step, one: Step, several: Step) -> dict[str, np.ndarray]:
-    """Return by how much the arrays of the state differ after two batches."""
+def _changes(function: Any, arguments: tuple, step: Step, one: Step, several: Step) -> dict[str, Change]:
+    """Return by how much the arrays of the state differ after two batches, and their rounding."""
     after = []
     for batch in (1, 2):
         args, kwargs = _drawn(arguments, batch, step, one, several)  # anew, because a step may donate them
@@ -61,7 +85,8 @@ def _changes(function: Any, arguments: tuple, step: Step, one: Step, several: St
         first, second = (leaves[result] for leaves in after)
         if jnp.issubdtype(first.dtype, jnp.floating):
             difference = np.asarray(first, np.float64) - np.asarray(second, np.float64)
-            changes[step.arguments[argument].path] = difference[0] if step.copies else difference
+            rounding = float(jnp.finfo(first.dtype).eps * jnp.abs(first).max())
+            changes[step.arguments[argument].path] = difference[0] if step.copies else difference, rounding
     return changes
 
 
@@ -71,8 +96,10 @@ def _drawn(arguments: tuple, batch: int, step: Step, one: Step, several: Step) -
     for n, leaf in enumerate(leaves):
         seed = [n, batch if n in several.batch else 0]
         shape = one.arguments[n].shape
-        value = _placed_like(leaf, _numbers(shape, leaf.dtype, seed), n in step.state.values())
-        values.append(value)
+        drawn, is_state = _numbers(shape, leaf.dtype, seed), n in step.state.values()
+        if is_state and len(shape) > 1 and jnp.issubdtype(leaf.dtype, jnp.floating):
+            drawn = drawn / shape[-2]  # the mean of what comes in: no activation is saturated
+        values.append(_placed_like(leaf, drawn, is_state))
     return jax.tree.unflatten(form, values)
 
 

@@ -7,7 +7,7 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 
-from ..estimate.hlo import Computation, Instruction, Module
+from ..estimate.hlo import Array, Computation, Instruction, Module
 from . import constants
 from .collectives import Exchanged
 from .rules import (
@@ -98,17 +98,22 @@ class Arithmetic:
         )
         value = self._influenced(i, values, value, computation)
         if operation == "dynamic-slice":
-            value = dataclasses.replace(
-                value, slices=cut_again(value.slices, self._cut(i, values, computation))
-            )
+            cut = self._offsets(i, i.results[0], values[1:], computation)
+            value = dataclasses.replace(value, slices=cut_again(value.slices, cut))
+        elif operation == "dynamic-update-slice":
+            part = computation.instructions[i.operands[1]].results[0]
+            places = self._offsets(i, part, values[2:], computation)
+            value = _put(value, values[0].slices, values[1].slices, places, i.name)
         elif operation in ELEMENTWISE and disordered(value.slices):
             value = value.marked(Waypoint("order", i.name))
         return value
 
-    def _cut(self, i: Instruction, values: list[Fact], computation: Computation) -> Slices:
-        """Return the numbers of the slices that the devices take, where they take their own."""
+    def _offsets(
+        self, i: Instruction, part: Array, starts: Sequence[Fact], computation: Computation
+    ) -> Slices:
+        """Return the numbers of the slices that the devices take or replace, where these differ."""
         shape, slices = computation.instructions[i.operands[0]].results[0].shape, Slices()
-        for length, size, start in zip(i.results[0].shape, shape, values[1:], strict=True):
+        for length, size, start in zip(part.shape, shape, starts, strict=True):
             if length < size and start.constant is not None:
                 offsets = [int(start.constant.on(d)) for d in range(self.shares.size)]
                 slices |= numbered([min(max(n, 0), size - length) for n in offsets], length)
@@ -277,3 +282,12 @@ def _holds_a_total(operation: str, values: list[Fact], value: Fact, alike: Label
     factors = values if operation == "multiply" else values[:1]
     parts = sum(v.total and v.same != alike for v in factors)
     return parts == 1 or (parts == 0 and any(v.total for v in factors))
+
+
+def _put(value: Fact, before: Slices, moved: Slices, places: Slices, at: str) -> Fact:
+    """Return an array in which devices replace slices; those that come from other places are not in order."""
+    if not places:
+        return value
+    strange = any(disordered((a, b)) for a in moved for b in places)
+    value = dataclasses.replace(value, slices=before)
+    return value.marked(Waypoint("order", at)) if strange else value

@@ -297,4 +297,7 @@ def permuted(shares: Shares, at: str, value: Fact, attributes: str) -> Fact:
     marks = value.marks | _passed_on(shares, at, value, (tuple(range(shares.size)),))
     if value.state == Dependence.COMPLETE and value.total:
         marks |= {Waypoint("moved", at)}
-    return Fact(same, form, rows, value.state, marks, zeros=zeros, total=value.total)
+    # Sums move before they are complete, and weights, in rings whose turns have slices of their own.
+    moved = value.slices if value.state == Dependence.COMPLETE else ()
+    slices = frozenset(tuple(-2 - d if s is None else x[s] for d, s in enumerate(sources)) for x in moved)
+    return Fact(same, form, rows, value.state, marks, zeros=zeros, total=value.total, slices=slices)

@@ -13,6 +13,7 @@ from .._loops.recipe import Recipe
 from .digests import COLUMNS
 from .envelope import common_factor, unit_of
 from .matching import Aligned, MatchedNames
+from .operation_types import representable
 from .run import BITS, LARGEST, LEAST, MEAN, NORM, Table, TappedRun
 from .sampled_updates import SampledUpdates, sampled_updates
 from .scene import Scene
@@ -136,8 +137,11 @@ def _unscaled(limit: float) -> str:
 def gradient_limits(run: TappedRun, steps: Sequence[int]) -> list[float]:
     """Return a run's limits of FORMS; 0 means no limit."""
     parts = [run.steps[k].parts for k in steps]
-    rows = [magnitudes(part["gradients"]) for part in parts if "gradients" in part]
-    return [_met(np.array(column)) for column in zip(*rows, strict=True)] or [0.0] * len(FORMS)
+    tables = [part["gradients"] for part in parts if "gradients" in part]
+    columns = zip(*map(magnitudes, tables), strict=True)
+    # A type with few bits has few values, so that two steps often have the same largest one.
+    is_coarse = any(representable(row) for table in tables[:1] for row in table.samples)
+    return [_met(np.array(column), 4 if is_coarse else 2) for column in columns] or [0.0] * len(FORMS)
 
 
 def magnitudes(table: Table) -> tuple[float, float, float]:
@@ -146,11 +150,11 @@ def magnitudes(table: Table) -> tuple[float, float, float]:
     return float(np.linalg.norm(norms)), float(np.abs(extremes).max()), float(norms.max())
 
 
-def _met(values: np.ndarray) -> float:
-    """Return the largest value if several steps have it, to torch's 1e-6, and none is larger."""
+def _met(values: np.ndarray, least: int = 2) -> float:
+    """Return the largest value if `least` steps have it, to torch's 1e-6, and none is larger."""
     values = values[np.isfinite(values)]
     largest = float(values.max(initial=0.0))
-    return largest if largest and (values >= largest * (1 - 2e-5)).sum() >= 2 else 0.0
+    return largest if largest and (values >= largest * (1 - 2e-5)).sum() >= least else 0.0
 
 
 # ------------------------------------------------------------------------ gradients tapped before clipping
