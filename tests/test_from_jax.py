@@ -99,6 +99,7 @@ def is_same(name: str, dtype: str, differences: tuple[float, float], steps: int)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.long] * (name == "imagenet")) for name in NAMES]
 )
+@pytest.mark.filterwarnings("ignore:Was asked to gather along dimension 0")
 def test_both_give_the_same_numbers(name, dtype):
     differences = scripts.compare(name, dtype, steps=4)
     assert is_same(name, dtype, differences, steps=4), differences

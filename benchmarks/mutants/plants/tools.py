@@ -220,7 +220,7 @@ PLANTS = [
     ),
     *plants("jaxpar/_tools/program/arithmetic.py",
         ('return value.marked(Waypoint("order", at)) if strange else value', 'return value', "tests/test_program_divided.py -k around"),
-        ('value = dataclasses.replace(value, slices=before)', 'pass', "tests/test_program_judge.py -k ring_of_slices"),
+        ('value = dataclasses.replace(value, slices=before)', 'pass', "tests/test_program_judge.py::test_a_healthy_step_is_proven[ring_of_slices-]"),
         ('slices |= numbered(', 'slices &= numbered(', "tests/test_program_judge.py::test_what_cannot_be_proven_is_not_right[orthogonalised-next_layer]"),
         ('return with_influence(dataclasses.replace(value, scalars=scalars), arrays)', 'return dataclasses.replace(value, scalars=scalars)', "tests/test_program_judge.py::test_a_planted_fault_is_named[tensor_parallel-slices]"),
         ('if i.operation == "broadcast" and sizes[0] == 1 < size:', 'if False:', "tests/test_program_judge.py::test_a_planted_fault_is_named[tensor_parallel-norm]"),

@@ -59,7 +59,7 @@ def with_scale(
 
 
 def _as_alone(leaf: LeafVerdict, one: np.ndarray, several: np.ndarray, least: float) -> LeafVerdict:
-    """Return a verdict that is no proof if the array changes in another way than on one device."""
+    """Return "not proven" for an array that changes otherwise than on one device, and else its verdict."""
     size = max(float(np.abs(x).max(initial=0)) for x in (one, several))
     if one.shape != several.shape or size < least:
         return leaf

@@ -102,8 +102,8 @@ class Arithmetic:
             value = dataclasses.replace(value, slices=cut_again(value.slices, cut))
         elif operation == "dynamic-update-slice":
             part = computation.instructions[i.operands[1]].results[0]
-            places = self._offsets(i, part, values[2:], computation)
-            value = _put(value, values[0].slices, values[1].slices, places, i.name)
+            starts = self._offsets(i, part, values[2:], computation)
+            value = _put(value, values[0].slices, values[1].slices, starts, i.name)
         elif operation in ELEMENTWISE and disordered(value.slices):
             value = value.marked(Waypoint("order", i.name))
         return value
@@ -284,10 +284,10 @@ def _holds_a_total(operation: str, values: list[Fact], value: Fact, alike: Label
     return parts == 1 or (parts == 0 and any(v.total for v in factors))
 
 
-def _put(value: Fact, before: Slices, moved: Slices, places: Slices, at: str) -> Fact:
-    """Return an array in which devices replace slices; those that come from other places are not in order."""
-    if not places:
+def _put(value: Fact, before: Slices, moved: Slices, starts: Slices, at: str) -> Fact:
+    """Return an array in which devices replace slices; those that come from other starts are not in order."""
+    if not starts:
         return value
-    strange = any(disordered((a, b)) for a in moved for b in places)
+    strange = any(disordered((a, b)) for a in moved for b in starts)
     value = dataclasses.replace(value, slices=before)
     return value.marked(Waypoint("order", at)) if strange else value
