@@ -153,11 +153,22 @@ def test_a_sum_over_the_rows_of_a_process_is_named(tmp_path):
     assert "over 96 elements of (16, 12), those of one process" in " ".join(result.causes), str(result)
 
 
-def test_a_mean_of_rounded_gradients_may_look_like_another_type(tmp_path):
+def test_a_mean_of_rounded_gradients_is_no_other_type(tmp_path):
     def bfloat16(x):
         return np.round(x * 128) / 128
 
     one = processes(tmp_path / "a", received=lambda mean: mean)
     other = processes(tmp_path / "b", received=lambda mean: mean, sent=bfloat16)
-    text = "gradients are rounded to float16 (or to bfloat16 before a mean over processes) in run B: w"
+    text = "gradients are rounded to bfloat16 before a sum over micro batches or processes in run B: w"
     assert text in parity.bisect(one, other).causes
+
+
+def test_a_factor_that_is_a_number_of_elements_may_be_a_loss_scale(tmp_path):
+    for name, factor in (("a", 1.0), ("b", 1024.0)):
+        random = np.random.default_rng(0)
+        with parity.Tap(tmp_path / name) as tap:
+            for step in range(3):
+                gradients = {"w": factor * random.standard_normal((6, 5))}
+                tap(step, batch=random.standard_normal((16, 64)), loss=1.0, gradients=gradients)
+    (cause,) = parity.bisect(tmp_path / "a", tmp_path / "b").causes
+    assert cause.endswith("over 1024 elements of (16, 64); or a loss scale"), cause

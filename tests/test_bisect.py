@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from jaxpar import parity
 from jaxpar._cli.main import cli
 from jaxpar.errors import FileError
-from jaxpar.parity._runs.operation_types import representable
+from jaxpar.parity._runs.operation_types import is_sum_of_bfloat16, representable
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -160,6 +160,8 @@ def test_values_that_a_small_type_holds():
     assert representable(x.astype(np.float32)) == ""
     assert representable(np.arange(16.0)) == ""
     assert representable(bfloat16(x)[:3]) == ""
+    assert is_sum_of_bfloat16((bfloat16(x) + bfloat16(x[::-1])) / 2)
+    assert not is_sum_of_bfloat16(x.astype(np.float16))
 
 
 # ------------------------------------------------------------------------------------------------- command

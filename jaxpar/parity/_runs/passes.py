@@ -10,7 +10,7 @@ from .clipping import ADDED, gradient_limits
 from .digests import sample_indices
 from .envelope import UNITS, common_factor
 from .matching import Aligned
-from .operation_types import representable
+from .operation_types import is_sum_of_bfloat16, representable
 from .run import NORM, TappedRun
 from .scene import Scene
 from .terms import different_terms, weights_cause
@@ -107,7 +107,8 @@ def reduction(scene: Scene, factor: float, of_any_number: bool = True) -> str:
     for text, count in counts.items():
         for value, run in ((count, "B"), (1 / count, "A")):
             if count > 2 and abs(factor - value) <= 1e-5 * value:
-                return f": run {run} has the sum where the other has the mean, over {count:.0f} {text}"
+                scale = "; or a loss scale" if count >= 256 and np.log2(count).is_integer() else ""
+                return f": run {run} has the sum where the other has the mean, over {count:.0f} {text}{scale}"
     if not of_any_number:
         return ""
     for count in range(2, 65):
@@ -241,8 +242,8 @@ def cast_causes(scene: Scene, parts: Sequence[str]) -> Iterator[str]:
                     leaves.setdefault(text, []).append(leaf)
                 elif kinds[side] and not kinds[1 - side] and types[0] == types[1]:
                     kind = kinds[side]
-                    if kind == "float16" and (scene.a, scene.b)[side].world > 1:
-                        kind += " (or to bfloat16 before a mean over processes)"
+                    if kind == "float16" and is_sum_of_bfloat16((aligned.a, aligned.b)[side].samples):
+                        kind = "bfloat16 before a sum over micro batches or processes"
                     leaves.setdefault(f"are rounded to {kind} in run {run}", []).append(leaf)
         yield from (f"{part} {text}: {listed(names)}" for text, names in leaves.items())
         if leaves:
