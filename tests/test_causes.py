@@ -12,6 +12,7 @@ from flax import nnx
 from jaxpar import optim, parity
 from jaxpar.parity._divergence import search
 from jaxpar.parity._divergence.catalogue import layers
+from jaxpar.parity._divergence.catalogue.scales import addition
 from jaxpar.parity._divergence.torch_trace import Op
 
 torch = pytest.importorskip("torch")
@@ -709,3 +710,11 @@ def test_the_elements_that_a_rotary_position_joins(theirs, ours):
     assert parity.compare(Between(torchs), FlaxBetween(flaxs(theirs)), x, layout="channels_last").same
     cause = f"a rotation joins the elements {names[theirs]} (it joins {names[ours]})"
     check(Between(torchs), FlaxBetween(flaxs(ours)), x, "b", cause, layout="channels_last")
+
+
+def test_no_operand_of_a_sum_is_taken_for_smaller():
+    # A smaller operand is as well a larger other one, whose own scale may be left out.
+    x = torch.ones(2, 8)
+    texts = [variation.text for variation in addition(Op(0, torch.add, (x, x), {}, 2 * x))]
+    assert "the operands of a sum are not scaled (one is multiplied by the root of 8)" in texts
+    assert not any("1 / " in text for text in texts)

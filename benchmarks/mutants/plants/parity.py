@@ -153,7 +153,7 @@ PLANTS = [
         ('return torch.cat([-b, a], -1)', 'return torch.cat([b, a], -1)', "tests/test_causes.py -k rotary"),
     ),
     *plants("jaxpar/parity/_divergence/catalogue/scales.py",
-        ('.items() if pair[1] > 1)', '.items() if pair[1])', "tests/test_parity_proof.py::test_planted_bugs_are_different_and_named[embedding not scaled]"),
+        ('.items() if pair[1] > 1)', '.items() if pair[1])', "tests/test_causes.py -k smaller"),
         ('yield replacing(text, index, partial(operator.mul, scale))', 'pass', "tests/test_causes.py -k operands"),
     ),
     *plants("jaxpar/parity/_divergence/catalogue/sequences.py",

@@ -33,7 +33,6 @@ PLANTS = [
     *plants("jaxpar/parity/_runs/passes.py",
         ('counted = norms > NOTHING * gradients.rms', 'counted = norms >= 0', "tests/test_other_trainings.py::test_a_difference_is_named_in_its_step[a_part_that_rounds_more]"),
         ('np.prod(leaf.shape) / scene.b.world', 'np.prod(leaf.shape)', "tests/test_accumulating_trainings.py -k rows_of_a_process"),
-        ('if kind == "float16" and (scene.a', 'if False and (scene.a', "tests/test_accumulating_trainings.py -k another_type"),
         ('and _is_of_all_steps(scene, ratio):', 'and True:', "tests/test_other_trainings.py::test_a_difference_is_named_in_its_step[gradients_that_agree_once]"),
         ('rounding = is_small and not _is_sudden(scene, change)', 'rounding = is_small', "tests/test_other_trainings.py::test_a_difference_is_named_in_its_step[little_that_is_carried]"),
         ('if which == "gradients are" and (name', 'if False and (name', "tests/test_other_trainings.py::test_a_difference_is_named_in_its_step[a_sum_that_clipping_hides_in_part]"),
