@@ -713,7 +713,7 @@ def test_the_elements_that_a_rotary_position_joins(theirs, ours):
 
 
 def test_no_operand_of_a_sum_is_taken_for_smaller():
-    # A smaller operand is as well a larger other one, whose own scale may be left out.
+    # A smaller operand looks like a sum whose second operand lost its scale.
     x = torch.ones(2, 8)
     texts = [variation.text for variation in addition(Op(0, torch.add, (x, x), {}, 2 * x))]
     assert "the operands of a sum are not scaled (one is multiplied by the root of 8)" in texts

@@ -51,7 +51,7 @@ PLANTS = [
         ('is_later = not in_turn and first.step > walk.steps[0]', 'is_later = not in_turn', "tests/test_other_runs.py -k shows"),
     ),
     *plants("jaxpar/parity/_runs/operation_types.py",
-        ('return bool(len(held) and np.mean(held % 2) < 0.25)', 'return bool(len(held))', "tests/test_bisect.py -k small_type"),
+        ('return bool(len(integers) and np.mean(integers % 2) < 0.25)', 'return bool(len(integers))', "tests/test_bisect.py -k small_type"),
     ),
     *plants("jaxpar/parity/_runs/passes.py",
         ('if count >= 256 and', 'if count >= 2048 and', "tests/test_accumulating_trainings.py -k loss_scale"),

@@ -189,5 +189,5 @@ def is_sum_of_bfloat16(x: np.ndarray) -> bool:
     """Return whether values that float16 holds rarely need its last bit, which half of its values do."""
     mantissas, exponents = np.frexp(np.unique(np.abs(x[np.isfinite(x) & (x != 0)])))
     scaled = np.ldexp(mantissas, FLOATS["float16"])[exponents > -13]  # smaller values have fewer bits
-    held = scaled[scaled == np.round(scaled)]
-    return bool(len(held) and np.mean(held % 2) < 0.25)
+    integers = scaled[scaled == np.round(scaled)]
+    return bool(len(integers) and np.mean(integers % 2) < 0.25)

@@ -38,7 +38,7 @@ def addition(op: Op) -> Iterator[Variation]:
     """add: an operand that Flax scales, as embeddings are in some models before a norm that hides it."""
     for index, operand in enumerate(op.args[:2]):
         if isinstance(operand, torch.Tensor) and operand.is_floating_point() and operand.ndim:
-            # A smaller operand is as well a larger other one, whose own scale may be left out.
+            # A smaller operand looks like a sum whose second operand lost its scale.
             for scale_name, scale in (pair for pair in roots(operand.shape[-1:]).items() if pair[1] > 1):
                 text = f"the operands of a sum are not scaled (one is multiplied by {scale_name})"
                 yield replacing(text, index, partial(operator.mul, scale))
