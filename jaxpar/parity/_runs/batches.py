@@ -116,11 +116,23 @@ def _count_cause(
     return f"run {few} takes the {len(fewer)} rows of the last batch, run {many} drops them (drop_last)"
 
 
+REPEATS = "repeats the order of its first epoch (is the sampler's set_epoch called?)"
+
+
+def _is_periodic(rows: Sequence[np.ndarray]) -> bool:
+    """Return whether all steps have the rows of the steps a period earlier, in their order."""
+    return any(all(map(np.array_equal, rows, rows[period:])) for period in range(2, len(rows) - 1))
+
+
 def _order_causes(
     a: TappedRun, b: TappedRun, steps: Sequence[int], k: int, rows: Sequence[Sequence[np.ndarray]]
 ) -> Iterator[str]:
     flat = [np.concatenate(r) for r in rows]
     size = len(rows[0][0])
+    periodic = [_is_periodic(sequence(*pair, steps, True)) for pair in ((a, b), (b, a))]
+    if periodic[0] != periodic[1]:
+        yield f"run {'AB'[periodic[1]]} {REPEATS}"
+        return
     repeated = [len(np.unique(r[0])) < len(r[0]) for r in rows]
     if repeated[0] != repeated[1]:
         text = "takes the same rows more than once in a step: do all processes read them?"
@@ -131,7 +143,7 @@ def _order_causes(
         since = len(earlier) - len(flat[i - 1])
         count = min(since, len(flat[i - 1]))
         if count and np.array_equal(flat[i - 1][:count], earlier[:count]):
-            yield f"run {name} repeats the order of its first epoch (is the sampler's set_epoch called?)"
+            yield f"run {name} {REPEATS}"
             return
     shift = _shift(flat[0], flat[1])
     if shift:
