@@ -289,7 +289,7 @@ PLANTS = [
         ('with jax.enable_x64(False):', 'with jax.enable_x64(True):', 'tests/test_port_traps.py -k LargeIntegers'),
         ('key = id(arguments), *((', 'key = 0, *((', 'tests/test_port_traps.py -k "right_or_named and Kinks"'),
         ('yield "in float32, compiled", compiled, example', 'pass', 'tests/test_port_traps.py -k OrderOfKeys'),
-        ('if x <= EXCUSED), 0.0)', 'if x), 0.0)', 'tests/test_port_operations.py -k norms_of_constants'),
+        ('if x <= EXCUSED), default=0.0)', 'if x), default=0.0)', 'tests/test_port_operations.py -k norms_of_constants'),
     ),
     *plants("jaxpar/parity/_port/variants.py",
         ('x[:2].max() if is_lengths else x[:1]', 'x[:1]', "tests/test_port_sequences.py -k array_with"),

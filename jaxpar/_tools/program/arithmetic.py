@@ -25,7 +25,7 @@ from .rules import (
     NoRuleError,
     kind_of,
 )
-from .slices import cut_again, disordered, numbered
+from .slices import cut_again, disordered, independent, numbered
 from .values import (
     UNIFORM,
     Dependence,
@@ -289,5 +289,5 @@ def _put(value: Fact, before: Slices, moved: Slices, starts: Slices, at: str) ->
     if not starts:
         return value
     strange = any(disordered((a, b)) for a in moved for b in starts)
-    value = dataclasses.replace(value, slices=before)
+    value = dataclasses.replace(value, slices=before | independent(moved, starts))
     return value.marked(Waypoint("order", at)) if strange else value

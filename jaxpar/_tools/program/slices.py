@@ -47,3 +47,16 @@ def collected_in_order(slices: Slices, groups: Sequence[Sequence[int]]) -> bool:
 def equal_in(slices: Slices, groups: Sequence[Sequence[int]]) -> Slices:
     """Return the ways of cutting in which all devices of a group hold the same slice."""
     return frozenset(x for x in slices if all(len({x[d] for d in group}) == 1 for group in groups))
+
+
+def independent(slices: Slices, others: Slices) -> Slices:
+    """Return the ways of cutting along other axes of the mesh than all of these.
+
+    >>> sorted(independent(frozenset({(0, 0, 1, 1), (0, 1, 0, 1)}), frozenset({(0, 1, 0, 1)})))
+    [(0, 0, 1, 1)]
+    """
+    pairs = {x: [{*zip(x, y, strict=True)} for y in others] for x in slices}
+    counts = [len({*y}) for y in others]
+    return frozenset(
+        x for x in slices if [len(p) for p in pairs[x]] == [len({*x}) * count for count in counts]
+    )

@@ -130,7 +130,7 @@ def _order_causes(
     flat = [np.concatenate(r) for r in rows]
     size = len(rows[0][0])
     periodic = [_is_periodic(sequence(*pair, steps, True)) for pair in ((a, b), (b, a))]
-    if periodic[0] != periodic[1]:
+    if periodic[0] != periodic[1] and k > steps[0]:  # a run that is not shuffled has another first epoch
         yield f"run {'AB'[periodic[1]]} {REPEATS}"
         return
     repeated = [len(np.unique(r[0])) < len(r[0]) for r in rows]
