@@ -112,6 +112,12 @@ def test_values_of_offsets_are_looked_at_outside_of_jit_only():
     np.testing.assert_array_equal(bags(jnp.array([1, 2, 3]), jnp.array([0, 2]))[:, 0], [2, 1])
 
 
+@pytest.mark.parametrize("host", [np.array, jnp.array])
+def test_offsets_that_fall_are_refused(host):
+    with pytest.raises(ValueError, match="embedding_bag: offsets fall from 3 to 1"):
+        F.embedding_bag(jnp.arange(4), jnp.ones((4, 2)), host([0, 0, 3, 1]))
+
+
 def test_the_output_has_the_dtype_asked_for():
     layer = jaxpar.nn.Embedding(4, 3, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
     assert layer.embedding[...].dtype == jnp.float32

@@ -330,6 +330,35 @@ def test_a_checkpoint_restores_rate_and_scheduler(tmp_path):
             assert np.array_equal(mine, other)
 
 
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (
+            lambda: nnx.Linear(1, 1, rngs=nnx.Rngs(0)),
+            r"kernel has shape \(2, 1\), and its gradient shape \(1, 1\)",
+        ),
+        (
+            lambda: nnx.Linear(2, 1, use_bias=False, rngs=nnx.Rngs(0)),
+            "bias has shape .*, and its gradient none",
+        ),
+        (
+            lambda: nnx.BatchNorm(2, use_bias=False, rngs=nnx.Rngs(0)),
+            "Optimizer.update: the parameter bias has shape",
+        ),
+    ],
+    ids=["that would be broadcast", "that lack one", "of other names"],
+)
+def test_gradients_of_another_module_are_refused(other, words):
+    net = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
+    optimizer = optim.Optimizer(net, optim.sgd(0.1))
+    before = np.array(net.kernel[...])
+    with pytest.raises(jaxpar.errors.OptimizerError, match=words):
+        optimizer.update(net, nnx.state(other(), nnx.Param))
+    np.testing.assert_array_equal(net.kernel[...], before)
+    with pytest.raises(jaxpar.errors.OptimizerError, match="scale has none, and its gradient shape"):
+        optimizer.update(net, nnx.State({**nnx.state(net), "scale": nnx.Param(before)}))
+
+
 def test_what_is_set_is_looked_at():
     optimizer = optim.Optimizer(linear(), optim.sgd(0.1))
     for value, error, words in [

@@ -323,6 +323,38 @@ def test_refused(build, error, words):
         build(made())
 
 
+FOREIGN = [
+    (lambda o: ours.StepLR(o, 3), lambda o: ours.CosineAnnealingLR(o, 5), "the state has no 'gamma'"),
+    (lambda o: ours.ExponentialLR(o, 0.5), lambda o: ours.StepLR(o, 3), "the state has 'step_size'"),
+    (lambda o: ours.LambdaLR(o, lambda t: 1.0), lambda o: ours.ExponentialLR(o, 0.5), "no 'lr_lambdas'"),
+    (lambda o: ours.CyclicLR(o, 0, 1, cycle_momentum=False), lambda o: ours.StepLR(o, 3), "'cycle_momentum'"),
+    (
+        lambda o: ours.SequentialLR(o, [ours.StepLR(o, 3), ours.StepLR(o, 4)], [2]),
+        lambda o: ours.ChainedScheduler([ours.StepLR(o, 3), ours.StepLR(o, 4)]),
+        "no '_milestones'",
+    ),
+    (
+        lambda o: ours.ChainedScheduler([ours.StepLR(o, 3), ours.StepLR(o, 4)]),
+        lambda o: ours.ChainedScheduler([ours.StepLR(o, 5), ours.ExponentialLR(o, 0.5)]),
+        "StepLR.load_state_dict: the state has no 'step_size'",
+    ),
+    (
+        lambda o: ours.StepLR(o, 3),
+        lambda o: ours.StepLR(optim.Optimizer(nnx.Linear(2, 1, rngs=nnx.Rngs(0)), optim.sgd(0.1)), 3),
+        "the state has 1 rates, and the optimizer 2 groups",
+    ),
+]
+
+
+@pytest.mark.parametrize(("into", "saved", "words"), FOREIGN, ids=range(len(FOREIGN)))
+def test_the_state_of_another_scheduler_is_refused_and_changes_nothing(into, saved, words):
+    scheduler = into(made())
+    before = json.dumps(scheduler.state_dict())
+    with pytest.raises(ValueError, match=re.escape(words)):
+        scheduler.load_state_dict(saved(made()).state_dict())
+    assert json.dumps(scheduler.state_dict()) == before
+
+
 def test_no_rate_in_the_state():
     net = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
     optimizer = optim.Optimizer(net, optim.sgd(lr=ours.step_lr(0.1, 3)))

@@ -18,7 +18,7 @@ from .. import _exact
 from .._arguments import NonNegative
 from .._counterparts import TorchNames
 from .._typing import PyTree
-from ..errors import HyperparameterError
+from ..errors import HyperparameterError, OptimizerError
 from ._hyperparameters import ScalarOrSchedule, settable
 from ._lbfgs import lbfgs
 from ._leafwise import KeyPath, leaf_path
@@ -239,6 +239,26 @@ class Optimizer(TorchNames, nnx.Optimizer):
         for group in self.param_groups:
             if "lr" in group:
                 group["lr"] = group["lr"]  # a whole number, from optax.inject_hyperparams, becomes a float
+
+    def update(self, model: nnx.Module, grads: Any, /, **kwargs: Any) -> Any:
+        """Update the module and the optimizer's state. Raises OptimizerError: gradients of other shapes."""
+        shapes, gradients = (
+            {
+                "/".join(map(str, path)): np.shape(x)
+                for path, x in nnx.to_flat_state(nnx.state(tree, self.wrt))
+            }
+            for tree in (model, grads)
+        )
+        for name in [*shapes, *gradients]:
+            if shapes.get(name) != gradients.get(name):
+                parameter, gradient = (
+                    f"shape {tree[name]}" if name in tree else "none" for tree in (shapes, gradients)
+                )
+                raise OptimizerError(
+                    f"Optimizer.update: the parameter {name} has {parameter}, and its gradient {gradient}. "
+                    "Give it the gradients of the module that it updates: nnx.grad(loss_fn)(model, batch)."
+                )
+        return super().update(model, grads, **kwargs)
 
     @property
     def param_groups(self) -> list[ParamGroup]:

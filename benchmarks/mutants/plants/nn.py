@@ -182,6 +182,7 @@ PLANTS = [
     ),
     *plants("jaxpar/nn/functional/_embedding.py",
         ('jnp.where(norm > max_norm, rows', 'jnp.where(norm >= 0, rows', "tests/test_embedding.py -m \"not long\""),
+        ('np.flatnonzero(begins[1:] < begins[:-1])', 'np.flatnonzero(begins[1:] < 0)', "tests/test_embedding.py -k offsets_that_fall"),
         ('1 / counts[x][..., None]', 'counts[x][..., None]', "tests/test_embedding.py -m \"not long\""),
         ('(x == padding_idx % embedding.shape[0])', '(x == padding_idx)', "tests/test_embedding.py -m \"not long\""),
     ),

@@ -186,10 +186,18 @@ def _check_call(
         # Under jit the values are not available.
         if offsets[0] != 0:
             raise ValueError(f"offsets[0] has to be 0, but got {offsets[0]}")
-        # On the host all indices are checked: JAX would wrap a 64-bit index to a different one.
-        last = offsets.max() if isinstance(offsets, np.ndarray) else offsets[-1]
-        if last > x.size:
-            raise ValueError(f"offsets[-1] can not be greater than input's length {x.size} but got {last}")
+        begins = np.asarray(offsets)
+        # Before JAX would wrap a 64-bit offset to a different one.
+        if begins.max() > x.size:
+            raise ValueError(
+                f"offsets[-1] can not be greater than input's length {x.size} but got {begins.max()}"
+            )
+        if (falls := np.flatnonzero(begins[1:] < begins[:-1])).size:
+            before, at = begins[falls[0]], begins[falls[0] + 1]
+            raise ValueError(
+                f"embedding_bag: offsets fall from {before} to {at}; each bag begins where the one before it "
+                "does, or later. Sort the bags."
+            )
     if per_sample_weights is None:
         return
     if mode != "sum":

@@ -93,6 +93,7 @@ class CyclicLR(LRScheduler):
         return {**super().state_dict(), "_scale_fn_custom": None if custom is None else attributes(custom)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._check_state(state_dict)
         custom, saved = self._scale_fn_custom, state_dict["_scale_fn_custom"]
         super().load_state_dict({**state_dict, "_scale_fn_custom": custom})
         if saved is not None:

@@ -173,8 +173,8 @@ class _ByFunction(LRScheduler):
         return {**super().state_dict(), "lr_lambdas": [attributes(function) for function in self.lr_lambdas]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        state = {key: value for key, value in state_dict.items() if key != "lr_lambdas"}
-        super().load_state_dict(state)
+        self._check_state(state_dict)
+        super().load_state_dict({**state_dict, "lr_lambdas": self.lr_lambdas})
         for function, saved in zip(self.lr_lambdas, state_dict["lr_lambdas"], strict=True):
             if saved is not None:
                 function.__dict__.update(saved)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, SupportsFloat
+from inspect import signature
+from typing import Any, ClassVar, Literal, SupportsFloat
 
 from flax import nnx
 
@@ -43,6 +44,12 @@ class LRScheduler:
     """
 
     _is_initial = False
+    _arguments: ClassVar[set[str]] = set()
+    """The names of the arguments of all kinds that torch has."""
+
+    def __init_subclass__(cls) -> None:
+        if cls.__module__.startswith(f"{__package__}."):
+            LRScheduler._arguments |= signature(cls).parameters.keys()
 
     def __init__(self, optimizer: nnx.Optimizer, last_epoch: int = -1):
         self.optimizer = check_optimizer(optimizer)
@@ -86,12 +93,35 @@ class LRScheduler:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a `state_dict`, ours or torch's. The rate itself is in the optimizer's state.
 
-        Raises: ValueError: it is not the state of a scheduler. Nothing has changed then.
+        Raises: ValueError: it is the state of a scheduler of another kind, or of other groups. Nothing has
+        changed then.
         """
-        require_key(self, state_dict, "_last_lr")
+        self._check_state(state_dict)
         self.__dict__.update(state_dict)
         for group, lr in zip(self._groups, self._last_lr, strict=True):
             group.remind("lr", float(lr))
+
+    def _check_state(self, state: dict[str, Any]) -> None:
+        """Raise ValueError unless a state has the arguments of this kind of scheduler and of no other kind.
+
+        torch loads any, and its older releases have other attributes besides the arguments.
+        """
+        me, present = f"{type(self).__name__}.load_state_dict", vars(self).keys()
+        names = signature(type(self)).parameters
+        arguments = {key for name in names for key in (name, f"_{name}", f"{name}s")} & present
+        for key in ("_last_lr", *sorted(arguments - {"optimizer"})):
+            if key not in state:
+                raise ValueError(
+                    f"{me}: the state has no {key!r}, so it is not the state of a scheduler of this kind; "
+                    f"it has {', '.join(map(repr, state)) or 'nothing'}."
+                )
+        if foreign := sorted(state.keys() & self._arguments - present):
+            raise ValueError(f"{me}: the state has {foreign[0]!r}, so it is of a scheduler of another kind.")
+        if len(state["_last_lr"]) != len(self._groups):
+            raise ValueError(
+                f"{me}: the state has {len(state['_last_lr'])} rates, and the optimizer "
+                f"{len(self._groups)} groups of parameters."
+            )
 
     @property
     def _groups(self) -> list[ParamGroup]:
@@ -117,14 +147,6 @@ class LRScheduler:
 
     def _rates(self) -> list[float]:
         return [group["lr"] for group in self._groups]
-
-
-def require_key(scheduler: LRScheduler, state: dict[str, Any], key: str) -> None:
-    if key not in state:
-        raise ValueError(
-            f"{type(scheduler).__name__}.load_state_dict: the state has no {key!r}, so it is not the "
-            f"state of a scheduler of this kind; it has {', '.join(map(repr, state)) or 'nothing'}."
-        )
 
 
 def attributes(function: Any) -> dict[str, Any] | None:
@@ -223,16 +245,19 @@ class _Combined(LRScheduler):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        require_key(self, state_dict, "_schedulers")
+        self._check_state(state_dict)
         saved = state_dict["_schedulers"]
         if len(saved) != len(self._schedulers):
             raise ValueError(
                 f"{type(self).__name__}: the state has {len(saved)} schedulers, and this one "
                 f"{len(self._schedulers)}."
             )
-        for scheduler, state in zip(self._schedulers, saved, strict=True):
+        pairs = list(zip(self._schedulers, saved, strict=True))
+        for scheduler, state in pairs:
+            scheduler._check_state(state)
+        for scheduler, state in pairs:
             scheduler.load_state_dict(state)
-        super().load_state_dict({key: x for key, x in state_dict.items() if key != "_schedulers"})
+        super().load_state_dict({**state_dict, "_schedulers": self._schedulers})
 
 
 class SequentialLR(_Combined):
