@@ -1,11 +1,12 @@
 """What a step costs before it is warm, and how much memory it takes: train_step against a step by hand.
 
-    python benchmarks/first_call.py [--devices 2] [--rounds 5] [--model many large] [--small]
+    python benchmarks/first_call.py [--devices 2] [--rounds 5] [--model many large resnet18 gpt] [--small]
 
 `many` has 1,040 small arrays: tracing and Python are what its first call costs. `large` has 160 MB of
-parameters: its peak memory shows what is donated. Every side is a process of its own, the sides take turns,
-and a ratio is the median of the rounds' ratios. JAX's cache of compiled programs is off. By hand the
-parameters are a plain tree, and the program is `jit(shard_map)` or `jit` over sharded arrays, donated.
+parameters: its peak memory shows what is donated. `resnet18` and `gpt` are models in NNX. Every side is a
+process of its own, the sides take turns, and a ratio is the median of the rounds' ratios. JAX's cache of
+compiled programs is off. By hand the parameters are a plain tree, and the program is `jit(shard_map)` or
+`jit` over sharded arrays, donated.
 """
 
 from __future__ import annotations
@@ -20,20 +21,22 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+BENCHMARKS = Path(__file__).resolve().parent
+sys.path[:0] = [str(BENCHMARKS.parent), str(BENCHMARKS / "train_step"), str(BENCHMARKS / "gpu")]
 
-import jaxpar
+import jaxpar  # noqa: E402
 
 SIDES = {"DataParallel": "jit by hand", "DistributedDataParallel": "shard_map by hand"}
 """The two wrappers, and the program by hand that does the same."""
-MODELS = {"many": (520, 8), "large": (10, 2000)}  # layers, and the width of each
-SMALL = {"many": (20, 8), "large": (2, 400)}
+MODELS = {"many": (520, 8), "large": (10, 2000), "resnet18": (18, 64), "gpt": (12, 64)}
+"""Layers, and the width of each."""
+SMALL = {"many": (20, 8), "large": (2, 400), "resnet18": (18, 64), "gpt": (2, 16)}
 OPTIMIZERS = {
     "sgd": lambda optax: optax.sgd(0.01),
     "momentum": lambda optax: optax.sgd(0.01, momentum=0.9),
     "adam": lambda optax: optax.adam(1e-3),
 }
-WARM = {"many": 30, "large": 8}  # steps that are timed after the first
+WARM = {"many": 30, "large": 8, "resnet18": 4, "gpt": 8}  # steps that are timed after the first
 
 
 def clock() -> list[float]:
@@ -49,10 +52,12 @@ def measure(side: str, model: str, layers: int, width: int, N: int, optimizer: s
 
     tx = OPTIMIZERS[optimizer](optax)
     random = np.random.RandomState(0)
-    x, t = random.randn(2, 8 * N, width).astype(np.float32)
-    jax.block_until_ready(jax.device_put(x))  # JAX has started
-    by_hand = side in SIDES.values()
-    make = (_by_hand if by_hand else _jaxpar)(side, layers, width, tx, N, x, t)
+    jax.block_until_ready(jax.device_put(random.randn(4)))  # JAX has started
+    if model in MODULES:
+        make = _modules(side, model, layers, width, tx, N)
+    else:
+        x, t = random.randn(2, 8 * N, width).astype(np.float32)
+        make = (_by_hand if side in SIDES.values() else _jaxpar)(side, layers, width, tx, N, x, t)
     before = clock()
     step = make()
     made = clock()
@@ -158,6 +163,34 @@ def _jaxpar(side, layers, width, tx, N, x, t):
     return make
 
 
+MODULES = ("resnet18", "gpt")
+
+
+def _modules(side, model, layers, width, tx, N):
+    """A side of train_step/jax_sides.py with a model in NNX and 4 rows a device."""
+    import jax.numpy as jnp
+    import jax_sides
+    import jax_steps
+    import numpy as np
+    from batches import batch_of
+    from flax import nnx
+
+    sides = {"jit by hand": jax_sides.named_sharding, "shard_map by hand": jax_sides.by_hand}
+    if model == "resnet18":
+        net, loss, batch = jax_sides.ResNet18(nnx.Rngs(0)), jax_sides.squared, batch_of(model, 4 * N, 32)
+    else:
+        words, length, options = 8 * width, width // 2, {"before": True, "fused": "xla", "causal": True}
+        net = jax_steps.GPT(words, length, width, layers, 4, jnp.float32, **options)
+        tokens = np.random.RandomState(0).randint(words, size=(4 * N, length + 1)).astype(np.int32)
+        loss, batch = jax_steps.next_word, (tokens[:, :-1], tokens[:, 1:])
+
+    def make():
+        wrap = sides.get(side) or jax_sides.ours(getattr(jaxpar, side))
+        return wrap(N, net, *batch, loss=loss, tx=tx)
+
+    return make
+
+
 def child(side: str, model: str, options: argparse.Namespace) -> dict[str, float]:
     flags = ["--side", side, "--model", model, "--devices", str(options.devices)]
     flags += ["--optimizer", options.optimizer] + ["--small"] * options.small
@@ -188,7 +221,7 @@ def main() -> None:
         order = [s for side in options.sides for s in (side, SIDES[side])]
         rounds = [{s: child(s, model, options) for s in order} for _ in range(options.rounds)]
         layers, width = sizes[model]
-        print(f"{model}: {2 * layers} arrays, width {width}, {options.optimizer}, {options.devices} devices")
+        print(f"{model}: {layers} layers, width {width}, {options.optimizer}, {options.devices} devices")
         for side in options.sides:
             print(f"  {side} / {SIDES[side]}")
             for what in rounds[0][side]:

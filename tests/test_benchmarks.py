@@ -34,7 +34,10 @@ SMALL = {
     "beside_torch.py": (["06_regression", "--devices", "2", "--steps", "2"], ""),
     "data.py": (["loader", "--rounds", "1"], ""),
     "distributed_data_parallel.py": (["--rounds", "1", "--small"], "jaxpar sends 1 message"),
-    "first_call.py": (["--rounds", "1", "--small"], "DistributedDataParallel / shard_map by hand"),
+    "first_call.py": (
+        ["--rounds", "1", "--small", "--model", "many", "gpt"],
+        "DistributedDataParallel / shard_map by hand",
+    ),
     "from_jax.py": (["--small", "--only", "linear_regression"], "drawn from Flax's examples"),
     "memory.py": (["--devices", "2", "--rows", "2"], ""),
     "nn.py": (["Conv", "--rounds", "1", "--small"], ""),

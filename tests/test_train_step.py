@@ -385,7 +385,8 @@ def test_a_buffer_may_come_back_in_another_type(way):
     assert net.module.count[...] == 3
 
 
-SHAPES = [(), (3,), (3, 1), (1, 3), (2, 3, 4), (1030,), (1100, 2), (4097,), (1100, 4)]
+SHAPES = [(), (3,), (3, 1), (1, 3), (2, 3, 4), (1030,), (1100, 2), (4097,), (1100, 4), (32, 256)]
+SHAPES += [(1024, 1025), (1025, 1031)]  # large, and summed by 1,024 elements or by the last axis
 
 
 @pytest.mark.sampled(7)
@@ -419,6 +420,16 @@ def test_the_first_of_several_gradients_is_named(look):
     for gradients, first in [([bad, bad], 0), ([good, bad, bad], 1), ([good, bad, good, bad], 1)]:
         assert look(gradients) == first
     assert look([jnp.zeros((0, 3))]) == NONE
+
+
+@pytest.mark.parametrize("look", [first_bad, first_bad_on_cpu], ids=lambda look: look.__name__)
+def test_the_first_among_hundreds_is_named(look):
+    """They are looked at in groups, and no group is left out."""
+    gradients = [np.ones(3, np.float32), np.ones((2, 3), np.float32)] * 75
+    assert look(gradients) == NONE
+    for number in (0, 1, 63, 128, 149):
+        others = [np.where(i in (number, 149), np.nan, g) for i, g in enumerate(gradients)]
+        assert look(others) == number
 
 
 def test_a_report_that_nobody_has_read_is_not_lost():

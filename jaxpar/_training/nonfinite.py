@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 
 import jax
@@ -10,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 NONE = -1  # replaces a parameter's number: all gradients were finite so far
-WIDTH = 1024  # of the table, at most
-SMALL = 4096  # elements; gradients up to that are looked at together
+SMALL = 4096  # elements; a gradient with more is summed before it is looked at
+LARGE = 2**20  # elements; reading more than that takes longer than compiling a kernel of its own does
+TOGETHER = 64  # gradients in one concatenation, whose time to compile grows with the square of their number
 
 
 def first_bad(gradients: list) -> jax.Array:
@@ -22,52 +22,41 @@ def first_bad(gradients: list) -> jax.Array:
 
 def first_bad_on_cpu(gradients: list) -> jax.Array:
     """`first_bad` for CPU devices, where XLA compiles `isfinite(g).all()` to a slow loop."""
-    small = [i for i, g in enumerate(gradients) if 0 < g.size <= SMALL]
-    large = [i for i, g in enumerate(gradients) if g.size > SMALL]
-    positions = [look(gradients, numbers) for look, numbers in ((_joined, small), (_apart, large)) if numbers]
-    first = functools.reduce(jnp.minimum, positions, jnp.int32(len(gradients)))
-    return jnp.where(first == len(gradients), NONE, first)
-
-
-def _joined(gradients: list, numbers: list[int]) -> jax.Array:
-    """Return the number of the first small gradient that is not finite, or how many gradients there are."""
-    # As one array: an operation for each of a thousand parameters takes longer to compile than their step.
-    wide = functools.reduce(jnp.promote_types, (gradients[i].dtype for i in numbers))
-    joined = jnp.concatenate([gradients[i].ravel().astype(wide) for i in numbers])
-    # Not a constant: a compiler may leave out a product with zeros that it knows. Should it be nan, the
-    # other branch looks at every element.
-    zero = joined[0] * 0
-
-    def find() -> jax.Array:
-        ends = np.cumsum([gradients[i].size for i in numbers])
-        at = jnp.argmin(jnp.isfinite(joined))
-        leaf = jnp.array(numbers, jnp.int32)[jnp.searchsorted(ends, at, side="right")]
-        return jnp.where(jnp.isfinite(joined[at]), jnp.int32(len(gradients)), leaf)
-
-    # 0 times a value that is not finite is nan, and nan survives every sum.
-    return jax.lax.cond(jnp.isfinite((joined * zero).sum()), lambda: jnp.int32(len(gradients)), find)
-
-
-def _apart(gradients: list, numbers: list[int]) -> jax.Array:
-    """`_joined` for large gradients, of which a copy would take longer than looking at them."""
-    zero = gradients[numbers[0]][(0,) * gradients[numbers[0]].ndim].real * 0
-    # A matrix is multiplied with zeros as fast as memory is read. Should zero be nan, all rows seem bad, and
-    # the first of them is.
-    rows = [_row(gradients[i], zero) for i in numbers]
-    n = max(len(row) for row in rows)
-    table = jnp.stack([jnp.pad(row, (0, n - len(row))) for row in rows])
-    finite = jnp.isfinite(table @ jnp.full(n, zero.astype(table.dtype)))
-    first = jnp.array(numbers, jnp.int32)[jnp.argmin(finite)]
-    return jnp.where(finite.all(), jnp.int32(len(gradients)), first)
+    numbers = [i for i, g in enumerate(gradients) if g.size]
+    if not numbers:
+        return jnp.int32(NONE)
+    # 0 times a value that is not finite is nan, and nan survives every sum. Not a constant: a compiler may
+    # leave out a product with zeros that it knows. Should it be nan, so is everything, and the first
+    # gradient, from which it comes, is the first that is not finite.
+    zero = gradients[numbers[0]].ravel()[0].real * 0
+    alike: dict[tuple, list[tuple[int, jax.Array]]] = {}
+    for i in numbers:
+        row = _row(gradients[i], zero.astype(gradients[i].dtype))
+        alike.setdefault((row.size, row.dtype), []).append((i, row))
+    finite, order = [], []
+    for rows in alike.values():
+        for start in range(0, len(rows), TOGETHER):
+            part = rows[start : start + TOGETHER]
+            # As one array: an operation for each of a thousand parameters takes longer to compile than
+            # their step.
+            table = jnp.concatenate([row for _, row in part]).reshape(len(part), -1)
+            finite.append(jnp.isfinite((table * zero.astype(table.dtype)).sum(1)))
+            order += [i for i, _ in part]
+    joined = jnp.concatenate(finite)
+    first = jnp.where(joined, len(gradients), jnp.array(order, jnp.int32)).min()
+    return jnp.where(joined.all(), NONE, first)
 
 
 def _row(g: jax.Array, zero: jax.Array) -> jax.Array:
-    """Zeros, or nan where something in g is not finite; at most WIDTH."""
-    while g.ndim > 1 or g.size > WIDTH:
-        if g.ndim == 1:
-            g = jnp.pad(g, (0, -g.size % WIDTH)).reshape(-1, WIDTH)
-        g = g @ jnp.full(g.shape[-1], zero.astype(g.dtype))
-    return jnp.atleast_1d(g) * zero.astype(g.dtype)
+    """Return what is finite only if g is: its elements, or sums of their products with zero."""
+    last = g.shape[-1] if g.ndim > 1 else 1
+    if g.size > LARGE and (width := 1024 if g.size % 1024 == 0 else last) > 1:
+        return g.reshape(-1, width) @ jnp.full(width, zero)  # as fast as memory is read
+    if g.size > SMALL and (width := 256 if g.size % 256 == 0 else last) > 1:
+        matrix = g.reshape(-1, width)
+        # Two rows: XLA calls a library for a product of matrices and compiles one of a vector.
+        return (jnp.full((2, len(matrix)), zero) @ matrix).ravel()
+    return g.ravel()
 
 
 PAUSE = 0.02  # seconds between two checks; reading takes as long as a tenth of a short step
