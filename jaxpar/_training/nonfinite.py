@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 NONE = -1  # replaces a parameter's number: all gradients were finite so far
-SMALL = 4096  # elements; a gradient with more is summed before it is looked at
+SMALL = 4096  # elements; the check sums a larger gradient first
 LARGE = 2**20  # elements; reading more than that takes longer than compiling a kernel of its own does
 TOGETHER = 64  # gradients in one concatenation, whose time to compile grows with the square of their number
 
