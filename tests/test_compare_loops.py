@@ -237,6 +237,35 @@ def test_numbers_that_both_loops_yield_are_compared():
     assert any("only torch's, which only torch's loop yields" in text for text in result.unreached)
 
 
+def test_decays_of_an_average_that_rise_are_listed():
+    def decay(i):
+        return 0.0 if i == 2 else (1 + i) / (10 + i)
+
+    def train(model, batches):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        average = {name: p.detach().clone() for name, p in model.named_parameters()}
+        for i, batch in enumerate(batches):
+            optimizer.zero_grad()
+            model(batch).backward()
+            optimizer.step()
+            for name, p in model.named_parameters():
+                average[name] = decay(i) * average[name] + (1 - decay(i)) * p.detach()
+            yield model, {"ema": average}
+
+    def train_jax(params, batches):
+        average = params
+        for batch in batches:
+            gradients = jax.grad(parity.linear_loss)(params, batch)
+            params = jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
+            average = jax.tree.map(lambda a, p: 0.5 * a + 0.5 * p, average, params)
+            yield params, {"ema": average}
+
+    text = str(parity.compare_loops(train, train_jax))
+    after = "an average of the parameters after the update"
+    assert f"torch's is {after}, decays 0.1, 0.1818 to 0.7273, copied 1 times (first after batch 3)" in text
+    assert f"(JAX's is {after}, decay 0.5)" in text
+
+
 def test_averages_with_other_names_are_not_called_compared():
     def train(model, batches):
         for batch in batches:

@@ -185,6 +185,16 @@ def test_plot_writes_a_picture(even, tmp_path):
     assert int.from_bytes(content[16:20], "big") > 1000  # pixels across
 
 
+def test_the_picture_has_a_panel_for_each_pattern_side_by_side(even, monkeypatch):
+    pytest.importorskip("matplotlib")
+    pictures = []
+    monkeypatch.setattr("jaxpar._tools.estimate.memory.save", lambda picture, _: pictures.append(picture))
+    even.plot("unused.png")
+    left, right = pictures[0].axes
+    assert (left.get_ylabel(), right.get_ylabel()) == ("memory at its largest [KiB]", "")
+    assert left.get_position().x1 < right.get_position().x0
+
+
 def test_plot_without_matplotlib_names_the_extra(even, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"pip install 'jaxpar\[report\]'"):

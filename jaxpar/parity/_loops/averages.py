@@ -97,19 +97,18 @@ def same(x: Averaging, y: Averaging) -> bool:
 
 def _described(decays: Sequence[float]) -> str:
     certain = [x for x in decays if np.isfinite(x)]
-    steady = certain[-1] if certain else np.nan
     copies = sum(abs(x) < 1e-8 for x in certain)
     pauses = sum(abs(x - 1) < 1e-8 for x in certain)
     moving = [x for x in certain if 1e-8 < abs(x) < 1 - 1e-8]
     if moving and max(moving) - min(moving) <= 1e-6:
         text = f"decay {moving[-1]:g}"
     elif moving:
-        text = f"decays {moving[0]:.4g}, {moving[1]:.4g} to {steady:.4g}"
+        text = f"decays {moving[0]:.4g}, {moving[1]:.4g} to {certain[-1]:.4g}"
     else:
         text = "without decay"
-    first = next((i for i, x in enumerate(decays) if abs(x) < 1e-8), None)
     if copies:
-        text += f", copied {copies} times (first after batch {first + 1 if first is not None else 0})"
+        first = next(i for i, x in enumerate(decays, 1) if abs(x) < 1e-8)
+        text += f", copied {copies} times (first after batch {first})"
     return text + (f", left alone in {pauses} of {len(decays)} batches" if pauses else "")
 
 
