@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from click.testing import CliRunner
 
 import jaxpar
 from jaxpar import parity
-from jaxpar._cli.demo import run
+from jaxpar._cli.demo import report, run
 from jaxpar._cli.demo.report import KINDS
 from jaxpar._cli.demo.run import flax_cnn
 from jaxpar._cli.demo.settings import TOLERANCE, DemoSettings
@@ -47,6 +48,17 @@ class Absent:
             raise ModuleNotFoundError("No module named " + repr(name), name=name)
 sys.meta_path.insert(0, Absent())
 """
+
+
+def test_the_largest_difference_of_an_epoch_is_in_any_of_its_steps() -> None:
+    kind = KINDS[0]
+    rows = [
+        SimpleNamespace(severity=severity, difference=SimpleNamespace(step=step, kind=kind))
+        for step, severity in enumerate((1, 9, 2, 3), start=1)
+    ]
+    comparison, settings = SimpleNamespace(rows=rows), SimpleNamespace(steps_per_epoch=2)
+    result: Any = SimpleNamespace(comparison=comparison, settings=settings)
+    assert [report._worst(result, epoch)[kind.value].difference.step for epoch in (0, 1)] == [2, 4]
 
 
 @pytest.mark.long

@@ -688,6 +688,9 @@ def test_a_lane_without_anything_is_not_drawn(exchanges, found):
     memory, lanes = report.drawn(found).axes
     assert [text.get_text() for text in lanes.get_yticklabels()] == ["exchange"] * exchanges + ["computes"]
     assert ("exchange" in legend(lanes)) is exchanges
+    rows = {bars.get_label(): bars.get_paths()[0].get_extents() for bars in lanes.collections}
+    for label, row in rows.items():
+        assert row.y0 < (1.0 if label == "exchange" else 2.0) < row.y1  # at its name
     there = [part for part in PARTS if getattr(found.memory, part)]
     assert legend(memory) == there
     assert len(there) < len(PARTS)  # a Linear has no buffers

@@ -53,6 +53,11 @@ def test_inside_jit_no_device_holds_all_of_it():
 Point = collections.namedtuple("Point", "x y")
 
 
+def test_an_array_is_no_list_of_outputs():
+    with pytest.raises(TypeError, match=r"outputs are ArrayImpl; give jaxpar\.Shards, or a list"):
+        jaxpar.gather(jnp.ones((2, 3)))
+
+
 # docs/semantics.md rows 58, 61; T-MG test_gather_namedtuple; T-DP test_data_parallel_nested_output
 def test_containers_are_kept():
     one = [

@@ -172,6 +172,9 @@ def test_a_mistake_is_named(plant, world, step, part, cause, tmp_path):
     assert any(re.search(cause, text) for text in result.causes), str(result)
     back = parity.bisect(b, a, worlds=(world, "1x1"))
     assert (back.step, back.part) == (step, part)
+    if plant == "root":
+        text = "rate is 0.5 times as large in 1x1: it is scaled by the root of the number of devices"
+        assert any(text in cause for cause in back.causes), str(back)
 
 
 @pytest.mark.parametrize("plant", ["", "ratio"])

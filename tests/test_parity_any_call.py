@@ -700,6 +700,22 @@ def test_replicas_share_out_arrays_and_repeat_the_rest(kind):
     assert found.same, found
 
 
+def test_a_dropout_under_two_names_is_refused_in_replicas():
+    class Dropped(nnx.Module):
+        def __init__(self):
+            rngs = nnx.Rngs(0)
+            self.dense = nnx.Linear(3, 2, rngs=rngs)
+            self.first = self.second = nnx.Dropout(0.5, rngs=rngs)
+
+        def __call__(self, x):
+            return self.second(self.first(self.dense(x)))
+
+    torch_net = torch.nn.Sequential(torch.nn.Linear(3, 2))
+    mapping = {"0.weight": "dense.kernel", "0.bias": "dense.bias"}
+    with pytest.raises(errors.MaskError, match="first would drop in every replica"):
+        parity.compare(torch_net, Dropped(), X, replicas=2, mapping=mapping)
+
+
 def test_match_tries_its_guesses_with_any_call():
     class Ours(nnx.Module):
         def __init__(self):

@@ -207,3 +207,31 @@ def test_uneven_batches_of_a_wrapper_are_no_alarm_and_no_proof(wrapper, rows):
     report = jaxpar.program(step, jax.ShapeDtypeStruct((rows, 4), "float32"))
     assert report.verdict == "not proven", str(report)
     assert not report.findings
+
+
+def test_a_step_on_one_device():
+    arguments = np.ones((2, 1), np.float32), np.ones((8, 2), np.float32), np.ones((8, 1), np.float32)
+    report = jaxpar.program(jax.jit(lambda w, x, y: w - 0.1 * gradient_of(w, x, y)), *arguments)
+    assert report.verdict == "right", str(report)
+    assert "on 1 x cpu" in str(report)
+
+
+def test_equal_numbers_that_do_not_depend_on_the_batch_may_be_added():
+    """A norm of divided weights, of which each slice is on two devices."""
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("data", "model"))
+
+    def step(w, x, y):
+        gradient = lax.pmean(gradient_of(lax.all_gather(w, "model", tiled=True), x, y), "data")
+        gradient = lax.dynamic_slice_in_dim(gradient, 2 * lax.axis_index("model"), 2)
+        norms = lax.all_gather((w * w).sum(), ("data", "model"))
+        return w - 0.1 * (gradient + 1e-4 * norms.sum())
+
+    specs = P("model"), P("data"), P("data")
+    run = jax.shard_map(step, mesh=mesh, in_specs=specs, out_specs=P("model"), check_vma=False)
+    sizes = (8, 4), (32, 8), (32, 4)
+    arguments = [
+        jax.ShapeDtypeStruct(size, "float32", sharding=NamedSharding(mesh, spec))
+        for size, spec in zip(sizes, specs, strict=True)
+    ]
+    report = jaxpar.program(jax.jit(run), *arguments)
+    assert report.verdict == "right", str(report)

@@ -39,5 +39,25 @@ EQUIVALENTS: dict[tuple[str, str, str], str] = {
         "os.read(pipe, 1)",
         "os.read(pipe, 2)",
     ): "nothing is written into the pipe: the read ends with the supervisor",
+    (
+        "jaxpar/parity/_divergence/interventions.py",
+        "for names in [[name] for name in named] + [group for group in (trained, frozen) if len(group) > 1]:",
+        "for names in [[name] for name in named] + [group for group in (trained, frozen) if len(group) >= 1]:",
+    ): "what one parameter alone does is tried a second time, after it explained nothing",
+    (
+        "jaxpar/nn/_layer.py",
+        "program = next((n for n in PROGRAMS if n >= size), 1 << (size - 1).bit_length())",
+        "program = next((n for n in PROGRAMS if n >= size), 1 << (size + 1).bit_length())",
+    ): "a shorter draw is the beginning of a longer one, so that only time is lost",
+    (
+        "jaxpar/parity/_port/as_used.py",
+        "if not np.array_equal(np.isfinite(returned), finite) and np.array_equal(np.isfinite(double), finite):",
+        "if not np.array_equal(finite, np.isfinite(returned)) and np.array_equal(np.isfinite(double), finite):",
+    ): "equality is symmetric",
+    (
+        "jaxpar/parity/_loops/recipe.py",
+        "return {name: np.clip(g, -limit, limit) for name, g in gradients.items()}",
+        "return {name: np.clip(-limit, g, limit) for name, g in gradients.items()}",
+    ): "the larger of -limit and g, and then the smaller of that and limit",
 }
 """By file, lines and what becomes of them: why it is the same."""

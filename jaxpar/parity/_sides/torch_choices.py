@@ -153,7 +153,6 @@ def _ignored(function: Callable[..., Any]) -> Callable[..., Sides]:
 
     def sides(*args: Any, **kwargs: Any) -> Sides:
         bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
         target, index = bound.arguments["target"], bound.arguments["ignore_index"]
         if not target.is_floating_point():
             yield f"no target {index}", target == index
