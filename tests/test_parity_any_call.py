@@ -700,12 +700,13 @@ def test_replicas_share_out_arrays_and_repeat_the_rest(kind):
     assert found.same, found
 
 
-def test_a_dropout_under_two_names_is_refused_in_replicas():
+def test_a_dropout_in_a_graph_of_modules_is_refused_in_replicas():
     class Dropped(nnx.Module):
         def __init__(self):
             rngs = nnx.Rngs(0)
             self.dense = nnx.Linear(3, 2, rngs=rngs)
             self.first = self.second = nnx.Dropout(0.5, rngs=rngs)
+            self.first.owner = self
 
         def __call__(self, x):
             return self.second(self.first(self.dense(x)))

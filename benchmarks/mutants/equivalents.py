@@ -42,7 +42,8 @@ EQUIVALENTS: dict[tuple[str, str, str], str] = {
     (
         "jaxpar/parity/_divergence/interventions.py",
         "for names in [[name] for name in named] + [group for group in (trained, frozen) if len(group) > 1]:",
-        "for names in [[name] for name in named] + [group for group in (trained, frozen) if len(group) >= 1]:",
+        "for names in [[name] for name in named] "
+        "+ [group for group in (trained, frozen) if len(group) >= 1]:",
     ): "what one parameter alone does is tried a second time, after it explained nothing",
     (
         "jaxpar/nn/_layer.py",
@@ -51,8 +52,10 @@ EQUIVALENTS: dict[tuple[str, str, str], str] = {
     ): "a shorter draw is the beginning of a longer one, so that only time is lost",
     (
         "jaxpar/parity/_port/as_used.py",
-        "if not np.array_equal(np.isfinite(returned), finite) and np.array_equal(np.isfinite(double), finite):",
-        "if not np.array_equal(finite, np.isfinite(returned)) and np.array_equal(np.isfinite(double), finite):",
+        "if not np.array_equal(np.isfinite(returned), finite) "
+        "and np.array_equal(np.isfinite(double), finite):",
+        "if not np.array_equal(finite, np.isfinite(returned)) "
+        "and np.array_equal(np.isfinite(double), finite):",
     ): "equality is symmetric",
     (
         "jaxpar/parity/_loops/recipe.py",
