@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import optax
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxpar.parity._loops.fitting import Fit
-from jaxpar.parity._loops.rates import rate_changes
+from jaxpar.parity._loops.rates import first_rates, rate_changes
 from jaxpar.parity._loops.schedules import described
 
 UPDATES = 40
@@ -192,3 +193,13 @@ def test_a_schedule_is_late_only_if_the_first_rate_lasts_until_then():
     rates = STEPS[np.arange(24) // 5]
     others = np.concatenate([[0.3, 0.2, 0.5, 0.4, 0.35], rates[:-5]])
     assert rate_changes({"w": list(rates)}, Fit({"w": list(others)}, {"w": [0.0] * 24})) is None
+
+
+@pytest.mark.parametrize("factor", [2.0, 3.0])
+def test_rates_of_arrays_that_differ_by_other_factors_are_named(factor):
+    torch_rates = {"a": [0.1] * 6, "b": [0.2] * 6}
+    rates = {"a": [0.2] * 6, "b": [0.2 * factor] * 6}
+    result = SimpleNamespace(rates=rates, bounds={name: [0.0] * 6 for name in rates})
+    text = first_rates(torch_rates, result)
+    assert text.startswith("the rates differ from update 1 on: 0.1 and 0.2 (a)")
+    assert text.endswith("; other arrays differ by other factors") == (factor != 2)
