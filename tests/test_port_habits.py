@@ -14,6 +14,7 @@ from flax import nnx
 from porting import habits, hooks, published, research, selecting
 
 from jaxpar import parity
+from jaxpar.parity._port import port as port_file
 from jaxpar.parity._port.rules import stand_ins
 
 ANY = ("mask.any()", "mask.all() or mask.any()", "mask.any()")
@@ -44,6 +45,11 @@ def test_what_decides_by_data_or_freezes_some_is_a_hole():
         any(text in hole for hole in port.holes)
         for text in ("by data", "requires_grad_(trained)", "calculate_gain")
     ] == [True] * 3
+
+
+def test_a_proof_compiles_with_the_options_of_few_calls(monkeypatch):
+    monkeypatch.setattr(port_file, "compiler_options", lambda: {"xla_of_no_release": 1})
+    assert "xla_of_no_release" in ported(CASES[0]).failure
 
 
 def test_numbers_that_torch_leaves_open_are_not_compared():

@@ -269,6 +269,16 @@ def test_what_vmap_maps_over():
     assert seen == [(True, False), False]
 
 
+def test_options_of_all_programs_in_a_context():
+    x = jnp.arange(41.0)
+    with upstream.compiling_with({"xla_of_no_release": 1}):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="xla_of_no_release"):
+            x * x
+        with upstream.compiling_with({}), pytest.raises(jax.errors.JaxRuntimeError, match="of_no_release"):
+            jax.jit(jnp.sin)(x)
+    assert (x * x).shape == x.shape
+
+
 def test_addresses():
     x = jnp.arange(4.0)
     same = jax.device_put(x, x.device)

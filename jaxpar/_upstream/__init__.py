@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import jax
-from jax._src import cloud_tpu_init, clusters, core, xla_bridge
+from jax._src import cloud_tpu_init, clusters, compiler, core, xla_bridge
 from jax._src.distributed import global_state
 from jax._src.interpreters.ad import LinearizeTracer
 from jax._src.interpreters.batching import BatchTrace, BatchTracer
@@ -317,6 +318,26 @@ def mapped_axis() -> Any:
 def is_traced() -> bool:
     """Whether any transformation of JAX traces the caller: `jit`, `scan`, also an eager `grad` or `vmap`."""
     return not core.trace_state_clean()
+
+
+@contextmanager
+def compiling_with(options: Mapping[str, Any]) -> Iterator[None]:
+    """Give XLA's compiler options for all programs that are compiled in the context, in all threads.
+
+    `compiler_options` of `jax.jit` does this for one program; an operation alone has no such argument.
+    """
+    original = compiler.get_compile_options
+
+    def with_options(*args: Any, **kwargs: Any) -> Any:
+        chosen = {**options, **(kwargs.pop("env_options_overrides", None) or {})}
+        kwargs["env_options_overrides"] = chosen
+        return original(*args, **kwargs)
+
+    compiler.get_compile_options = with_options
+    try:
+        yield
+    finally:
+        compiler.get_compile_options = original
 
 
 def address(x: jax.Array) -> int:

@@ -75,6 +75,7 @@ PLANTS = [
     ),
     *plants("jaxpar/_upstream/__init__.py",
         ('getattr(x, "val", getattr(x, "primal", None))', 'getattr(x, "primal", None)', "tests/test_upstream.py -k tracer"),
+        ('chosen = {**options, **', 'chosen = {**', "tests/test_upstream.py -k all_programs"),
         ('getattr(x, "val", getattr(x, "primal", None))', 'None', "tests/test_derivatives_outside_of_jit.py -k ensemble"),
     ),
     *plants("jaxpar/_parallel/gather.py",

@@ -20,8 +20,10 @@ import torch
 from flax import nnx
 from torch import nn
 
+from ..._upstream import compiling_with
 from ...errors import PortError
 from .._comparison import Comparison
+from .._sides.flax_side import compiler_options
 from .._sides.step_data import Layout
 from .._sides.torch_dropout import taking_fresh
 from .._sides.torch_side import one_thread
@@ -200,9 +202,10 @@ def port(
             try:
                 _log.info("proving that the file is the same: outputs, gradients, buffers")
                 file = imported(target)
-                flax = builder(file)
                 build_file = functools.partial(builder, file)
-                proof = _proven(make, flax, build_file, inputs, kwargs, layout, written.unread)
+                with compiling_with(compiler_options()):
+                    flax = build_file()
+                    proof = _proven(make, flax, build_file, inputs, kwargs, layout, written.unread)
             except Exception as error:  # whatever a written file can do wrong: without a proof it is nothing
                 proof = Proof(failure=_failure(error))
     if not written.holes and (header := _unproven(proof)):

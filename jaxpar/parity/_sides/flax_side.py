@@ -74,7 +74,9 @@ class FlaxSide:
         # A `CompiledStep` takes no arrays that are placed otherwise, as replicas' are after a step.
         few = self.constants is not None and task.replicas == 1
         self._step: Callable[..., Any] = CompiledStep(self._compute) if few else jax.jit(self._compute)
-        self._traced = jax.jit(self._in_type(self._real_outputs))  # only ever traced
+        # For the shapes of the outputs, which the default loss needs, and then for the step.
+        self._traced = jax.jit(self._watched(self._forward))
+        self._shares_trace = few and task.loss is None
         self._start()
 
     def _take(self, constants: Constants) -> None:
@@ -172,15 +174,21 @@ class FlaxSide:
                 leaves = self.leaves(outputs)
                 return self._loss(outputs, leaves, targets), leaves, after
 
-        def objective(*arguments: Any) -> tuple:
-            (loss, *results), flags = self._watched(forward)(*arguments)
+        def objective(parameters: PyTree, floating: Arrays) -> tuple:
+            if self._shares_trace:
+                arguments = parameters, extra_state, call.with_arrays(floating), masks
+                (leaves, after), flags = self._traced(*arguments)
+                return self._loss(None, leaves, targets), (leaves, after, flags)
+            (loss, *results), flags = self._watched(forward)(parameters, floating)
             return loss, (*results, flags)
 
         # Only floating inputs, because jax.grad raises for tokens and masks.
         floating = {name: x for name, x in call.arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)}
-        self.choices.names.clear()
+        if not self._shares_trace:
+            self.choices.names.clear()
         gradient = jax.value_and_grad(objective, (0, 1), has_aux=True)
         (loss, (outputs, after, flags)), gradients = gradient(parameters, floating)
+        del self.choices.names[len(flags) :]  # without the names from an earlier trace of the update
         if self.tx:
             update = self._watched(self._update)
             (parameters, opt_state), more = update(gradients[0], opt_state, parameters)
@@ -201,9 +209,6 @@ class FlaxSide:
         if drops or hasattr(layer, "use_running_average") or hasattr(layer, "moving_mean"):
             self.modal[path] = None
         return call(*args, **kwargs)
-
-    def _in_type(self, function: Callable[..., R]) -> Callable[..., R]:
-        return in_float64(function, self.constants) if self.constants else function
 
     def _update(self, gradients: PyTree, opt_state: PyTree, parameters: PyTree) -> tuple[PyTree, PyTree]:
         assert self.tx
@@ -232,7 +237,8 @@ class FlaxSide:
             return {name: self.array(x) for name, x in self.factors.items()}
         call = self.call(batch)
         # Abstractly: the loss depends on the outputs' shapes, and running the step needs the loss.
-        outputs = self._traced.eval_shape(self.parameters, self.extra_state, call, masks)
+        (leaves, _), _ = self._traced.eval_shape(self.parameters, self.extra_state, call, masks)
+        outputs = jax.eval_shape(real_parts, leaves)
         back = self.task.layout.outputs_back
         shapes = {
             name: back(np.broadcast_to(np.zeros((), np.float32), x.shape)).shape
@@ -242,8 +248,11 @@ class FlaxSide:
         projection = {name: in_type_of(self.dtype, x) for name, x in projection.items()}
         return {name: self.array(self.task.layout.outputs(x)) for name, x in projection.items()}
 
-    def _real_outputs(self, *arguments: Any) -> Arrays:
-        return real_parts(self.leaves(self.net.apply(*arguments)[0]))
+    def _forward(self, parameters: PyTree, extra_state: PyTree, call: Call, masks: tuple) -> tuple:
+        self.choices.names.clear()
+        with self.lines:
+            outputs, after = self.net.apply(parameters, extra_state, call, masks, self._noted)
+            return self.leaves(outputs), after
 
     def intercepted(
         self, batch: Batch, masks: tuple[np.ndarray, ...], arrays: PyTree, handler_of: Callable[[PyTree], Any]
@@ -339,20 +348,18 @@ class CompiledStep:
         leaves, structure = jax.tree.flatten(arguments)
         key = structure, *((jnp.shape(x), jnp.result_type(x)) for x in leaves)
         if key not in self._compiled:
-            lowered = self._jitted.lower(*arguments)
-            options = _options(lowered)
-            plain = PLAIN if options is not None and _is_option(*PLAIN) else {}
-            self._compiled[key] = lowered.compile(
-                compiler_options=None if options is None else options | plain
-            )
+            lowered: Any = self._jitted.lower(*arguments)
+            is_long = lowered.cost_analysis().get("flops", 0.0) >= LONG
+            self._compiled[key] = lowered.compile(compiler_options=compiler_options(is_long) or None)
         return self._compiled[key](*arguments)
 
 
-def _options(lowered: Any) -> Options | None:
+def compiler_options(is_long: bool = False) -> Options:
+    """Return the options under which compilation and a few calls take the least time."""
     # Only XLA's compiler for CPUs has been measured; that for TPUs refuses the options.
     if jax.default_backend() != "cpu":
-        return None
-    return FEW if lowered.cost_analysis().get("flops", 0.0) < LONG else MORE
+        return {}
+    return (MORE if is_long else FEW) | (PLAIN if _is_option(*PLAIN) else {})
 
 
 @functools.cache
