@@ -29,6 +29,7 @@ def ported(kind):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
 @pytest.mark.parametrize("kind", CASES, ids=lambda kind: kind.__name__)
 def test_ports_are_the_same(kind):
     port = ported(kind)

@@ -257,6 +257,45 @@ class Masked(nn.Module):
         return x if self.mask is None else x + self.mask
 
 
+class Causal(nn.Module):
+    """A mask that each call converts, an integer of 33 bits, initial values of a weight that is computed."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Converted(mask) for mask in (None, torch.ones(4, 4).triu(1) > 0)])
+
+    def forward(self, x):
+        for layer in self.blocks:
+            x = layer(x)
+        return x
+
+
+class Converted(nn.Module):
+    def __init__(self, mask):
+        super().__init__()
+        self.mask = mask
+        self.linear = nn.utils.weight_norm(nn.Linear(4, 4))
+        self.apply(filled)
+        for parameter in self.parameters():
+            parameter.requires_grad_(True)
+        for parameter in self.linear.parameters():
+            parameter.requires_grad = True
+
+    def forward(self, x):
+        self.mask = self.mask.to(x.device) if self.mask is not None else None
+        scores = self.linear(x)[:, None] * x[..., None]
+        if self.mask is not None:
+            scores = torch.where(self.mask, torch.ones_like(scores) * (-(2**32) + 1), scores)
+        return scores.softmax(-1).sum(1)
+
+
+def filled(layer):
+    if isinstance(layer, nn.Linear):
+        layer.weight.data.normal_(0.0, 0.01)  # which weight_norm computes anew
+
+
 class Started(nn.Module):
     """Layers whose weights the constructor replaces."""
 

@@ -96,7 +96,8 @@ class Initial(TorchFunctionMode):
                 # No weights come along for a tensor that is not in the state.
                 buffers = vars(module).get("_buffers", {})  # none before the constructor of nn.Module
                 in_state = name in buffers and name not in module._non_persistent_buffers_set
-                if type(value) is torch.Tensor and not in_state:
+                # One that is computed, as weight_norm's weight, is computed anew by each call.
+                if type(value) is torch.Tensor and value.grad_fn is None and not in_state:
                     self._constants[_address(value)] = value
             return result
 

@@ -10,7 +10,7 @@ from torch import nn
 from ..reading.runtime import Beyond
 from ..reading.scope import defined_by_user
 from ..reading.source import end_of, start_of
-from .attributes import own_attribute
+from .attributes import converted, own_attribute
 from .blocks import statement
 from .caches import is_kept
 from .constructors import chosen_forward
@@ -29,7 +29,6 @@ from .registries import registered
 from .selected import counts_for_skips, places, put_back
 
 VERBS = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide", ast.Pow: "power"}
-CONVERTING = ("to", "type_as", "type", "float", "double", "cuda", "cpu")
 GROWING = ("append", "extend", "insert", "pop", "add", "update")
 
 
@@ -75,7 +74,7 @@ def assign(ctx: Context, node: ast.Assign) -> str | None:
             return None
         if ctx.in_call(node) and text(ctx, node.value) == ctx.source.segment(target):
             return None  # self.table = self.table.to(x.device)
-        if _only_converts(ctx, node, target):
+        if converted(node) and ctx.in_call(node) and not _is_buffer(ctx, target):
             ctx.note(node, f"self.{target.attr} keeps the type that the constructor has given it")
             return None
         owner, value = _set_attribute(ctx, node, target)
@@ -213,15 +212,6 @@ def _set_attribute(
     before = ctx.source.between(end_of(target), start_of(node.value))
     written = f"({written})" if "(" in before and "\n" in written else written
     return Fragment(f"{text(ctx, target.value)}.{target.attr}"), written
-
-
-def _only_converts(ctx: Context, node: ast.Assign, target: ast.Attribute) -> bool:
-    """Return whether a call only converts an array that is not in the state: `self.t = self.t.type_as(x)`."""
-    call = node.value
-    if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and ctx.in_call(node)):
-        return False
-    is_same = own_attribute(target) and own_attribute(call.func.value) == target.attr
-    return bool(is_same) and call.func.attr in CONVERTING and not _is_buffer(ctx, target)
 
 
 def _is_ctx(ctx: Context, target: ast.Attribute) -> bool:

@@ -11,6 +11,7 @@ from .context import Context
 from .expressions import is_none
 
 ASKING = ("hasattr", "getattr")
+CONVERTING = ("to", "type_as", "type", "float", "double", "cuda", "cpu")
 
 
 def own_attribute(node: ast.AST) -> str:
@@ -29,6 +30,16 @@ def set_by(node: ast.AST) -> tuple[str, ast.expr | None]:
         name = call.args[0].value if isinstance(call.args[0], ast.Constant) else ""
         return str(name), call.args[1]
     return "", None
+
+
+def converted(node: ast.AST) -> str:
+    """Return the name of `self.t = self.t.to(x)`, also with `if self.t is not None else None`."""
+    name, value = set_by(node)
+    if isinstance(value, ast.IfExp) and is_none(value.orelse):
+        value = value.body if ast.unparse(value.test) == f"self.{name} is not None" else None
+    func = value.func if isinstance(value, ast.Call) else None
+    is_own = isinstance(func, ast.Attribute) and own_attribute(func.value) == name
+    return name if is_own and func.attr in CONVERTING else ""  # type: ignore[union-attr]
 
 
 def reads(node: ast.AST, names: Iterable[str]) -> bool:

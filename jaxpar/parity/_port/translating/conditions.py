@@ -48,7 +48,23 @@ def operation(ctx: Context, node: ast.BinOp) -> Fragment:
     has_floats = _is_float(node.left) or any(site and _has_floats(site) for site in (exponent, base))
     if isinstance(node.op, ast.Pow) and exponent and exponent.types and not has_floats:
         return Fragment(f"F.pow({text(ctx, node.left)}, {text(ctx, node.right)})")
+    if long := [x for x in (node.left, node.right) if _is_long(ctx, x)]:
+        other = node.left if node.right is long[0] else node.right
+        if (site := ctx.site(other)) and site.is_tensor and _has_floats(site):
+            return spliced(
+                ctx,
+                node,
+                lambda part: Fragment(f"float({text(ctx, part)})") if part in long else translated(ctx, part),
+            )
     return spliced(ctx, node)
+
+
+def _is_long(ctx: Context, node: ast.expr) -> bool:
+    """Return whether a number was an integer beyond 32 bits, as in `scores * (-2**32 + 1)`."""
+    site = ctx.site(node)
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, int) and abs(node.value) >= 2**31
+    return bool(site and site.kinds == {int} and any(abs(int(x)) >= 2**31 for x in site.literals))
 
 
 def _summands(node: ast.expr) -> list[ast.expr]:

@@ -232,6 +232,8 @@ def _is_read_for_initial(ctx: Context, node: ast.AST) -> bool:
 
 def _is_silent(ctx: Context, node: ast.stmt) -> bool:
     """Return whether a statement only sets initial values, or registers something with torch."""
+    if _trains(ctx, node):
+        return True
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Call) and _is_silent_call(ctx, node.value)
     blocks = [getattr(node, name, []) for name in ("body", "orelse")]
@@ -241,6 +243,21 @@ def _is_silent(ctx: Context, node: ast.stmt) -> bool:
         else []
     )
     return bool(inner) and all(_is_silent(ctx, child) for child in inner)
+
+
+def _trains(ctx: Context, node: ast.stmt) -> bool:
+    """Return whether a constructor says of weights that they are trained, as they are anyway."""
+    owner, value = None, None
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
+        owner, value = node.targets[0], node.value
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        owner = node.value.func
+        value = node.value.args[0] if node.value.args else ast.Constant(True)
+    if not isinstance(owner, ast.Attribute) or not owner.attr.startswith("requires_grad"):
+        return False
+    site = ctx.site(owner.value)
+    is_weight = site is not None and site.kinds == {nn.Parameter}
+    return is_weight and ctx.only_making(node) and getattr(value, "value", False) is True
 
 
 def _is_silent_call(ctx: Context, node: ast.Call) -> bool:
