@@ -20,6 +20,11 @@ def own_attribute(node: ast.AST) -> str:
 
 
 def set_by(node: ast.AST) -> tuple[str, ast.expr | None]:
+    """Return the name and the value that a statement sets anew; a conversion sets none."""
+    return ("", None) if converted(node) else _assigned(node)
+
+
+def _assigned(node: ast.AST) -> tuple[str, ast.expr | None]:
     """Return the name and the value of `self.table = x` and `self.register_buffer("table", x)`."""
     if isinstance(node, ast.Assign | ast.AnnAssign):
         target = node.targets[0] if isinstance(node, ast.Assign) else node.target
@@ -34,7 +39,7 @@ def set_by(node: ast.AST) -> tuple[str, ast.expr | None]:
 
 def converted(node: ast.AST) -> str:
     """Return the name of `self.t = self.t.to(x)`, also with `if self.t is not None else None`."""
-    name, value = set_by(node)
+    name, value = _assigned(node)
     if isinstance(value, ast.IfExp) and is_none(value.orelse):
         value = value.body if ast.unparse(value.test) == f"self.{name} is not None" else None
     func = value.func if isinstance(value, ast.Call) else None

@@ -14,18 +14,7 @@ from collections.abc import Iterable, Iterator
 from torch import nn
 
 from ..reading.source import Function, Source, source_of, start_of
-from .attributes import (
-    ASKING,
-    as_if_empty,
-    asked,
-    computes,
-    converted,
-    is_get,
-    loaded,
-    own_attribute,
-    reads,
-    set_by,
-)
+from .attributes import ASKING, as_if_empty, asked, computes, is_get, loaded, own_attribute, reads, set_by
 from .context import Context, variables_of
 from .expressions import is_none
 from .fragment import Hole
@@ -200,7 +189,7 @@ class _Methods:
         others: set[str] = set()
         for method in self.methods.values():
             for child in ast.walk(method):
-                if not isinstance(child, ast.stmt) or not self.ctx.in_call(child) or converted(child):
+                if not isinstance(child, ast.stmt) or not self.ctx.in_call(child):
                     continue
                 name, value = set_by(child)
                 if isinstance(child, ast.Assign) and isinstance(child.targets[0], ast.Subscript) and name:

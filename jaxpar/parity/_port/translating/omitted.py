@@ -246,8 +246,9 @@ def _is_silent(ctx: Context, node: ast.stmt) -> bool:
 
 
 def _trains(ctx: Context, node: ast.stmt) -> bool:
-    """Return whether a constructor says of weights that they are trained, as they are anyway."""
-    owner, value = None, None
+    """Return whether a constructor marks weights as trained, which they are anyway."""
+    owner: ast.expr | None = None
+    value: ast.expr | None = None
     if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
         owner, value = node.targets[0], node.value
     elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
