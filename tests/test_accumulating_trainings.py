@@ -17,8 +17,13 @@ def cosine(period):
     return lambda update: 0.5 * (1 + math.cos(math.pi * update / period))
 
 
-def tapped(folder, *, with_optimizer=True, period=30, subtracted=0.0, kind=torch.optim.AdamW, **settings):
-    """Tap float32 updates of every second step; `subtracted` is how much of the weights each update takes."""
+def tapped(
+    folder, *, with_optimizer=True, period=30, subtracted=0.0, bias=1.0, kind=torch.optim.AdamW, **settings
+):
+    """Tap float32 updates of every second step.
+
+    `subtracted` is how much of the weights each update takes, `bias` a factor of the bias's gradients.
+    """
     net = torch.nn.Linear(4, 3)
     net.load_state_dict({"weight": torch.linspace(-1, 1, 12).reshape(3, 4), "bias": torch.ones(3) / 7})
     optimizer = kind(net.parameters(), **({"lr": 0.01, "weight_decay": 0.0} | settings))
@@ -28,6 +33,7 @@ def tapped(folder, *, with_optimizer=True, period=30, subtracted=0.0, kind=torch
         for step in range(STEPS):
             for p in net.parameters():
                 gradient = torch.from_numpy(random.standard_normal(p.shape).astype(np.float32)) / TURNS
+                gradient *= bias if p is net.bias else 1
                 p.grad = gradient if step % TURNS == 0 else p.grad + gradient
             rate = optimizer.param_groups[0]["lr"]
             if step % TURNS == TURNS - 1:
@@ -51,6 +57,11 @@ CASES = {
     "two settings of an optimizer that is not tapped": (
         {"kind": without_decay_of_biases, "weight_decay": 0.1, "with_optimizer": False},
         {"kind": without_decay_of_biases},
+        "weight_decay is 0.1 and 0 (run B acts as with 0)",
+    ),
+    "two settings of an optimizer beside a gradient of rounding": (
+        {"kind": without_decay_of_biases, "weight_decay": 0.1, "with_optimizer": False, "bias": 1e-20},
+        {"kind": without_decay_of_biases, "bias": 1e-20},
         "weight_decay is 0.1 and 0 (run B acts as with 0)",
     ),
     "another average of squares": (

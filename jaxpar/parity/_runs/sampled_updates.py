@@ -191,12 +191,14 @@ def samples(table: Table, pairs: list[tuple[str, str]], side: int) -> dict[str, 
 
 
 def _plausible(result: Fit) -> bool:
-    """Whether all parameters have the same rate, as almost every loop has."""
-    for rates in zip(*result.rates.values(), strict=True):
-        finite = [rate for rate in rates if np.isfinite(rate)]
-        if finite and max(finite) - min(finite) > 1e-3 * max(map(abs, finite)):
-            return False
-    return True
+    """Whether all parameters have the same rate, as almost every loop has, up to rounding."""
+    rates, bounds = (np.array(list(table.values())) for table in (result.rates, result.bounds))
+    # Any rate explains updates that vanish, as of a bias before BatchNorm, whose gradient is rounding alone.
+    has_effect = np.isfinite(rates) & np.isfinite(bounds)
+    lowest = np.where(has_effect, rates + bounds, np.inf).min(0)
+    highest = np.where(has_effect, rates - bounds, -np.inf).max(0)
+    largest = np.where(has_effect, np.abs(rates), 0.0).max(0)
+    return bool((highest - lowest <= 1e-3 * largest).all())
 
 
 def _varied(recipe: Recipe) -> Iterator[Recipe]:
