@@ -80,7 +80,7 @@ PLANTS = [
     *plants("jaxpar/parity/_runs/sampled_updates.py",
         ('COMMON = ("sgd", "adam")', 'COMMON = ()', "tests/test_accumulating_trainings.py::test_a_difference_between_updates_is_named[two_settings_of_an_optimizer_that_is_not_tapped]"),
         ('recipe = part._fitting(tolerance, unit)', 'recipe = None', "tests/test_parts_of_trainings.py -k eight"),
-        ('np.where(has_effect, rates + bounds, np.inf)', 'np.where(has_effect, rates, np.inf)', "tests/test_accumulating_trainings.py -k gradient_of_rounding"),
+        ('np.where(has_effect, rates + bounds, np.inf)', 'np.where(has_effect, rates, np.inf)', "tests/test_accumulating_trainings.py::test_a_difference_between_updates_is_named[two_settings_of_an_optimizer_beside_a_gradient_of_rounding]"),
         ('return bool((highest - lowest <= 1e-3 * largest).all())', 'return True', "tests/test_parts_of_trainings.py tests/test_accumulating_trainings.py tests/test_other_trainings.py"),
     ),
     *plants("jaxpar/parity/_runs/terms.py",
