@@ -203,8 +203,8 @@ def port(
                 _log.info("proving that the file is the same: outputs, gradients, buffers")
                 file = imported(target)
                 build_file = functools.partial(builder, file)
+                flax = build_file()  # as XLA compiles it by default: weights are drawn in loops that are long
                 with compiling_with(compiler_options()):
-                    flax = build_file()
                     proof = _proven(make, flax, build_file, inputs, kwargs, layout, written.unread)
             except Exception as error:  # whatever a written file can do wrong: without a proof it is nothing
                 proof = Proof(failure=_failure(error))
