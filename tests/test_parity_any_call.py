@@ -873,3 +873,53 @@ def test_a_layout_that_was_forgotten_is_named(call, ours):
     with pytest.raises((TypeError, ValueError, errors.MatchError), match=message):
         ask(Pixels(), ours, x)
     ask(Pixels(), ours, x, layout="channels_last")
+
+
+# -------------------------------------------------------------------------------- inputs that torch writes to
+
+
+class TorchScaled(torch.nn.Module):
+    """Normalizes its input, with `/=` on the input itself or on what the gradient needs."""
+
+    def __init__(self, writes_to_input):
+        super().__init__()
+        self.linear, self.writes_to_input = torch.nn.Linear(3, 2), writes_to_input
+
+    def forward(self, x):
+        if not self.writes_to_input:
+            x = x - x.mean(1, keepdim=True)
+        x /= torch.sqrt(x.var(1, keepdim=True, unbiased=False) + 1e-5)
+        return self.linear(x)
+
+
+class FlaxScaled(nnx.Module):
+    def __init__(self, writes_to_input, factor=1.0):
+        self.linear, self.writes_to_input, self.factor = dense(), writes_to_input, factor
+
+    def __call__(self, x):
+        if not self.writes_to_input:
+            x = x - x.mean(1, keepdims=True)
+        return self.linear(self.factor * x / jnp.sqrt(x.var(1, keepdims=True) + 1e-5))
+
+
+@pytest.mark.parametrize("writes_to_input", [True, False])
+def test_a_model_that_writes_to_its_input_is_compared_without_its_gradient(writes_to_input):
+    result = parity.compare(TorchScaled(writes_to_input), FlaxScaled(writes_to_input), X)
+    assert result.same, result
+    kinds = [row.difference.kind for row in result.rows]
+    assert parity.Kind.GRADIENT in kinds
+    assert parity.Kind.INPUT_GRADIENT not in kinds
+    assert any("the gradients of inputs (0) are not compared: torch cannot" in note for note in result.notes)
+    other = parity.compare(TorchScaled(writes_to_input), FlaxScaled(writes_to_input, 1.01), X, search=None)
+    assert not other.same
+
+
+def test_a_model_that_torch_cannot_train_raises_its_error():
+    class Overwrites(TorchScaled):
+        def forward(self, x):
+            y = self.linear(x).exp()
+            y *= y.sum()
+            return y
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        parity.compare(Overwrites(True), FlaxScaled(True), X)

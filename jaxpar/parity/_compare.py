@@ -243,7 +243,8 @@ def _run(
     with exact(), between_steps() as check:
         pair = request.pair()
         try:
-            for step in _steps(pair, request, findings):
+            inputs = request.model_inputs
+            for step in inputs.with_available_gradients(lambda: _steps(pair, request, findings)):
                 findings.steps = step.number
                 if take:
                     take(step)
@@ -321,8 +322,7 @@ def _steps(pair: ModelPair, request: Request, findings: Findings) -> Iterator[Le
     if level is Level.SEMANTIC and sides.reference.constants and sides.candidate.constants:
         findings.constants = sides.reference.constants, sides.candidate.constants
     if pair.weights == "own":
-        weights = sides.candidate.weights(), sides.reference.weights()
-        findings.differences += measure(*weights, Kind.WEIGHT, 0)
+        findings.differences = measure(sides.candidate.weights(), sides.reference.weights(), Kind.WEIGHT, 0)
     for step in _loop(level, request.resync)(sides, request.batch, request.step_count, findings):
         findings.add_rows(step)
         # Only the first step starts from a state that new sides have as well, so only it can be repeated.

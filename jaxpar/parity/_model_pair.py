@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -123,6 +124,9 @@ def linked(
 Inputs = Any  # as `compare` documents them
 Outputs = str | int | Sequence[str | int] | Mapping[str | int, str | int]
 Kwargs = Mapping[str, Any] | None
+T = TypeVar("T")
+IN_PLACE = "leaf Variable that requires grad is being used in an in-place|modified by an inplace operation"
+"""What torch's errors say where it cannot differentiate by a tensor."""
 
 
 class ModelInputs:
@@ -146,6 +150,7 @@ class ModelInputs:
             )
         self.module, self.task, self.inputs, self.kwargs = module, task, inputs, kwargs
         self.as_array = as_array
+        self.have_gradients = True  # whether torch can differentiate by the inputs
 
     def batch(self, step: int) -> Batch:
         """Return the calls of a step, without targets."""
@@ -158,12 +163,8 @@ class ModelInputs:
             flax_call = moved.with_kwargs(self._call((), self.kwargs[1]))
         else:
             common_call, flax_call = None, self._call(flaxs, self.kwargs[1])
-        common = _common(
-            torch_call,
-            flax_call,
-            layout,
-            set(common_call.arrays) if common_call and torchs is None else set(),
-        )
+        shared = set(common_call.arrays) if common_call and torchs is None else set()
+        common = _common(torch_call, flax_call, layout, shared) if self.have_gradients else {}
         return Batch(torch_call, in_mode(self.module, flax_call, self.task), common=common)
 
     def notes(self) -> list[str]:
@@ -176,11 +177,33 @@ class ModelInputs:
             name for name, x in batch.torch_call.arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)
         ]
         alone = [name for name in floating if name not in batch.common]
-        if alone:
+        if alone and not self.have_gradients:
+            notes.append(
+                f"the gradients of inputs ({', '.join(alone)}) are not compared: torch cannot compute them, "
+                "because its code writes over what they need"
+            )
+        elif alone:
             notes.append(
                 f"the gradient of torch's {', '.join(alone)} is not compared: Flax is given no such numbers"
             )
         return notes
+
+    def with_available_gradients(self, steps: Callable[[], Iterator[T]]) -> Iterator[T]:
+        """Yield the steps, without gradients of inputs where torch's first step shows that it has none.
+
+        A model that writes to its inputs, as in `x /= x.std()`, trains all the same.
+        """
+        has_begun = False
+        try:
+            for step in steps():
+                has_begun = True
+                yield step
+            return
+        except RuntimeError as error:
+            if has_begun or not re.search(IN_PLACE, str(error)):
+                raise
+        self.have_gradients = False
+        yield from steps()
 
     def _call(self, inputs: Any, kwargs: Kwargs) -> Call:
         return Call.of(inputs, kwargs, self.as_array)

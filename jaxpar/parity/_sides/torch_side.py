@@ -96,7 +96,7 @@ class TorchSide:
         self.module.zero_grad(set_to_none=True)
         random, capture = seeded(self.task.seed + self.steps), Capture(masks)
         with self._wrapped() as net, random, self._wide(), capture as dropout:
-            call = batch.torch_call.map(self._input)
+            call = batch.torch_call.map(self._input if batch.common else self._tensor)
             with observe or nullcontext():
                 outputs = net(*call.args, **call.kwargs)
                 leaves = self.leaves(outputs)
