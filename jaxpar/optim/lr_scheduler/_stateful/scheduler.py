@@ -106,20 +106,22 @@ class LRScheduler:
 
         torch loads any, and its older releases have other attributes besides the arguments.
         """
-        me, present = f"{type(self).__name__}.load_state_dict", vars(self).keys()
+        function, present = f"{type(self).__name__}.load_state_dict", vars(self).keys()
         names = signature(type(self)).parameters
         arguments = {key for name in names for key in (name, f"_{name}", f"{name}s")} & present
         for key in ("_last_lr", *sorted(arguments - {"optimizer"})):
             if key not in state:
                 raise ValueError(
-                    f"{me}: the state has no {key!r}, so it is not the state of a scheduler of this kind; "
+                    f"{function}: the state has no {key!r}, so it is not the state of a scheduler of this kind; "
                     f"it has {', '.join(map(repr, state)) or 'nothing'}."
                 )
         if foreign := sorted(state.keys() & self._arguments - present):
-            raise ValueError(f"{me}: the state has {foreign[0]!r}, so it is of a scheduler of another kind.")
+            raise ValueError(
+                f"{function}: the state has {foreign[0]!r}, so it is of a scheduler of another kind."
+            )
         if len(state["_last_lr"]) != len(self._groups):
             raise ValueError(
-                f"{me}: the state has {len(state['_last_lr'])} rates, and the optimizer "
+                f"{function}: the state has {len(state['_last_lr'])} rates, and the optimizer "
                 f"{len(self._groups)} groups of parameters."
             )
 
