@@ -112,8 +112,8 @@ class LRScheduler:
         for key in ("_last_lr", *sorted(arguments - {"optimizer"})):
             if key not in state:
                 raise ValueError(
-                    f"{function}: the state has no {key!r}, so it is not the state of a scheduler of this kind; "
-                    f"it has {', '.join(map(repr, state)) or 'nothing'}."
+                    f"{function}: the state has no {key!r}, so it is not the state of a scheduler of this "
+                    f"kind; it has {', '.join(map(repr, state)) or 'nothing'}."
                 )
         if foreign := sorted(state.keys() & self._arguments - present):
             raise ValueError(
