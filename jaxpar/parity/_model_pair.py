@@ -126,7 +126,7 @@ Outputs = str | int | Sequence[str | int] | Mapping[str | int, str | int]
 Kwargs = Mapping[str, Any] | None
 T = TypeVar("T")
 IN_PLACE = "leaf Variable that requires grad is being used in an in-place|modified by an inplace operation"
-"""What torch's errors say where it cannot differentiate by a tensor."""
+"""Parts of torch's errors where it cannot differentiate by a tensor."""
 
 
 class ModelInputs:
