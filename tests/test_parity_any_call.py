@@ -902,9 +902,10 @@ class FlaxScaled(nnx.Module):
         return self.linear(self.factor * x / jnp.sqrt(x.var(1, keepdims=True) + 1e-5))
 
 
-@pytest.mark.parametrize("writes_to_input", [True, False])
-def test_a_model_that_writes_to_its_input_is_compared_without_its_gradient(writes_to_input):
-    result = parity.compare(TorchScaled(writes_to_input), FlaxScaled(writes_to_input), X)
+@pytest.mark.parametrize(("writes_to_input", "replicas"), [(True, 1), (False, 1), (True, 2)])
+def test_a_model_that_writes_to_its_input_is_compared_without_its_gradient(writes_to_input, replicas):
+    models = TorchScaled(writes_to_input), FlaxScaled(writes_to_input)
+    result = parity.compare(*models, X, replicas=replicas)
     assert result.same, result
     kinds = [row.difference.kind for row in result.rows]
     assert parity.Kind.GRADIENT in kinds
@@ -912,6 +913,11 @@ def test_a_model_that_writes_to_its_input_is_compared_without_its_gradient(write
     assert any("the gradients of inputs (0) are not compared: torch cannot" in note for note in result.notes)
     other = parity.compare(TorchScaled(writes_to_input), FlaxScaled(writes_to_input, 1.01), X, search=None)
     assert not other.same
+
+
+def test_a_model_that_writes_to_its_input_is_matched():
+    models = TorchScaled(True), FlaxScaled(True)
+    assert parity.compare(*models, X, mapping=parity.match(*models[::-1], example=X)).same
 
 
 def test_a_model_that_torch_cannot_train_raises_its_error():

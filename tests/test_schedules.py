@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import optax
@@ -199,7 +198,7 @@ def test_a_schedule_is_late_only_if_the_first_rate_lasts_until_then():
 def test_rates_of_arrays_that_differ_by_other_factors_are_named(factor):
     torch_rates = {"a": [0.1] * 6, "b": [0.2] * 6}
     rates = {"a": [0.2] * 6, "b": [0.2 * factor] * 6}
-    result = SimpleNamespace(rates=rates, bounds={name: [0.0] * 6 for name in rates})
+    result = Fit(rates, {name: [0.0] * 6 for name in rates})
     text = first_rates(torch_rates, result)
     assert text.startswith("the rates differ from update 1 on: 0.1 and 0.2 (a)")
     assert text.endswith("; other arrays differ by other factors") == (factor != 2)

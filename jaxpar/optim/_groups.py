@@ -242,21 +242,13 @@ class Optimizer(TorchNames, nnx.Optimizer):
 
     def update(self, model: nnx.Module, grads: Any, /, **kwargs: Any) -> Any:
         """Update the module and the optimizer's state. Raises OptimizerError: gradients of other shapes."""
-        shapes, gradients = (
-            {
-                "/".join(map(str, path)): np.shape(x)
-                for path, x in nnx.to_flat_state(nnx.state(tree, self.wrt))
-            }
-            for tree in (model, grads)
-        )
+        shapes, gradients = _shapes(model, self.wrt), _shapes(grads, self.wrt)
         for name in [*shapes, *gradients]:
             if shapes.get(name) != gradients.get(name):
-                parameter, gradient = (
-                    f"shape {tree[name]}" if name in tree else "none" for tree in (shapes, gradients)
-                )
                 raise OptimizerError(
-                    f"Optimizer.update: the parameter {name} has {parameter}, and its gradient {gradient}. "
-                    "Give it the gradients of the module that it updates: nnx.grad(loss_fn)(model, batch)."
+                    f"Optimizer.update: the parameter {name} has {_named(shapes, name)}, and its gradient "
+                    f"{_named(gradients, name)}. Give it the gradients of the module that it updates: "
+                    "nnx.grad(loss_fn)(model, batch)."
                 )
         return super().update(model, grads, **kwargs)
 
@@ -346,6 +338,15 @@ def param_groups(
         return tx.init(params)
 
     return optax.GradientTransformationExtraArgs(init, tx.update)
+
+
+def _shapes(tree: Any, wrt: Any) -> dict[str, tuple[int, ...]]:
+    state = nnx.to_flat_state(nnx.state(tree, wrt))
+    return {"/".join(map(str, path)): np.shape(x) for path, x in state}
+
+
+def _named(shapes: Mapping[str, tuple[int, ...]], name: str) -> str:
+    return f"shape {shapes[name]}" if name in shapes else "none"
 
 
 def _frozen(

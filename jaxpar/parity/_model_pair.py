@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -125,7 +124,7 @@ Inputs = Any  # as `compare` documents them
 Outputs = str | int | Sequence[str | int] | Mapping[str | int, str | int]
 Kwargs = Mapping[str, Any] | None
 T = TypeVar("T")
-IN_PLACE = "leaf Variable that requires grad is being used in an in-place|modified by an inplace operation"
+IN_PLACE = ("used in an in-place operation", "modified by an inplace operation", "being modified inplace")
 """Parts of torch's errors where it cannot differentiate by a tensor."""
 
 
@@ -200,7 +199,7 @@ class ModelInputs:
                 yield step
             return
         except RuntimeError as error:
-            if has_begun or not re.search(IN_PLACE, str(error)):
+            if has_begun or not any(text in str(error) for text in IN_PLACE):
                 raise
         self.have_gradients = False
         yield from steps()

@@ -96,7 +96,9 @@ class TorchSide:
         self.module.zero_grad(set_to_none=True)
         random, capture = seeded(self.task.seed + self.steps), Capture(masks)
         with self._wrapped() as net, random, self._wide(), capture as dropout:
-            call = batch.torch_call.map(self._input if batch.common else self._tensor)
+            # A model may write to its inputs, which torch refuses for those that it differentiates by.
+            differentiated = batch.common and not forward_only
+            call = batch.torch_call.map(self._input if differentiated else self._tensor)
             with observe or nullcontext():
                 outputs = net(*call.args, **call.kwargs)
                 leaves = self.leaves(outputs)
