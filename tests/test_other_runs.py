@@ -166,6 +166,56 @@ def test_smoothed_labels_are_named_with_their_share(smoothing, clip, tmp_path):
     assert (cause == text) == (smoothing > 0)
 
 
+@pytest.mark.parametrize(
+    ("smoothed", "tied", "unlabelled", "named"),
+    [
+        ("b", False, 3, "run B smooths labels more"),
+        ("a", False, 3, "run A smooths labels more"),
+        ("b", True, 3, "run B smooths labels more"),
+        ("b", False, 1, None),  # one class without a label shows nothing
+        ("penalty", False, 3, None),  # of the mean logit, which moves all classes alike
+        ("logits", False, 3, None),
+        ("", False, 3, None),  # other labels
+    ],
+)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_smoothed_labels_are_named_by_the_weight_alone(
+    smoothed, tied, unlabelled, named, transposed, tmp_path
+):
+    random = np.random.default_rng(0)
+    words, size = 7, 5
+    codes = torch.from_numpy(random.permutation(np.arange(24) % (words - unlabelled)))
+    for run in "ab":
+        torch.manual_seed(0)
+        embedding = torch.nn.Embedding(words, size).double()
+        head = torch.nn.Linear(size, words, bias=False).double()
+        if tied:
+            head.weight = embedding.weight
+        weights = {"head": head.weight} if tied else {"head": head.weight, "embedding": embedding.weight}
+        inputs, labels = codes, codes.roll(1)
+        if tied:  # some classes are among the inputs or the labels alone
+            inputs, labels = inputs.where(inputs != 2, 1), labels.where(labels != 0, 1)
+        others = labels.flip(0) if not smoothed and run == "b" else labels
+        logits = head(embedding(inputs).tanh())
+        share = 0.1 if run == smoothed else 0.0
+        loss = torch.nn.functional.cross_entropy(logits, others, label_smoothing=share)
+        if run == "b" and smoothed in ("penalty", "logits"):
+            loss = loss + 0.1 * (
+                logits.mean() if smoothed == "penalty" else logits.logsumexp(1).square().mean()
+            )
+        loss.backward()
+        arrays = {name: weight.grad for name, weight in weights.items()}
+        starts = {name: weight.detach() for name, weight in weights.items()}
+        if transposed and run == "b":
+            arrays, starts = ({name: x.T for name, x in part.items()} for part in (arrays, starts))
+        with parity.Tap(tmp_path / run, start=starts, full=(0,)) as tap:
+            tap(0, batch=(inputs, labels), loss=loss, gradients=arrays, parameters=starts)
+    causes = parity.bisect(tmp_path / "a", tmp_path / "b").causes
+    assert [cause for cause in causes if "label smoothing" in cause] == (
+        [f"label smoothing: {named}"] if named else []
+    )
+
+
 def test_a_larger_difference_of_gradients_is_no_rounding(tmp_path):
     shape, index = (40, 40), tuple(axis[0] for axis in sample_indices((40, 40), 0))
     for run, change in (("a", 0.0), ("b", 0.15)):

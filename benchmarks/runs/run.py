@@ -109,7 +109,7 @@ def _table(
         f"Printed by `{command}`.",
         "The frame: trainings of the models of examples 06, 07 and 12 in torch and JAX with drawn optimizer,",
         "schedule, clipping, accumulation, processes and type, 16 updates each; run B has one difference of",
-        f"{len(PLANTS)}, drawn without return. [bisect](../bisect.md) has seen 0, 1, 78 to 84, 100, 200.",
+        f"{len(PLANTS)}, drawn without return. [bisect](../bisect.md) has seen 0, 1, 78 to 86, 100, 200.",
         "",
         "| | |",
         "| --- | --- |",

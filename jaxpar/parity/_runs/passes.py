@@ -61,7 +61,7 @@ def loss_causes(scene: Scene) -> list[str]:
             return [cause]
         if cause := added_decay(scene, gradients):
             return [f"{cause}, as a penalty in the loss"]
-        if cause := _smoothing(scene, gradients):
+        if cause := _smoothing(scene, gradients) or _smoothing_of_weight(scene):
             return [cause]
         if (name := reduction(scene, ratio, of_any_number=False)) and _clips(scene):
             return [f"the loss is {ratio:.6g} times as large in run B{name}; the gradients are clipped"]
@@ -185,6 +185,46 @@ def _smoothing(scene: Scene, gradients: Aligned) -> str:
                     run = "B" if factors[1] > 0 else "A"
                     return f"label smoothing: run {run} smooths labels more"
     return ""
+
+
+def _smoothing_of_weight(scene: Scene) -> str:
+    """Return that one run smooths its labels, by the output's weight, of which the step has all elements.
+
+    Smoothing by s moves the gradient of a class without a label by -s / classes times the mean features: by
+    the same for all such classes, which no other change of a loss does, and otherwise for the other classes.
+    """
+    steps = [run.steps[scene.step] for run in (scene.a, scene.b)]
+    gradients = [step.full.get("gradients", {}) for step in steps]
+    codes = [leaf.full.ravel() for leaf in steps[0].batch.values() if leaf.full is not None]
+    codes = [x for x in codes if x.dtype.kind in "iu" and x.size]
+    # A weight that is also the embedding has gradients for the classes among the inputs, too.
+    for labels in [*codes, np.concatenate(codes)] if codes else []:
+        for name, other in scene.names.pairs.get("gradients", []):
+            x, y = gradients[0].get(name), gradients[1].get(other)
+            if x is None or y is None or x.ndim != 2 or x.size != y.size:
+                continue
+            y = y if y.shape == x.shape else y.T
+            for before, after in ((x, y), (x.T, y.T)):
+                if before.shape == after.shape and (run := _smoother(before, after, labels)):
+                    return f"label smoothing: run {run} smooths labels more"
+    return ""
+
+
+def _smoother(before: np.ndarray, after: np.ndarray, labels: np.ndarray) -> str:
+    """Return the run that smooths its labels more, by the gradients [classes, features] of both runs."""
+    if labels.max() >= len(before):
+        return ""
+    unlabelled = np.isin(np.arange(len(before)), labels, invert=True)
+    change = after.astype(np.float64) - before
+    moved = change[unlabelled]
+    if unlabelled.all() or len(moved) < 2 or moved.size < 6:
+        return ""
+    size = np.abs(moved[0]).max()
+    is_smoothed = size > 0 and np.abs(moved - moved[0]).max() <= 1e-3 * size
+    if not is_smoothed or np.abs(change[~unlabelled] - moved[0]).max() <= 1e-2 * size:
+        return ""
+    # Without smoothing the gradient has the direction of the features, because probabilities are positive.
+    return "A" if np.vdot(moved, before[unlabelled]) > 0 else "B"
 
 
 def listed(names: Sequence[str], most: int = 4) -> str:
