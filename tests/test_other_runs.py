@@ -216,6 +216,70 @@ def test_smoothed_labels_are_named_by_the_weight_alone(
     )
 
 
+@pytest.mark.parametrize("in_loss", [True, False])
+@pytest.mark.parametrize(
+    ("run", "multiple", "named"), [("b", 0.1, "B"), ("a", 0.1, "A"), ("b", np.inf, None), ("b", 0.0, None)]
+)
+def test_decay_is_named_where_both_runs_clip_their_gradients(run, multiple, named, in_loss, tmp_path):
+    random = np.random.default_rng(0)
+    weights = {"w": random.standard_normal((4, 3)), "b": random.standard_normal(4)}
+    for name in "ab":
+        stream = np.random.default_rng(1)
+        with parity.Tap(tmp_path / name, start=weights) as tap:
+            for step in range(6):
+                gradients = {k: stream.standard_normal(w.shape) for k, w in weights.items()}
+                if name == run:
+                    others = random.standard_normal(4)
+                    if multiple:
+                        gradients = {k: g + multiple * weights[k] for k, g in gradients.items()}
+                    else:
+                        gradients["b"] = gradients["b"] + others
+                with np.errstate(invalid="ignore"):
+                    norm = np.sqrt(sum((g**2).sum() for g in gradients.values()))
+                    gradients = {k: g * (0.5 / norm) for k, g in gradients.items()}
+                loss = 1.0 + 0.01 * (in_loss and name == run)
+                tap(step, batch=np.arange(3.0), loss=loss, gradients=gradients, parameters=weights)
+    causes = parity.bisect(tmp_path / "a", tmp_path / "b").causes
+    text = f"weight decay: run {named} adds a multiple of the parameters to the gradients"
+    text += ", as a penalty in the loss" if in_loss else ""
+    if multiple == np.inf:
+        text = "gradients of run B are not finite: b, w"
+    assert (list(causes) == [text]) == (multiple > 0), causes
+    assert multiple or not any("weight decay" in cause for cause in causes)
+
+
+@pytest.mark.parametrize("decayed", ["all", "weight"])
+def test_an_array_whose_gradient_is_rounding_is_not_called_frozen_for_a_decay(decayed, tmp_path):
+    # A bias before BatchNorm stays as it is without a decay.
+    random = np.random.default_rng(0)
+    start = {"weight": (4, 3), "bias": 4, "scale": 4}
+    start = {name: random.standard_normal(shape) for name, shape in start.items()}
+    for run in "ab":
+        weights = {name: torch.nn.Parameter(torch.from_numpy(w.copy())) for name, w in start.items()}
+        groups = [
+            {"params": [weights["weight"]], "weight_decay": 0.1},
+            {
+                "params": [weights["bias"], weights["scale"]],
+                "weight_decay": 0.1 if run == "b" and decayed == "all" else 0.0,
+            },
+        ]
+        optimizer = torch.optim.SGD(groups, lr=0.05, momentum=0.9)
+        streams = {name: np.random.default_rng(1) for name in start}
+        streams["bias"] = np.random.default_rng(ord(run))
+        with parity.Tap(tmp_path / run, start=weights) as tap:
+            for step in range(8):
+                for name, scale in (("weight", 1.0), ("scale", 1.0), ("bias", 1e-19)):
+                    gradient = scale * streams[name].standard_normal(start[name].shape)
+                    weights[name].grad = torch.from_numpy(gradient)
+                optimizer.step()
+                gradients = {name: w.grad for name, w in weights.items()}
+                tap(step, batch=np.arange(3.0), loss=1.0, gradients=gradients, parameters=weights)
+    result = parity.bisect(tmp_path / "a", tmp_path / "b")
+    assert result.same == (decayed == "weight")
+    text = "run A's weight_decay is 0 and 0.1 (run B acts as with 0.1)"
+    assert result.same or result.causes[0] == text, result.causes
+
+
 def test_a_larger_difference_of_gradients_is_no_rounding(tmp_path):
     shape, index = (40, 40), tuple(axis[0] for axis in sample_indices((40, 40), 0))
     for run, change in (("a", 0.0), ("b", 0.15)):

@@ -202,3 +202,9 @@ def test_rates_of_arrays_that_differ_by_other_factors_are_named(factor):
     text = first_rates(torch_rates, result)
     assert text.startswith("the rates differ from update 1 on: 0.1 and 0.2 (a)")
     assert text.endswith("; other arrays differ by other factors") == (factor != 2)
+
+
+def test_rates_differ_from_an_update_whose_rate_is_zero():
+    torch_rates = {"a": [0.0, 0.1, 0.3], "b": [0.0, 0.1, 0.3]}
+    result = Fit({name: [0.2, 0.4, 0.1] for name in "ab"}, {name: [0.0] * 3 for name in "ab"})
+    assert first_rates(torch_rates, result).startswith("the rates differ from update 1 on: 0 and 0.2 (a)")

@@ -75,8 +75,9 @@ def first_rates(torch_rates: Rates, result: Fit) -> str:
     leaf = f" ({name})" if len(result.rates) > 1 else ""
     shape = shapes(*_table(torch_rates, result, name)[:2])
     with np.errstate(all="ignore"):
-        ratios = [result.rates[leaf][i] / torch_rates[leaf][i] for leaf in result.rates]
-    if np.nanmax(ratios) - np.nanmin(ratios) > VAGUE * np.nanmax(np.abs(ratios)):
+        ratios = [np.divide(result.rates[leaf][i], torch_rates[leaf][i]) for leaf in result.rates]
+        by_other_factors = np.nanmax(ratios) - np.nanmin(ratios) > VAGUE * np.nanmax(np.abs(ratios))
+    if by_other_factors:
         shape = "; other arrays differ by other factors"
     return f"the rates differ from update {i + 1} on: {rates[0]:.6g} and {rates[1]:.6g}{leaf}{shape}"
 

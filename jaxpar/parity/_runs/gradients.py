@@ -9,7 +9,7 @@ import numpy as np
 from .clipping import clip_cause
 from .envelope import common_factor
 from .matching import Aligned
-from .passes import FAR, added_decay, cast_causes, listed, reduction, untied
+from .passes import FAR, added_decay, cast_causes, listed, not_finite, reduction, untied
 from .run import NORM, TappedRun
 from .scene import Scene
 
@@ -24,6 +24,8 @@ def gradient_causes(scene: Scene) -> list[str]:
             return [
                 f"the processes of run {name} have different gradients: they are not averaged over processes"
             ]
+    if cause := not_finite(aligned):
+        return [cause]
     if causes := list(_zero_causes(scene, aligned)) or list(_absent_causes(scene)):
         return causes
     if cause := _not_reset(scene, aligned):

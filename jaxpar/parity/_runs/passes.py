@@ -42,6 +42,8 @@ def loss_causes(scene: Scene) -> list[str]:
         return [f"the loss of run {'A' if np.isfinite(y) else 'B'} is not finite"]
     tolerance = scene.walk.tolerance("gradients")
     gradients = scene.aligned("gradients")
+    if cause := not_finite(gradients):
+        return [cause]
     if gradients:
         factor, residue = common_factor(gradients)
         # A factor that rounding can make is not a cause, nor one that clipping by norm + 1e-6 makes.
@@ -69,6 +71,18 @@ def loss_causes(scene: Scene) -> list[str]:
         return [f"the loss is {ratio:.6g} times as large in run B{name}"]
     causes = [*mode_causes(scene), *cast_causes(scene, ("gradients", "extra"))]
     return causes or [*_pass_causes(scene, gradients, abs(ratio - 1))]
+
+
+def not_finite(gradients: Aligned) -> str:
+    """Return which gradients have infinities or NaN in one run alone, if any have."""
+    if not gradients:
+        return ""
+    finite = [np.isfinite(table.values[:, NORM]) for table in (gradients.a, gradients.b)]
+    for run, broken in (("A", ~finite[0] & finite[1]), ("B", finite[0] & ~finite[1])):
+        if broken.any():
+            names = [gradients.names[i] for i in np.flatnonzero(broken)]
+            return f"gradients of run {run} are not finite: {listed(names)}"
+    return ""
 
 
 def _clips(scene: Scene) -> bool:
@@ -150,11 +164,29 @@ def added_decay(scene: Scene, gradients: Aligned) -> str:
     decay = float(np.vdot(x, y)) / max(float(np.vdot(x, x)), 1e-300)
     rounding = 8 * scene.walk.unit * scene.walk.level * float(np.abs(gradients.a.samples).max(initial=0.0))
     if not decay or np.abs(y - decay * x).max(initial=0.0) > 1e-5 * np.abs(y).max(initial=0.0) + rounding:
-        return ""
+        return _clipped_decay(scene, parameters, gradients, rounding) if _clips(scene) else ""
     decayed = [name for name, other in zip(names, touched, strict=True) if other]
     suffix = "" if len(decayed) == len(names) else f", for {listed(decayed)}"
     run = "B" if decay > 0 else "A"
     return f"weight decay: run {run} adds {abs(decay):.5g} times the parameters to the gradients{suffix}"
+
+
+def _clipped_decay(scene: Scene, parameters: np.ndarray, gradients: Aligned, rounding: float) -> str:
+    """Return that the gradients of one run include a multiple of the parameters, before both are clipped.
+
+    Neither factor of clipping is in the tap, so the multiple is not, either.
+    """
+    before, after = (table.samples[gradients.sampled].ravel() for table in (gradients.a, gradients.b))
+    terms = np.stack([before, parameters.ravel()], 1)
+    factors = np.linalg.lstsq(terms, after)[0]
+    change = float(np.abs(after - factors[0] * before).max(initial=0.0))
+    if (
+        np.abs(terms @ factors - after).max(initial=0.0) > 1e-5 * change + rounding
+        or change <= 100 * rounding
+    ):
+        return ""
+    run = "B" if factors[0] * factors[1] > 0 else "A"
+    return f"weight decay: run {run} adds a multiple of the parameters to the gradients"
 
 
 def _smoothing(scene: Scene, gradients: Aligned) -> str:

@@ -48,7 +48,7 @@ class SampledUpdates:
         if recipe is None:
             return None
         result = self.fit(recipe, unit)
-        return (recipe, result) if result is not None else None
+        return (recipe, _with_common_rates(result)) if result is not None else None
 
     def fit(self, recipe: Recipe, unit: float) -> Fit | None:
         """Return the rates with which a recipe explains all updates, if it does."""
@@ -199,6 +199,15 @@ def _plausible(result: Fit) -> bool:
     highest = np.where(has_effect, rates - bounds, -np.inf).max(0)
     largest = np.where(has_effect, np.abs(rates), 0.0).max(0)
     return bool((highest - lowest <= 1e-3 * largest).all())
+
+
+def _with_common_rates(result: Fit) -> Fit:
+    """Return the rates, with the most certain one where an update of rounding alone leaves it open."""
+    rates, bounds = (np.array(list(table.values())) for table in (result.rates, result.bounds))
+    certain = rates[np.where(np.isfinite(rates), bounds, np.inf).argmin(0), np.arange(rates.shape[1])]
+    is_open = (bounds > np.abs(certain)) & (np.abs(rates - certain) <= bounds)
+    common = np.where(is_open, certain, rates)
+    return replace(result, rates=dict(zip(result.rates, common.tolist(), strict=True)))
 
 
 def _varied(recipe: Recipe) -> Iterator[Recipe]:

@@ -61,10 +61,14 @@ def update_causes(scene: Scene) -> list[str]:
         return causes
     still = [unchanged(run, "parameters") for run in (scene.a, scene.b)]
     pairs = scene.names.pairs.get("parameters", [])
+    noise = scene.walk.noise | scene.walk.noisy.keys()
     for side, name in enumerate("AB"):
         frozen = [
             pair[0] for pair in pairs if pair[side] in still[side] and pair[1 - side] not in still[1 - side]
         ]
+        # Updates of rounding alone, as of a bias before BatchNorm, vanish where nothing decays.
+        if frozen and noise.issuperset(frozen) and (causes := setting_causes(scene)):
+            return causes
         if frozen and len(frozen) < len(pairs):
             return [f"{listed(frozen)} never changes in run {name}: frozen, or not given to the optimizer"]
         if frozen:
