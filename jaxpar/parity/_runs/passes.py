@@ -164,14 +164,14 @@ def added_decay(scene: Scene, gradients: Aligned) -> str:
     decay = float(np.vdot(x, y)) / max(float(np.vdot(x, x)), 1e-300)
     rounding = 8 * scene.walk.unit * scene.walk.level * float(np.abs(gradients.a.samples).max(initial=0.0))
     if not decay or np.abs(y - decay * x).max(initial=0.0) > 1e-5 * np.abs(y).max(initial=0.0) + rounding:
-        return _clipped_decay(scene, parameters, gradients, rounding) if _clips(scene) else ""
+        return _clipped_decay(parameters, gradients, rounding) if _clips(scene) else ""
     decayed = [name for name, other in zip(names, touched, strict=True) if other]
     suffix = "" if len(decayed) == len(names) else f", for {listed(decayed)}"
     run = "B" if decay > 0 else "A"
     return f"weight decay: run {run} adds {abs(decay):.5g} times the parameters to the gradients{suffix}"
 
 
-def _clipped_decay(scene: Scene, parameters: np.ndarray, gradients: Aligned, rounding: float) -> str:
+def _clipped_decay(parameters: np.ndarray, gradients: Aligned, rounding: float) -> str:
     """Return that the gradients of one run include a multiple of the parameters, before both are clipped.
 
     Neither factor of clipping is in the tap, so the multiple is not, either.

@@ -36,7 +36,7 @@ def with_changes_first(ctx: Context, node: ast.stmt) -> tuple[Context, str, set[
     names: set[str | None] = set()
     for call, name, form in _changing_calls(ctx, node):
         others = _other_names(ctx, node, name)
-        if name in names or not (others & _read_again(ctx, node, call, name, others)):
+        if name in names or not (others & _read_again(ctx, node, call, others)):
             continue
         if form is None:
             raise Hole(f"it changes {name} as well, in place, in some modules")
@@ -120,7 +120,7 @@ def _other_names(ctx: Context, node: ast.stmt, name: str) -> set[str]:
     return names if len(names) <= MOST_NAMES else {name}
 
 
-def _read_again(ctx: Context, node: ast.stmt, call: ast.Call, name: str, others: set[str]) -> set[str]:
+def _read_again(ctx: Context, node: ast.stmt, call: ast.Call, others: set[str]) -> set[str]:
     """Return the names that the statement reads with the changed numbers, or that later statements read."""
     again = set(read_later(ctx.source, node, others))
     for child in ast.walk(node):
